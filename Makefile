@@ -51,7 +51,7 @@ FUZZ_MINUTES ?= 60
 
 fuzz: $(VENV)/ready-dev
 	@DPS_FUZZ_S=$$((60 * $(FUZZ_MINUTES))) DPS_FUZZ_SEED=$${FUZZ_SEED:-$$(date +%s)} $(BIN)/python -m pytest -q -s --timeout 0 \
-		tests/transport/test_fuzz.py
+		tests/transport/test_fuzz.py -m "not slow"
 
 docs: $(VENV)/ready-dev
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "== the documentation is at build/site/index.html"

@@ -193,7 +193,7 @@ def steps(sizes: Sizes, session: dps.Session) -> Iterator[Work]:
         if problem := store.apply(Gradient([g], {}, checked=False), next(numbers)):
             raise RuntimeError(problem)
         cuda.sgd(
-            g, memory.in_place, memory.in_place, F(1 - 1e-3), F(0)
+            g, memory._values, memory._values, F(1 - 1e-3), F(0)
         )  # the worker reads the values for its next gradient
 
     yield Work("step, gradients on the GPU", there, 20e-9 * n, "GB/s", "adagrad")

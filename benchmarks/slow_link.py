@@ -2,6 +2,7 @@
 
     sudo python benchmarks/slow_link.py                      # 1 Gbit/s and 100 Mbit/s, SGD, 50 variables
     sudo python benchmarks/slow_link.py --megabits 100 --optimizers SGD,Adagrad --megabytes 25
+    sudo python benchmarks/slow_link.py --trees ../before,. --congestion cubic    # two source trees in turn
 
 Chief and ps run in one network namespace, the worker in another; a cable (veth) connects them, and `tc tbf` limits what
 leaves each end. Linux, as root, with iproute2. Share: bytes of values or gradients, each way, for a second, of what the
@@ -13,12 +14,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import shutil
 import signal
+import socket
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,8 +30,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-SPACES = {"servers": "dps-link-a", "worker": "dps-link-b"}
+SPACES = {"servers": f"dps-{os.getpid()}-a", "worker": f"dps-{os.getpid()}-b"}
 ADDRESSES = {"servers": "10.78.0.1", "worker": "10.78.0.2"}
+NETWORK = "10.78.0.0/24"
 CHIEF = "10.78.0.1:2220"
 VARIABLES, CALLS = 50, 3
 
@@ -39,25 +44,38 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--optimizers", default="SGD")
     parser.add_argument("--megabytes", type=int, default=0, help="of all values; default: what takes about 4 s")
     parser.add_argument("--calls", type=int, default=CALLS)
+    parser.add_argument("--congestion", default="", help="of TCP: cubic, bbr, ...; default: this machine's")
+    parser.add_argument("--trees", default=str(ROOT), help="folders with dps and this file, measured in turn")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--bare", action="store_true", help="bare TCP sockets instead of dps: what a step could have")
+    parser.add_argument("--side", nargs=4, help=argparse.SUPPRESS)
     parser.add_argument("--train", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.train:
         train(*args.train)
+    elif args.side:
+        move(args.side[0], *map(int, args.side[1:]))
     elif os.geteuid() != 0 or shutil.which("tc") is None:
         print("slow_link.py makes network namespaces: run it as root, with iproute2 (ip, tc)", file=sys.stderr)
         return 2
     else:
-        for rate in map(int, args.megabits.split(",")):
+        trees = [Path(tree).resolve() for tree in args.trees.split(",")]
+        rates = map(int, args.megabits.split(","))
+        for rate, optimizer, _ in itertools.product(rates, args.optimizers.split(","), range(args.rounds)):
             megabytes = args.megabytes or max(8, rate // 5)
-            for optimizer in args.optimizers.split(","):
-                with spaces(rate):
-                    print(measured(rate, optimizer, megabytes, args.calls), flush=True)
+            for tree in trees:
+                with spaces(rate, args.congestion):
+                    if args.bare:
+                        told = bare(rate, megabytes, args.calls)
+                    else:
+                        told = measured(tree, rate, optimizer, megabytes, args.calls)
+                print("\n".join([str(tree)] * (len(trees) > 1) + [told]), flush=True)
     return 0
 
 
 @contextlib.contextmanager
-def spaces(megabits: int) -> Iterator[None]:
-    """The two namespaces and the cable between them."""
+def spaces(megabits: int, congestion: str = "") -> Iterator[None]:
+    """The two namespaces and the cable between them. `congestion`: what TCP uses there; "": what it uses anyway."""
     one, two = SPACES.values()
     try:
         for name in SPACES.values():
@@ -67,6 +85,9 @@ def spaces(megabits: int) -> Iterator[None]:
             run("ip", "-n", name, "address", "add", f"{ADDRESSES[side]}/24", "dev", "cable")
             for link in ("lo", "cable"):
                 run("ip", "-n", name, "link", "set", link, "up")
+            if congestion:
+                route = [NETWORK, "dev", "cable", "src", ADDRESSES[side], "congctl", congestion]
+                run("ip", "-n", name, "route", "replace", *route)
             limit = ["rate", f"{megabits}mbit", "burst", "128kb", "latency", "100ms"]
             run("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", "cable", "root", "tbf", *limit)
         yield
@@ -80,21 +101,23 @@ def run(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
-def measured(megabits: int, optimizer: str, megabytes: int, calls: int) -> str:
+def measured(tree: Path, megabits: int, optimizer: str, megabytes: int, calls: int) -> str:
     """What the worker prints, of a cluster of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
     role = [sys.executable, "-m", "dps.role", "--trusted-network", "--chief", CHIEF, "--job"]
     inside = {side: ["ip", "netns", "exec", name] for side, name in SPACES.items()}
-    quiet = {"cwd": ROOT, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": environment()}
+    quiet = {"cwd": tree, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": environment}
     others = [
         subprocess.Popen([*inside["servers"], *role, *flags], **quiet)  # type: ignore[call-overload]
         for flags in (["chief", "--bind", CHIEF, "--workers", "1"], ["ps", "--task", "0"])
     ]
     try:
-        program = ["worker", "--task", "0", "--program", __file__, "--", "--train"]
+        file = str(tree / "benchmarks" / "slow_link.py")
+        program = ["worker", "--task", "0", "--program", file, "--", "--train"]
         asked = [optimizer, str(megabits), str(megabytes), str(calls)]
         told = subprocess.run(
-            [*inside["worker"], *role, *program, *asked], cwd=ROOT, capture_output=True, text=True, timeout=900,
-            check=False, env=environment(),
+            [*inside["worker"], *role, *program, *asked], cwd=tree, capture_output=True, text=True, timeout=900,
+            check=False, env=environment,
         )  # fmt: skip
         return told.stdout if "share" in told.stdout else told.stdout + told.stderr
     finally:
@@ -103,8 +126,60 @@ def measured(megabits: int, optimizer: str, megabytes: int, calls: int) -> str:
             process.wait(30)
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+def bare(megabits: int, megabytes: int, calls: int) -> str:
+    """What bare sockets reach where a step's bytes go both ways at once, those back a hundredth of a second later."""
+    nbytes = megabytes * 1_000_000
+    ends = [
+        subprocess.Popen(
+            [
+                "ip",
+                "netns",
+                "exec",
+                name,
+                sys.executable,
+                __file__,
+                "--side",
+                side,
+                *map(str, (nbytes, megabits, calls)),
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for side, name in SPACES.items()
+    ]
+    seconds = [float(each) for each in [end.communicate(timeout=900)[0] for end in ends][1].split()][1:]
+    shares = sorted(nbytes / took / (megabits * 125_000) for took in seconds)
+    return (
+        f"{megabits} Mbit/s, bare TCP, {megabytes} MB: step: {statistics.median(seconds):.3f} s, "
+        f"share {statistics.median(shares):.2f} ({shares[0]:.2f} to {shares[-1]:.2f})\n"
+    )
+
+
+def move(side: str, nbytes: int, megabits: int, calls: int) -> None:
+    """One end of `bare`. The worker's prints its seconds."""
+    address = (ADDRESSES["servers"], 2221)
+    if side == "servers":
+        with socket.create_server(address) as listener:
+            connection = listener.accept()[0]
+    else:
+        time.sleep(1.0)
+        connection = socket.create_connection(address)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    data, room = bytes(nbytes), bytearray(1 << 18)
+
+    def receive(count: int) -> None:
+        while count:
+            count -= connection.recv_into(room, min(count, len(room)))
+
+    for _ in range(calls + 1):
+        began, first = time.perf_counter(), megabits * 1250 if side == "servers" else 0
+        receive(first)
+        sender = threading.Thread(target=connection.sendall, args=(data,))
+        sender.start()
+        receive(nbytes - first)
+        sender.join()
+        if side == "worker":
+            print(time.perf_counter() - began)
 
 
 def on_the_cable() -> tuple[int, int]:

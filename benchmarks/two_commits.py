@@ -38,7 +38,7 @@ WORKS, SIZES, LANES = ("W1", "W2", "W3", "W4", "W5", "W6"), ("4k", "small", "res
 SHAPES = {"4k": [(1024,)], "small": [(2560,)] * 10, "resnet": [(1_000_000,)] * 25 + [(4096,)] * 136}
 """In resnet 161 variables, 25.6 M elements, as the ResNet-50-like set has: few large ones and many small ones."""
 ROWS, TAKEN, DIM, LISTS = 1_000_000, 8192, 64, 48
-STEPS = {"4k": 200, "small": 200, "resnet": 12}
+STEPS = {"4k": 1000, "small": 1000, "resnet": 12}
 """Synchronous steps: both workers have to make as many."""
 WARM, LEAST = 3, 5
 CLEAR = 5

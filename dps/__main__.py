@@ -1,4 +1,4 @@
-"""`python -m dps` is the `dps` command, also where no script of that name is on the path."""
+"""Runs the `dps` command as `python -m dps`, also where the script of that name is not on the path."""
 
 from __future__ import annotations
 

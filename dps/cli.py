@@ -5,18 +5,17 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import signal
 import sys
 from collections.abc import Sequence
 
 from dps import __version__
 from dps.config import THREADS
 from dps.errors import DpsError, MissingExtra
-from dps.flags import EXIT_CODES, Parser, add_addresses, addresses
+from dps.flags import EXIT_CODES, Parser, add_addresses, addresses, guarded
 from dps.launch.commands import add as add_runs
 from dps.launch.commands import add_json, run_status
 from dps.launch.output import slow
-from dps.role import DEFAULT_CHIEF, guarded
+from dps.role import DEFAULT_CHIEF
 
 ENGINES = ("local", "ssh", "slurm", "ray")
 EXAMPLES = """examples:
@@ -46,14 +45,18 @@ FILES = {"bash": "_shtab_compgen_files", "zsh": "_files"}
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a `dps` command; returns the exit code."""
     given = list(sys.argv[1:] if argv is None else argv)
+    return guarded(lambda: run_command(given))
+
+
+def run_command(given: list[str]) -> int:
     if given[:1] == ["bench"]:
-        return guarded(lambda: run_bench(given[1:]))
+        return run_bench(given[1:])
     args = parser().take(given)
     if getattr(args, "keys", None):
         os.environ["DPS_KEYS"] = os.path.abspath(args.keys)  # for all that this command makes
     if getattr(args, "trusted_network", False):
         os.environ["DPS_TRUSTED_NETWORK"] = "1"
-    return guarded(lambda: int(args.run(args)))
+    return int(args.run(args))
 
 
 def parser() -> Parser:
@@ -69,7 +72,7 @@ def parser() -> Parser:
         epilog="examples: dps status 4, dps status 10.0.0.1:2220 --keys keys",
     )  # fmt: skip
     status.add_argument("run_or_chief", nargs="?", metavar="ID|ADDRESS", help="a run's number, or a chief's address")
-    status.add_argument("--chief", default=DEFAULT_CHIEF, help=f"the chief's address (default {DEFAULT_CHIEF})")
+    status.add_argument("--chief", help=f"the chief's address (default {DEFAULT_CHIEF})")
     add_folder(status)
     add_json(status)
     status.set_defaults(run=run_status)
@@ -303,16 +306,8 @@ def run_keys(args: argparse.Namespace) -> int:
 
 
 def run() -> None:
-    """The console script. Whoever reads its output may go, as `head` does."""
-    try:
-        try:
-            code = main()
-        finally:
-            sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what the interpreter flushes at its end
-        code = 128 + signal.SIGPIPE
-    sys.exit(code)
+    """The console script."""
+    sys.exit(main())
 
 
 __all__ = ["DpsError", "main", "parser", "run"]

@@ -137,12 +137,17 @@ def building() -> Iterator[None]:
 # -- processors ---------------------------------------------------------------------------------------------------
 
 
+MOST_CPUS = 1 << 20
+"""More processors than any machine has."""
+
+
 def parse_cpus(text: str) -> tuple[int, ...]:
     """Numbers of processors from "0,2-3", in rising order. Raises ConfigError for a malformed list."""
     cpus: set[int] = set()
     for piece in text.split(","):
         first, dash, last = piece.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+        numbers = first, last or first
+        if not all(map(str.isdecimal, numbers)) or (dash and not last) or not int(first) <= int(numbers[1]) < MOST_CPUS:
             raise ConfigError(f"got --cpus {text!r}; wanted numbers of processors, as 0,2-3")
         cpus.update(range(int(first), int(last or first) + 1))
     return tuple(sorted(cpus))

@@ -15,7 +15,7 @@ from dps.transport.wire import Array
 from dps.variables.tree import Rows
 
 Gradient = Array | Rows
-"""Of one variable: dense, in its shape and dtype, or of distinct rows that rise."""
+"""A gradient of one variable: dense, in its shape and dtype, or of distinct rows in rising order."""
 
 
 class Copy(Protocol):

@@ -16,6 +16,8 @@ NEEDS = {"chief": (16, 5, 6), "ps": (26, 6, 3), "worker": (38, 7, 0)}
 LAUNCHER = (26, 0, 3)
 """The same for `dps launch`, which asks the chief at the end."""
 USUAL = 1024
+ANY_NUMBER = 1 << 16
+"""The most connections where the system has no limit."""
 ROOM = 12
 """More descriptors than making a socket takes: its own, its monitor's, and those for resolving its address."""
 
@@ -76,6 +78,12 @@ def opening(what: str) -> Iterator[None]:
             f"{what} needs a descriptor, and this process has used up its limit{limit}; close files that the program "
             f"opened, or raise the limit first: ulimit -n {_round(2 * (found[0] if found else USUAL))}"
         ) from None
+
+
+def most_connections() -> int:
+    """How many connections a listener may have: half of the descriptors, as it needs some of its own."""
+    found = _limits()
+    return ANY_NUMBER if found is None or found[0] == found[2] else max(ROOM, found[0] // 2)
 
 
 def _round(need: int) -> int:

@@ -1,17 +1,101 @@
-"""What the command lines of `dps` and of a task share: the parser, the exit codes, and the flags of where to listen."""
+"""The part that the command lines of `dps` and of a task share: parser, exit codes, and flags of where to listen."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import os
-from collections.abc import Sequence
+import re
+import signal
+import sys
+from collections.abc import Callable, Sequence
 from typing import NoReturn
+
+from dps.errors import DpsError
 
 EXIT_CODES = (
     "exit codes: 0 done, 1 the program failed, 2 bad arguments or configuration, 3 a task was lost for good, "
     "4 a deadline passed, 5 refused (keys), 130 stopped by a second Ctrl-C, 143 a ps ended by SIGTERM while the run "
     "goes on"
 )
+
+MOST_TASKS = 100_000
+"""The most tasks of a job."""
+_TRY = {
+    errno.ENOSPC: "make room there, or name a folder of another disk",
+    errno.EDQUOT: "make room there, or name a folder of another disk",
+    errno.EROFS: "name a folder that can be written",
+    errno.EACCES: "give this account the right, or name another path",
+    errno.EPERM: "give this account the right, or name another path",
+    errno.ENOENT: "look at how the path is written",
+    errno.ENOTDIR: "name a folder",
+    errno.EISDIR: "name a file",
+    errno.EEXIST: "name another path",
+}
+"""What to try after an error of the operating system."""
+VARIABLES = (
+    "DPS_BIND", "DPS_ADVERTISE", "DPS_PORTS", "DPS_KEYS", "DPS_TOKEN_FILE", "DPS_RUNS", "XDG_STATE_HOME"
+)  # fmt: skip
+"""Variables that people set in place of flags; errors about what they hold name them."""
+_set: dict[str, str] = {}
+"""Those of them that were set when the command began, before dps set any itself."""
+
+
+def guarded(work: Callable[[], int], verbose: bool = False) -> int:
+    """The exit code of `work`. Errors of dps and of the operating system become one line on stderr."""
+    _set.clear()
+    if "DPS_LAUNCHED" not in os.environ:  # else the launcher has set them, from its flags
+        _set.update((name, os.environ[name]) for name in VARIABLES if os.environ.get(name))
+    try:
+        try:
+            return work()
+        finally:
+            _flush()  # here, for a full disk may show itself only now
+    except (DpsError, ValueError, OSError, OverflowError) as error:
+        _drop_output()
+        if isinstance(error, BrokenPipeError):  # who reads the output may go, as `head` does
+            return 128 + signal.SIGPIPE
+        if verbose:
+            sys.excepthook(*sys.exc_info())
+        with contextlib.suppress(OSError):
+            print(f"dps: {said(error)}", file=sys.stderr)
+        return error.exit_code if isinstance(error, DpsError) and error.exit_code != 1 else 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def said(error: Exception) -> str:
+    """An error in one line, with the variables that it is about."""
+    text = _text(error)
+    about = [
+        f"{name}={value}" for name, value in _set.items()
+        if name not in text and re.search(rf"(?<![\w-]){re.escape(value)}(?![\w-])", text)
+    ]  # fmt: skip
+    return f"{text} ({', '.join(about)})" if about else text
+
+
+def _text(error: Exception) -> str:
+    if isinstance(error, OverflowError):
+        return f"a number is too large ({error}); give a smaller one"
+    if not isinstance(error, OSError) or isinstance(error, DpsError) or error.strerror is None:
+        return str(error)
+    where = "the output or a file of dps" if error.filename is None else error.filename
+    advice = _TRY.get(error.errno or 0)
+    return f"{where}: {error.strerror}{f'; {advice}' if advice else ''}"
+
+
+def _flush() -> None:
+    if sys.stdout:  # None where it was closed before the start
+        sys.stdout.flush()
+
+
+def _drop_output() -> None:
+    """Drop what was printed and stdout cannot take, which the interpreter would try to write at its end."""
+    try:
+        _flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Parser(argparse.ArgumentParser):

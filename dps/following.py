@@ -37,9 +37,10 @@ def follow(
 ) -> Iterator[Followed]:  # fmt: skip
     """The newer values of a run, again and again, until the run ends: for evaluation beside the training.
 
-    Values that came and went between two looks are skipped, so that a slow evaluation does not fall behind. Without a
-    checkpoint_dir the versions on the ps are followed, by a reader session; the last one may be missed, because the ps
-    end with the run. With one its checkpoints are followed, and the last one always comes.
+    Each turn of the loop blocks until newer values are there. Values that were replaced between two turns are skipped,
+    so that a slow evaluation does not fall behind. Without a checkpoint_dir the versions on the ps are followed, by a
+    reader session; the last one may be missed, because the ps end with the run. With one its checkpoints are followed,
+    and the last one always comes.
 
     Args:
         server: This task, or the address of any task of the run. None: only the folder is known; the run counts as over

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,9 +18,8 @@ from dps.queues.directory import DIRECTORY, Directory
 from dps.queues.messages import QUEUES
 from dps.run_protocol import CHIEF, ENROLMENT, OPERATORS
 from dps.standing import Standing
+from dps.telemetry import log
 from dps.transport.roles import TASKS
-
-log = logging.getLogger("dps")
 
 REPORT_S = 10.0
 """How often a worker that waits for the others says so."""

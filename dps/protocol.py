@@ -57,29 +57,29 @@ class Pull(Message, kind=10, roles=SESSIONS):
     """[name of a cast, indices of parts] for the parts that should be cast. If there are any, the answer's bytes are
     those of a PackedLayout."""
     base: int = NO_BASE
-    """Version counter of the values (a PackedLayout) that the asker keeps: send only the changes since, as Changes.
+    """Version counter of the values (a PackedLayout) that the asker keeps: send only the changes since.
     -1: it keeps none yet, and will keep this version."""
-    whole: bool = False
+    keeps_memory: bool = False
     """The asker keeps the received memory instead of copying it, if pieces end where parts end."""
     averages: bool = False
     """The asker wants the moving averages, and the values of variables that have none. The pull counts as no reading of
     the values: it says nothing of staleness, and waits for no clock."""
 
     def compact(self) -> tuple[int, ...] | None:
-        """Of all of a shard, by an asker on the ps's machine."""
+        """The usual case: all of a shard, for a session on the ps's machine."""
         if not self.shared or self.parts or self.packed or self.base != NO_BASE or self.averages:
             return None
         return (
             self.epoch, self.min_step, self.after, self.clock, self.newer_than, self.patience_ms, self.released,
-            self.whole,
+            self.keeps_memory,
         )  # fmt: skip
 
     @classmethod
     def expanded(
         cls, epoch: int, min_step: int, after: int, clock: int, newer_than: int, patience_ms: int, released: int,
-        whole: int,
+        keeps: int,
     ) -> Pull:  # fmt: skip
-        return cls(epoch, min_step, after, clock, newer_than, [], patience_ms, True, released, whole=bool(whole))
+        return cls(epoch, min_step, after, clock, newer_than, [], patience_ms, True, released, keeps_memory=bool(keeps))
 
 
 class Values(Message, kind=11, roles=ANSWER):
@@ -93,6 +93,8 @@ class Values(Message, kind=11, roles=ANSWER):
     offsets: list[int]
     answer: int
     """Rises with each answer of the ps; two answers may be cut into different pieces."""
+    base: int = NO_BASE
+    """The bytes are the changes since this version, encoded by `dps.variables.deltas`. NO_BASE: they are values."""
     arrays: tuple[Array, ...] = ()
 
 
@@ -105,16 +107,13 @@ class NotNewer(Message, kind=12, roles=ANSWER):
 
 
 class Lookup(Message, kind=13, roles=SESSIONS):
-    """Asks for rows of one part. `arrays` is one array of row numbers within the part, int32 or int64, or empty if the
-    ps should have the session's list of this number already (if it does not, it answers with RowsUnknown)."""
+    """Asks for rows of one part. `arrays` is one array of row numbers within the part, int32 or int64."""
 
     epoch: int
     min_step: int
     part: int
-    listed: int = 0
-    """The session's number for this list of row numbers; 0: the ps does not keep the list."""
-    read: int = 0
-    """All answers to lookups up to this request number have been read, or never will be."""
+    released: int = 0
+    """All SharedRows under lower request numbers have been read, or never will be."""
     shared: bool = False
     """The asker can read the ps's memory: answer with SharedRows if possible."""
     arrays: tuple[Array, ...] = ()
@@ -137,12 +136,6 @@ class SharedRows(Message, kind=19, roles=ANSWER):
     memory: list[int]
 
 
-class RowsUnknown(Message, kind=28, roles=ANSWER):
-    """The ps does not have the list of this number (any more); send the row numbers themselves."""
-
-    listed: int
-
-
 class SharedValues(Message, kind=15, roles=ANSWER):
     """One version of the shard, to be read in place until a Release with the pull's number: a memory per arena."""
 
@@ -152,7 +145,7 @@ class SharedValues(Message, kind=15, roles=ANSWER):
     memories: list[Any]
 
     def compact(self) -> tuple[int, ...] | None:
-        """Of a shard with one arena."""
+        """The usual case: a shard with one arena."""
         if len(self.memories) != 1 or self.memories[0].__class__ is not list:
             return None
         return self.epoch, self.counter, self.step, *self.memories[0]
@@ -172,52 +165,39 @@ class Release(Message, kind=16, roles=SESSIONS):
 
 
 class Probe(Message, kind=17, roles=SESSIONS):
-    """Asks whether the ps is on the asker's machine. `memory` names memory of the asker that begins with `token`;
-    `direct` names its datagram socket."""
+    """Asks whether the ps is on the asker's machine: whether it can read the asker's `memory`, and, once the asker has
+    found there what the ps's memory holds (`proof`), whether that is right. `direct` names its datagram socket."""
 
     memory: list[int]
-    token: bytes
+    proof: bytes = b""
     direct: bytes = b""
 
 
 class Probed(Message, kind=18, roles=ANSWER):
-    """Answers Probe with memory of the ps that begins with `token`, and its `direct`. The names are empty if the ps
-    could not read the asker's memory."""
+    """Answers Probe with memory of the ps and what the asker's memory holds; [] if the ps could not read that.
+    `near`: the asker's proof is right, so that memory which it names is read. `direct`: the ps's datagram socket."""
 
     memory: list[int]
-    token: bytes
+    proof: bytes = b""
+    near: bool = False
     direct: bytes = b""
-
-
-class Changes(Message, kind=29, roles=ANSWER):
-    """One piece of the changes of the values since the version `base`, encoded by `dps.variables.deltas`."""
-
-    epoch: int
-    counter: int
-    step: int
-    base: int
-    nbytes: int
-    """Bytes of the whole answer."""
-    offsets: list[int]
-    arrays: tuple[Array, ...] = ()
 
 
 # -- push -------------------------------------------------------------------------------------------------
 
 EMPTY, RUN, PARTS, SHARED = 0, 1, 2, 3
-DENSE, ROWS, LISTED, PACKED, VALUE = 0, 1, 2, 3, 4
+DENSE, ROWS, PACKED, VALUE = 0, 1, 2, 3
 
 
 class Push(Message, kind=20, roles=WORKERS):
     """One piece of a push. Form EMPTY: nothing for this shard; RUN: bytes of the dense run at `offsets`; PARTS:
-    `parts` lists [part index, how, list, place]; SHARED: the dense run lies in the sender's memory, `parts` is that
+    `parts` lists [part index, how, place]; SHARED: the dense run lies in the sender's memory, `parts` is that
     memory's name and the offset in it.
 
-    In PARTS `how` is DENSE, ROWS (an array of row numbers, int32 or int64, comes first, kept as the session's list of
-    that number, 0: not kept) or LISTED (the list was sent before). The values are the next array, or where `place`
-    says, which is a memory of the sender's and an offset in it, or empty. PACKED: the next array is bytes, `place` the
-    form of `dps.variables.packed` that they have. VALUE: values as of DENSE, which the part, trained or not, is set to
-    after the gradients; outside of sync mode a push of these alone is no step."""
+    In PARTS `how` is DENSE or ROWS (an array of row numbers, int32 or int64, comes first). The values are the next
+    array, or where `place` says, which is a memory of the sender's and an offset in it, or empty. PACKED: the next
+    array is bytes, `place` the form of `dps.variables.packed` that they have. VALUE: values as of DENSE, which the
+    part, trained or not, is set to after the gradients; outside of sync mode a push of these alone is no step."""
 
     epoch: int
     number: int
@@ -237,7 +217,7 @@ class Push(Message, kind=20, roles=WORKERS):
     arrays: tuple[Array, ...] = ()
 
     def compact(self) -> tuple[int, ...] | None:
-        """Of all of a shard, in memory that begins with it."""
+        """The usual case: gradients of all of a shard, in memory that begins with them."""
         if self.form != SHARED or self.offsets or self.arrays or len(self.parts) != 2 or self.parts[1] != 0:
             return None
         if self.parts[0].__class__ is not list:
@@ -258,21 +238,23 @@ class Push(Message, kind=20, roles=WORKERS):
 
 
 class PushStatus(Message, kind=21, roles=WORKERS):
-    """Asks for the state of a push. Answered with Pushed, Waiting or PushMissing."""
+    """Asks for the state of a push. Answered with Pushed, PushMissing, or, if the push waits, PushHeld (sync) or
+    Waiting (async and bounded)."""
 
     epoch: int
     number: int
 
 
 class PushMissing(Message, kind=22, roles=ANSWER):
-    """The ps does not have the whole push; send it again under the same number."""
+    """The ps does not have all of the push; send it again under the same number."""
 
     number: int
 
 
 class PushHeld(Message, kind=23, roles=ANSWER):
-    """The ps has the whole, checked push, which waits for its step's set; never the last answer.
-    `accepted` is true once the set that contains it is fixed."""
+    """The ps has the complete, checked push, which waits for its step's set. On the step ps this is never the last
+    answer; from another ps it ends the session's request, because that ps has the push in its own memory. `accepted` is
+    true once the set that contains it is fixed."""
 
     number: int
     accepted: bool
@@ -296,7 +278,7 @@ class Pushed(Message, kind=24, roles=ANSWER):
     """The next push may be sent without asking for credit."""
 
     def compact(self) -> tuple[int, ...] | None:
-        """Of a push that was applied, with values of one arena or none."""
+        """The usual case: a push that was applied, with values of one arena or none."""
         if self.status != APPLIED or self.reason:
             return None
         about = self.number, self.step, self.staleness, self.counter, self.credit
@@ -327,7 +309,8 @@ class Credit(Message, kind=25, roles=WORKERS):
 
 
 class Enter(Message, kind=26, roles=SESSIONS):
-    """A session wants to take part in synchronous steps; answered with Token when it may begin."""
+    """A session has joined: asks for the current step, and in sync for a part in the steps from there on. Answered with
+    Token when it may begin."""
 
     epoch: int
 
@@ -342,7 +325,7 @@ class Token(Message, kind=27, roles=ANSWER):
 
 
 class Report(Message, kind=30, roles=PS_ONLY):
-    """A ps reports a push that is whole there to the step ps: [incarnation, number, local step, refusal]."""
+    """A ps reports a push that is complete there to the step ps: [incarnation, number, local step, refusal]."""
 
     epoch: int
     ps: int

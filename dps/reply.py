@@ -1,4 +1,4 @@
-"""What a session returns: versions, results of pushes, and replies that may still be pending."""
+"""The results of a session's calls: versions, results of pushes, and replies that may still be pending."""
 
 from __future__ import annotations
 

@@ -11,13 +11,13 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dps import config, descriptors
-from dps.errors import ConfigError, DpsError
-from dps.flags import EXIT_CODES, Parser, add_addresses, addresses
-from dps.launch.outcome import TEARDOWN
+from dps.errors import ConfigError
+from dps.flags import EXIT_CODES, MOST_TASKS, Parser, add_addresses, addresses, guarded
+from dps.launch.outcome import LOST, TEARDOWN
 from dps.launch.program import run_program
 
 if TYPE_CHECKING:
@@ -88,6 +88,11 @@ def parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a task to its end; returns the exit code."""
     given = list(sys.argv[1:] if argv is None else argv)
+    return guarded(lambda: begin(given), "--verbose" in given)
+
+
+def begin(given: Sequence[str]) -> int:
+    """Run the task of a command line, with its log and its limits set."""
     args = parser().take(given)
     import logging
 
@@ -97,25 +102,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     config.keep_large_blocks()
     if "DPS_LAUNCHED" in os.environ:
         config.launched.set()
-
-    def task() -> int:
-        descriptors.check("this task", descriptors.needed(args.job or "chief", 1, 1))  # before the modules are imported
-        return run(args, args.arguments)
-
-    return guarded(task, args.verbose)
-
-
-def guarded(work: Callable[[], int], verbose: bool = False) -> int:
-    """The exit code of `work`. Errors of dps become one line on stderr."""
-    try:
-        return work()
-    except (DpsError, ValueError) as error:
-        if verbose:
-            sys.excepthook(*sys.exc_info())
-        print(f"dps: {error}", file=sys.stderr)
-        return error.exit_code if isinstance(error, DpsError) and error.exit_code != 1 else 2
-    except KeyboardInterrupt:
-        return 130
+    descriptors.check("this task", descriptors.needed(args.job or "chief", 1, 1))  # before the modules are imported
+    return run(args, args.arguments)
 
 
 def run(args: argparse.Namespace, rest: list[str]) -> int:
@@ -128,8 +116,8 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
         parse_flag(args.update)
     for name in ("task", "workers", "ps", "datasets"):
         value = getattr(args, name)
-        if value is not None and value < 0:
-            raise ConfigError(f"got --{name} {value}; wanted a whole number from 0")
+        if value is not None and not 0 <= value <= MOST_TASKS:
+            raise ConfigError(f"got --{name} {value}; wanted a whole number from 0 to {MOST_TASKS}")
     if args.checkpoint_root:
         from dps.checkpoint.storage import LocalStorage
         from dps.transport.real import real_runtime
@@ -138,6 +126,8 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
     if args.join or (os.environ.get("DPS_TOKEN_FILE") and not args.chief):
         from dps.launch.joining import join
 
+        if args.job in (None, "worker"):
+            check_serves(args, addresses(args))
         join(args)
     if args.chief == "-":
         args.chief = chief_from_stdin(args.job)
@@ -168,7 +158,8 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
 
 
 def chief_from_stdin(job: str) -> str:
-    """The chief's address, the only line on stdin. Blocks; imports the task's modules first."""
+    """The chief's address, the only line on stdin. Blocks; imports the task's modules first. Ends a launched task that
+    gets none."""
     with config.loading():
         own = {"ps": "dps.ps.server", "dataset": "dps.data.serving"}.get(job, "dps.client.session")
         for name in ("dps.server", "dps.transport.real", own):
@@ -177,6 +168,8 @@ def chief_from_stdin(job: str) -> str:
         chief = stdin.readline().strip()
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
+    if not chief and config.launched.is_set():
+        sys.exit(LOST)  # the launcher ends the run before it began, and says why
     if not chief:
         raise ConfigError("got --chief - and no address on stdin; the launcher has ended, or none was there")
     return chief
@@ -240,8 +233,13 @@ def task_environment(args: argparse.Namespace) -> dict[str, str]:
     }  # fmt: skip
     listens = addresses(args)
     if job == "chief" and not cluster:
+        from dps.cluster.address import check_address
+        from dps.cluster.identity import bound
+
+        check_address(environ["DPS_CHIEF"])
         listens.setdefault("DPS_BIND", environ["DPS_CHIEF"])
         if args.chief and listens["DPS_BIND"] != args.chief:
+            listens["DPS_BIND"] = bound(listens["DPS_BIND"], args.chief)
             listens.setdefault("DPS_ADVERTISE", args.chief)
     return environ | listens | {name: str(value) for name, value in settings.items() if value is not None}
 
@@ -381,5 +379,4 @@ if __name__ == "__main__":
     code = main()
     if "logging" in sys.modules:
         sys.modules["logging"].shutdown()
-    sys.stdout.flush()
     sys.exit(code)

@@ -355,7 +355,7 @@ class Enrolled(Message, kind=78, roles=ANSWER):
 
 
 class AskJoined(Message, kind=79, roles=NODES):
-    """Which keys have joined the run by tokens? Answered with Joined once their version is another one than this."""
+    """Asks which keys have joined the run by tokens. Answered with Joined once their version differs from this one."""
 
     version: int
 

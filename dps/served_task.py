@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from weakref import WeakSet
@@ -13,6 +12,7 @@ from dps.cluster.spec import ClusterSpec
 from dps.errors import CANCELLED
 from dps.standing import Home, Standing
 from dps.task_node import session_keys
+from dps.telemetry import log
 from dps.transport.endpoint import Runtime
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from dps.ps.server import PsActor
     from dps.worker.agent import Agent
 
-log = logging.getLogger("dps")
 
 STOP_S = 5.0
 
@@ -102,7 +101,7 @@ class ServedTask:
         Returns:
             The task's exit code; None if it still runs after `timeout` seconds.
         """
-        if not self._standing.wait_over(timeout, 0.2):
+        if not self._standing.wait_over(timeout):
             return None
         self._node.join(STOP_S) if self.job in ("ps", "chief") else None
         return self.exit_code
@@ -204,7 +203,7 @@ class ServedTask:
 
     def _serve(self) -> None:
         self._node.start()
-        if not self.runtime.simulated:  # real threads, which a real exit has to end
+        if self.runtime.threads:
             serving.add(self)
 
     # -- what actors tell, on the node's thread ---------------------------------------------------------------

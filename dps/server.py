@@ -102,8 +102,9 @@ class Server(ServedTask):
         # More than 9 parameters: this is a public signature, and each is a setting that people give by its name.
         from dps.cluster.environment import trusts_network
         from dps.cluster.filters import DeviceFilters
-        from dps.transport.address import Binding
+        from dps.transport.address import Binding, check_advertised
 
+        check_advertised(advertise)
         self.runtime = runtime()
         self.cluster = ClusterSpec(cluster or {})
         self._filters = DeviceFilters.parse(device_filters, self.cluster)
@@ -238,13 +239,16 @@ class Server(ServedTask):
 
     @staticmethod
     def create_local_server(update: update_modes.Update | str | None = None) -> Server:
-        """Make a chief, one ps and one worker in this process, which only this user can reach.
+        """Make a chief, one ps and one worker in this process, which only this user can reach. Blocks for a moment.
 
         Args:
             update: The run's update mode, as in `Server`.
 
         Returns:
             The worker. Its `stop` ends all three.
+
+        Raises:
+            ConfigError: An update mode that is not known, or no folder for the sockets can be made.
 
         Example:
             ```pycon
@@ -255,7 +259,7 @@ class Server(ServedTask):
         """
         from dps.transport import private
 
-        folder, bind = ("", "127.0.0.1:0") if runtime().simulated else private.private_chief()
+        folder, bind = runtime().private_chief()
         with ExitStack() as undo:
             undo.callback(private.remove, folder)
             chief = Server(None, "chief", 0, bind=bind, ps=1, workers=1, update=update, owned=True)

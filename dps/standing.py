@@ -1,16 +1,27 @@
-"""Where a task stands in its run: whether it has joined, has to stop, how it has ended; and what its sessions know."""
+"""The standing of a task: whether it has joined, must stop or has ended, and why; and what its sessions know of it."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dps.errors import DeadlineExceeded, DpsError, NotAuthenticated, TaskLost
+from dps.errors import CANCELLED, Cancelled, ConfigError, DeadlineExceeded, DpsError, NotAuthenticated, TaskLost
 from dps.transport.endpoint import Runtime
 
 if TYPE_CHECKING:
     from dps.transport.keys import Credentials
+
+
+ERRORS: dict[int, type[DpsError]] = {
+    ConfigError.exit_code: ConfigError, TaskLost.exit_code: TaskLost, NotAuthenticated.exit_code: NotAuthenticated,
+    CANCELLED: Cancelled,
+}  # fmt: skip
+
+
+def error_of(code: int, reason: str) -> DpsError:
+    """The error for who still works, or waits, in a task that was told to end with this exit code."""
+    return TaskLost(reason or "the run has ended") if code == 0 else ERRORS.get(code, DpsError)(reason)
 
 
 class Home(NamedTuple):
@@ -42,7 +53,7 @@ class Home(NamedTuple):
 
 
 class Standing:
-    """Of one task. The node's thread and the program's write it; the first end counts."""
+    """The standing of one task. The node's thread and the program's write it; the first end counts."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -58,19 +69,20 @@ class Standing:
         """Of a client: the worker whose address it was given; -1: none."""
         self.hooks: list[Any] = []
         """The hooks that all sessions of the task have."""
-        self._over = threading.Event()
-        self._joined = threading.Event()
+        self._joined = False
+        self._changed = runtime.condition()
 
     def join(self) -> None:
         """The chief has answered, or the task needs no answer."""
-        self._joined.set()
+        self._joined = True
+        self._changed.notify()
 
     def end(self, code: int, reason: str) -> bool:
         """The task's part is over; False where it was before."""
         if self.exit_code is not None:
             return False
         self.exit_code, self.reason = code, reason
-        self._over.set()
+        self._changed.notify()
         return True
 
     def fail(self, name: str, error: Exception) -> None:
@@ -86,34 +98,25 @@ class Standing:
             return f"ended with exit code {self.exit_code}" + (f" ({self.reason})" if self.reason else "")
         if self.stop_requested:
             return "stopping after this step"
-        return "running" if self._joined.is_set() else "joining"
+        return "running" if self._joined else "joining"
 
     def how(self) -> tuple[int, str] | None:
         """Exit code and reason; None while the task's part is not over."""
         return None if self.exit_code is None else (self.exit_code, self.reason)
 
-    def wait_over(self, seconds: float | None, every_s: float = 0.02) -> bool:
-        """Wait until the task's part is over, None: without limit; whether it is."""
-        deadline = None if seconds is None else self._runtime.now() + seconds
-        while self.exit_code is None and (deadline is None or self._runtime.now() < deadline):
-            self._pause(self._over, every_s, 0.05)
-        return self.exit_code is not None
+    def wait_over(self, seconds: float | None) -> bool:
+        """Wait until the task's part is over, None: without limit; returns whether it is. Blocks."""
+        return self._changed.wait(lambda: self.exit_code is not None, inf if seconds is None else seconds)
 
     def wait_joined(self, deadline: float, who: str, chief: str) -> None:
         """Block until the chief has answered; `deadline` is on the runtime's clock.
 
-        Raises TaskLost if the task's part is over, DeadlineExceeded at the deadline."""
-        while not self._joined.is_set():
+        Raises what `error_of` says if the task's part is over, DeadlineExceeded at the deadline."""
+        while not self._joined:
             if self.exit_code is not None:
-                raise (NotAuthenticated if self.exit_code == 5 else TaskLost)(self.reason or "the run has ended")
+                raise error_of(self.exit_code, self.reason)
             if self._runtime.now() >= deadline:
                 raise DeadlineExceeded(
                     f"{who}: the chief at {chief} did not answer; is it started, and is the address right?"
                 )
-            self._pause(self._joined, 0.05, 0.01)
-
-    def _pause(self, until: threading.Event, seconds: float, simulated_s: float) -> None:
-        if self._runtime.simulated:  # an event is for real threads
-            self._runtime.sleep(min(seconds, simulated_s))
-        else:
-            until.wait(seconds)
+            self._changed.wait(lambda: self._joined or self.exit_code is not None, deadline - self._runtime.now())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 from dps.actors.system import Node
 from dps.cluster.identity import Identity
 from dps.errors import Unavailable
+from dps.telemetry import log
 from dps.transport.current import keys_for
 from dps.transport.endpoint import Runtime
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from dps.transport.address import Binding
     from dps.transport.keys import Credentials
 
-log = logging.getLogger("dps")
 
 CLIENTS = {"client": ("worker", "reader")}
 """The roles of a job that has no keys of its own: the first of which there is a key."""
@@ -49,12 +48,11 @@ def make_node(
 ) -> Node:  # fmt: skip
     """A node that does not run yet. `expected`: the ps and the workers of the run.
 
-    Raises Unavailable where the address is taken, and what `descriptors.check` raises where files are too few."""
-    if not runtime.simulated:  # real descriptors
-        from dps import descriptors
+    Raises Unavailable if the address is taken, and ConfigError if this process may open too few descriptors."""
+    from dps import descriptors  # here: `import dps` stays quick
 
-        jobs = {own.job} | ({"chief"} if own.hosts_chief else set())
-        descriptors.check(name, sum(descriptors.needed(job, *map(len, expected)) for job in jobs))
+    jobs = {own.job} | ({"chief"} if own.hosts_chief else set())
+    runtime.check_descriptors(name, sum(descriptors.needed(job, *map(len, expected)) for job in jobs))
     try:
         node = Node(runtime, binding, name, runtime.random.getrandbits(61), keys)
     except Unavailable as error:

@@ -1,12 +1,33 @@
-"""What a run reports about itself: the log, and one progress row for each push."""
+"""The reports of a run on itself: the log, and one progress row for each push."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-log = logging.getLogger("dps")
+if TYPE_CHECKING:
+    import logging
+
+
+class _Log:
+    """The logger "dps", which loads `logging` at its first use: it costs as much as a tenth of dps's own modules."""
+
+    def __getattr__(self, name: str) -> Any:
+        import logging
+
+        return getattr(logging.getLogger("dps"), name)
+
+
+log = cast("logging.Logger", _Log())
+"""The log of everything in dps, and the only one."""
+
+
+def stack() -> str:
+    """The error that is handled now, with its traceback, as text."""
+    import traceback
+
+    return traceback.format_exc()
+
 
 LOSE_LESS = "dps.CheckpointSaver(seconds=...) among a session's hooks sets how often checkpoints are saved"
 """Advice for a rollback that has undone steps."""

@@ -241,9 +241,15 @@ def describe(data: dict[str, Any]) -> str:
     return f"{type(update).__name__}({', '.join(given)})"
 
 
+LARGEST = 1 << 53
+"""The largest number of an update mode, which each task can send to another."""
+
+
 def _at_least(value: int | None, least: int, name: str) -> None:
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
         raise ConfigError(f"{name} is an int of at least {least} or None, got {value!r}")
+    if value is not None and value > LARGEST:
+        raise ConfigError(f"{name} is an int of at most 2**53, got {value}")
 
 
 def _number_from_zero(value: object, name: str) -> None:

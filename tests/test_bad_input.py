@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,10 @@ def tf_config(task: Any, cluster: Any = None) -> str:
             "job 'ps': got str '127.0.0.1:1', wanted",
         ),
         (tf_config({"type": "ps", "index": 0}, {"ps": ["nowhere"]}), "ps:0: address: got 'nowhere'"),
+        (
+            tf_config({"type": "ps", "index": 0}, {"ps": ["127.0.0.1:1"]}),
+            "got a cluster of ps, wanted one with a chief",
+        ),
         (tf_config({"type": "evaluator", "index": 0}), "an evaluator runs a program"),
     ],
 )
@@ -97,6 +102,25 @@ def test_slurm_variables_that_do_not_add_up(
         if value is not None:
             monkeypatch.setenv(name, value)
     assert exit_code("--program", "train.py") == 2
+    assert words in one_line(capsys)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--cluster", '{"ps": ["127.0.0.1:0"]}', "--job", "ps"], "got a cluster of ps, wanted one with a chief or"),
+        (["--ps_hosts", "127.0.0.1:0", "--job", "ps", "--task", "0"], "(--chief_hosts), or "),
+        (["--job", "ps", "--advertise", "banana"], "got --advertise 'banana'; wanted HOST or HOST:PORT by which"),
+    ],
+)
+def test_a_ps_that_nobody_could_find_ends_at_once(
+    given: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    assert exit_code(*given) == 2
     assert words in one_line(capsys)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +14,10 @@ import numpy as np
 import pytest
 
 import dps
-from dps import cli
+from dps import cli, role
+from dps.flags import guarded
 from dps.launch import asking, output
+from dps.transport import key_files
 
 
 def exit_code(*argv: str) -> int:
@@ -41,6 +46,7 @@ def exit_code(*argv: str) -> int:
         (["launch", "--dataset", "feed.py:x", "--datasets", "0", "train.py"], "got --datasets 0; wanted at least one"),
         (["launch", "--dataset", "no-feed.py:x 3", __file__], "no-feed.py: no such file"),
         (["launch", "--workers", "-1", "train.py"], "--workers -1"),
+        (["launch", "--ps", str(10**22), "train.py"], f"got {10**22} tasks of a job; wanted at most 100000"),
         (["launch", "nowhere.py"], "nowhere.py: no such file"),
         (
             ["launch", __file__, "--steps", "3"],
@@ -61,7 +67,9 @@ def exit_code(*argv: str) -> int:
         (["launch", "--threads", "all", __file__], "got 'all' threads"),
         (["simulate", "nowhere:train"], "no module 'nowhere'"),
         (["status", "--chief", "nonsense"], "nonsense"),
-        (["keys", "new", __file__], "cannot make the folder"),
+        (["status", "--chief", "a:1", "b:2"], "got b:2 and --chief a:1; give one run's number or one address"),
+        (["status", "--chief", "a:1", "4"], "got 4 and --chief a:1"),
+        (["keys", "new", __file__], "cannot write to"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
@@ -124,6 +132,25 @@ def test_status_of_a_chief_that_is_not_there_is_exit_code_4(
     assert exit_code("status", "--chief", gone) == 4
     said = capsys.readouterr().err
     assert f"no chief answered at {gone} for 0.2 s; is a run there? dps list has those of dps launch\n" in said
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["doctor --chief nowhere.lab:1", "status nowhere.lab:1", "kill nowhere.lab:1", "token --chief nowhere.lab:1"],
+)
+def test_a_name_without_an_address_is_one_line_and_exit_code_2_of_every_command(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    key_files.new(str(tmp_path / "keys"))
+    monkeypatch.setenv("DPS_KEYS", str(tmp_path / "keys"))
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    assert exit_code(*command.split()) == 2
+    assert role.main(["--job", "ps", "--chief", "nowhere.lab:1"]) == 2
+    said = "dps: host 'nowhere.lab' has no address (Name or service not known); check the name, or give its number\n"
+    assert capsys.readouterr().err == 2 * said
 
 
 def test_doctor_names_packages_and_whether_a_node_can_listen(capsys: pytest.CaptureFixture[str]) -> None:
@@ -215,6 +242,77 @@ def test_a_reader_that_goes_leaves_no_traceback() -> None:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert ended.stderr == "" and ended.returncode in (0, 141, 2), ended
+
+
+@pytest.mark.parametrize(
+    "command", ["list", "status 1", "logs 1", "kill 1", "monitor 1", "prune --keep 1", "launch --resume 1"]
+)
+def test_a_file_in_place_of_the_folder_of_runs_is_one_line_and_exit_code_2(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("")
+    monkeypatch.setenv("DPS_RUNS", str(file))
+    assert exit_code(*command.split()) == 2
+    wanted = f"dps: the runs in {file} cannot be read: Not a directory; set DPS_RUNS to the folder of your runs\n"
+    assert capsys.readouterr().err == wanted
+
+
+def test_a_damaged_file_of_a_run_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "4").mkdir()
+    (tmp_path / "4" / "run.json").write_text("{")
+    monkeypatch.setenv("DPS_RUNS", str(tmp_path))
+    assert exit_code("list") == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"dps: {tmp_path}/4/run.json is damaged (") and said.count("\n") == 1
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+@pytest.mark.parametrize("buffering", [-1, 1])
+def test_output_on_a_full_disk_is_one_line_and_exit_code_2(
+    buffering: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DPS_RUNS", str(tmp_path))
+    with open("/dev/full", "w", buffering) as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert exit_code("list") == 2
+        monkeypatch.undo()
+    wanted = "dps: the output or a file of dps: No space left on device; make room there, or name a folder of another "
+    assert capsys.readouterr().err == f"{wanted}disk\n"
+
+
+def test_closed_output_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPS_RUNS", str(tmp_path))
+    monkeypatch.setattr(sys, "stdout", None)
+    assert exit_code("list") == 0
+
+
+@pytest.mark.parametrize("uses", [0, 10**22])
+def test_a_token_for_too_many_is_one_line_and_exit_code_2(uses: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("token", "--uses", str(uses)) == 2
+    assert capsys.readouterr().err == f"dps: got --uses {uses}; wanted 1 to 10000\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.EROFS, "Read-only file system", "/a"), "/a: Read-only file system; name a folder that can be"),
+        (OSError("no words"), "no words"),
+        (OverflowError("int too big"), "a number is too large (int too big); give a smaller one"),
+        (dps.TaskLost("ps:0 was lost"), "ps:0 was lost"),
+    ],
+)
+def test_no_error_of_a_command_ends_in_a_traceback(
+    error: Exception, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work() -> int:
+        raise error
+
+    assert guarded(work) == (3 if isinstance(error, dps.TaskLost) else 2)
+    told = capsys.readouterr().err
+    assert told.startswith(f"dps: {said}") and told.count("\n") == 1
 
 
 def test_people_are_told_what_takes_more_than_a_second(

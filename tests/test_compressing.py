@@ -115,7 +115,7 @@ def test_what_was_applied_and_what_is_left_make_up_all_gradients_that_were_accep
             way.clear()
     for settled, yes in data.draw(st.permutations(way)):
         session.settle(settled, PLAN, all_ps if yes else no_ps)
-    session._chosen["w"] = TopK(1.0)  # all that is left
+    session._compressor = lambda name: TopK(1.0)  # all that is left
     rest, _ = push(session, [0] * 8)
     np.testing.assert_array_equal(applied + rest, wanted)
 

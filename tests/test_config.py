@@ -21,7 +21,7 @@ def test_processors_are_read_from_a_list_of_numbers_and_ranges(text: str, cpus: 
     assert config.parse_cpus(text) == cpus
 
 
-@pytest.mark.parametrize("text", ["", "a", "1-", "-1", "3-1", "1,,2", "0;1"])
+@pytest.mark.parametrize("text", ["", "a", "1-", "-1", "3-1", "1,,2", "0;1", f"0-{10**22}"])
 def test_a_list_of_processors_that_is_none_is_named(text: str) -> None:
     with pytest.raises(ConfigError, match=r"wanted numbers of processors, as 0,2-3"):
         config.parse_cpus(text)

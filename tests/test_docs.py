@@ -400,30 +400,47 @@ def test_the_gallery_has_every_example_and_every_notebook() -> None:
         assert f"](notebooks/{path.stem}.md)" in text, f"the gallery does not name notebooks/{path.name}"
 
 
-def test_every_module_is_in_the_architecture_page() -> None:
-    text = (DOCS / "architecture.md").read_text()
-    package = ROOT / "dps"
-    for module in sorted(package.rglob("*.py")):
-        if module.name != "__init__.py":
-            folder = f"dps/{module.parent.relative_to(package)}/".replace("/./", "/")
-            section = text.partition(f"**`{folder}`**")[2].partition("\n**`")[0]
-            assert f"`{module.name}`" in section, (
-                f"{module.relative_to(ROOT)} is not among the files of {folder}; run python docs/building/modules.py"
-            )
+def test_every_module_is_in_the_list_of_files_and_the_architecture_page_links_to_it() -> None:
+    listed = re.findall(r"^- `([^`]+)`: \S", (DOCS / "files.md").read_text(), re.MULTILINE)
+    modules = {name_of(path) for path in (ROOT / "dps").rglob("*.py") if path.name != "__init__.py"}
+    assert sorted(listed) == sorted(modules), "docs/files.md is out of date; run python docs/building/modules.py"
+    assert "](files.md)" in (DOCS / "architecture.md").read_text()
+
+
+def test_every_decision_states_its_context_the_decision_and_the_consequences_and_is_in_the_index() -> None:
+    index = read(DOCS / "decisions" / "index.md")
+    for page in sorted((DOCS / "decisions").glob("0*.md")):
+        found = [word for word in ("Context", "Decision", "Consequences") if f"**{word}.**" in read(page)]
+        assert found == ["Context", "Decision", "Consequences"], f"{name_of(page)} states only {found}"
+        assert f"]({page.name})" in index, f"docs/decisions/index.md does not name {page.name}"
 
 
 def test_every_place_in_the_code_that_the_architecture_page_names_is_there() -> None:
     text = (DOCS / "architecture.md").read_text()
     places = re.findall(r"`(dps/[a-z_/]+\.py)::([A-Za-z_.]+)`", text)
     assert len(places) > 20
+    parsed = {file: ast.parse((ROOT / file).read_text()) for file, _ in places}
     for file, name in places:
-        node: ast.AST = ast.parse((ROOT / file).read_text())
+        node: ast.AST = parsed[file]
         for part in name.split("."):
             inner = [n for n in ast.iter_child_nodes(node) if getattr(n, "name", "") == part]
             assert inner, f"docs/architecture.md names {file}::{name}, which is not there"
             node = inner[0]
     for file in re.findall(r"\bdps/[a-z_/]+\.py\b", text):
         assert (ROOT / file).exists(), f"docs/architecture.md names {file}, which is not there"
+
+
+def test_every_method_that_the_architecture_page_names_without_its_file_is_there() -> None:
+    named = set(re.findall(r"`([A-Z]\w+)\.(\w+)`", (DOCS / "architecture.md").read_text()))
+    assert len(named) > 20
+    found = set()
+    for text in (path.read_text() for path in (ROOT / "dps").rglob("*.py")):
+        for owner in {owner for owner, _ in named if f"class {owner}" in text}:
+            classes = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.ClassDef) and n.name == owner]
+            inner = [node for each in classes for node in ast.walk(each)]
+            found |= {(owner, node.name) for node in inner if isinstance(node, ast.FunctionDef)}
+            found |= {(owner, node.attr) for node in inner if isinstance(node, ast.Attribute)}
+    assert not named - found, f"docs/architecture.md names {named - found}, which are not there"
 
 
 def test_every_picture_is_shown_and_has_no_background_of_its_own() -> None:

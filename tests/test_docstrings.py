@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import re
 from collections.abc import Iterator
@@ -141,6 +142,34 @@ def test_the_reasons_for_no_example_are_of_classes_that_have_none() -> None:
         assert thing.docstring is not None and "\nExample:\n" not in thing.docstring.value
 
 
+def test_the_examples_of_the_session_have_every_argument() -> None:
+    thing = documented()["dps.client.session.Session"]
+    assert thing.docstring is not None
+    text = thing.docstring.value.split("\nExample:\n")[1]
+    names = [parameter.name for parameter in thing.parameters if parameter.name not in ("self", "server", "params")]
+    missing = [name for name in names if f" {name}=" not in text]
+    assert len(names) > 15 and not missing, f"no example has {missing}"
+
+
+WAIT = (
+    "client.running", "client.reading", "client.writing", "client.session.Session", "coordinator.coordinator",
+    "coordinator.remote_value", "data.remote_pass", "data.shared_queue", "launch.local", "launch.run", "served_task",
+    "reply", "strategy.context", "strategy.variables",
+)  # fmt: skip
+"""Below `dps`: where calls talk to other tasks, or wait for other replicas."""
+
+
+def test_every_call_that_may_wait_says_whether_it_blocks() -> None:
+    silent = []
+    for name, thing in documented().items():
+        below = name.removeprefix("dps.")
+        if isinstance(thing, griffe.Function) and below.startswith(WAIT) and thing.docstring is not None:
+            says = re.search(r"\bblocks?\b|at once|[Dd]oes not wait|[Ww]aits\b", thing.docstring.value, re.I)
+            if not says and not set(thing.labels) & {"property", "cached"}:
+                silent.append(name)
+    assert not silent, f"these do not say whether they block: {silent}"
+
+
 def test_the_page_of_the_session_names_all_that_a_session_has() -> None:
     (options,) = [options for name, options in entries() if name == "Session"]
     members = {name for name in (*dir(dps.Session), *Running.__annotations__) if name[0] != "_"}
@@ -228,3 +257,29 @@ def test_every_example_that_is_there_is_run() -> None:
         "\nExample:\n" in (thing.docstring.value if thing.docstring else "") for thing in documented().values()
     )
     assert len({name for name, _, _ in examples()}) == written
+
+
+def paragraphs_told_twice(docstring: str) -> Iterator[str]:
+    """The paragraphs of a docstring that have 80 % of their words in an earlier one; no Google sections, no code."""
+    earlier: list[set[str]] = []
+    for paragraph in docstring.split("\n\n"):
+        words = re.findall(r"[a-z_]+", paragraph.lower())
+        is_prose = not re.match(r"\s|[A-Z][a-z]+:\n", paragraph)
+        if words and is_prose and any(sum(word in before for word in words) >= 0.8 * len(words) for before in earlier):
+            yield paragraph
+        earlier.append(set(words))
+
+
+def test_no_docstring_says_the_same_in_two_paragraphs() -> None:
+    twice = []
+    for path in (ROOT / "dps").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                told = paragraphs_told_twice(ast.get_docstring(node) or "")
+                twice += [f"{path.relative_to(ROOT)}: {paragraph}" for paragraph in told]
+    assert not twice, "\n\n".join(twice)
+
+
+def test_a_second_telling_is_found() -> None:
+    text = "Take a pass. Raises ValueError for rows.\n\nRaises ValueError for the rows.\n\nArgs:\n    pass: rows"
+    assert list(paragraphs_told_twice(text)) == ["Raises ValueError for the rows."]

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from dps import role
+import dps
+from dps import config, role
+from dps.cluster.address import parse
 from dps.launch.program import exit_code as code_of
 from dps.launch.program import run_program
 from dps.served_task import serving
@@ -67,9 +69,12 @@ def line(process: subprocess.Popen[str]) -> str:
         (["--resolver", "skypilot"], "SkyPilot: got no SKYPILOT_NODE_IPS"),
         (["--job", "worker", "--task", "0"], "--serve MODULE); got neither"),
         (["--job", "worker", "--task", "-1", "--program", "x.py"], "got --task -1"),
+        (["--job", "chief", "--ps", str(10**22)], f"got --ps {10**22}; wanted a whole number from 0 to 100000"),
         (["--job", "chief", "--workers", "-2"], "got --workers -2"),
+        (["--job", "ps", "--update", f"bounded:{10**22}"], "staleness is an int of at most 2**53"),
+        (["--job", "worker", "--program", os.path.dirname(__file__)], "a folder without __main__.py; wanted FILE"),
         (["--job", "ps", "--program", "train.py"], "a ps runs no program"),
-        (["--job", "chief", "--bind", "127.0.0.1"], "give host and port, such as 127.0.0.1:2222"),
+        (["--job", "chief", "--chief", "127.0.0.1"], "give host and port, such as 127.0.0.1:2222"),
         (["--job", "ps", "--chief", "nonsense"], "nonsense"),
         (["--job", "chief", "--chief", "127.0.0.1:0", "--update", "often"], "--update 'often' is not known"),
         (["--job", "ps", "--task", "7", "--cluster", TWO_JOBS], "7"),
@@ -160,6 +165,39 @@ def test_a_chief_that_listens_elsewhere_tells_others_the_address_that_it_was_giv
     assert (found["DPS_BIND"], found["DPS_ADVERTISE"]) == ("0.0.0.0:2220", "node1:2220")
 
 
+def test_a_chief_may_be_bound_without_a_port() -> None:
+    assert environment("--job", "chief", "--bind", "lo")["DPS_BIND"] == "lo"
+    assert environment("--job", "chief", "--bind", "0.0.0.0", "--chief", "node1:2220")["DPS_BIND"] == "0.0.0.0:2220"
+    with dps.Server(None, "chief", 0, bind="127.0.0.1") as chief:
+        assert parse(chief.address).port > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("DPS_PORTS", "abc", "got --ports 'abc'; wanted FIRST-LAST, two ports from 1 to 65535, such as 5000-5100"),
+        ("DPS_BIND", "127.0.0.1:x", "address: got '127.0.0.1:x', wanted"),
+        ("DPS_KEYS", "/nowhere", "keys: cannot read /nowhere: No such file or directory"),
+        ("DPS_TOKEN_FILE", "/nowhere", "cannot read a join token from /nowhere"),
+    ],
+)
+def test_an_error_about_a_variable_names_it(
+    name: str, value: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert exit_code("--job", "worker", "--task", "0", "--serve", "math:sqrt") == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"dps: {says}") and told.endswith(f" ({name}={value})\n") and told.count("\n") == 1
+
+
+def test_an_error_about_a_flag_names_no_variable(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DPS_PORTS", "6000-6100")
+    assert exit_code("--job", "ps", "--ports", "abc") == 2
+    assert "DPS_PORTS" not in capsys.readouterr().err
+
+
 def test_with_nothing_the_chief_is_at_port_2220_and_listens_there() -> None:
     assert environment("--job", "ps")["DPS_CHIEF"] == "127.0.0.1:2220"
     assert environment("--job", "chief")["DPS_BIND"] == "127.0.0.1:2220"
@@ -203,12 +241,13 @@ def test_the_exit_code_tells_how_the_program_ended(
 MAKE = "import numpy as np, dps\nserver = dps.Server.create_local_server()\nw = {'w': np.zeros((3, 2), np.float32)}\n"
 OPEN = MAKE + "session = dps.Session(server, w, optimizer=dps.optim.SGD(1.0), timeout=10)\n"
 SYNC = "dps.Session(server.target, w, optimizer=dps.optim.SGD(1.0), update=dps.SyncReplicas(), timeout=10)"
+LISTED = "{'ps': ['127.0.0.1:2222'], 'worker': ['127.0.0.1:2223']}"
 MISTAKES = {
-    "no such job": ("import dps; dps.Server({'ps': ['127.0.0.1:2222']}, 'worker', 0)", 2, "wanted one of this cluster"),
-    "no such task": ("import dps; dps.Server({'ps': ['127.0.0.1:2222']}, 'ps', 3)", 2, "wanted an index of ps"),
+    "no such job": (f"import dps; dps.Server({LISTED}, 'dataset', 0)", 2, "wanted one of this cluster"),
+    "no such task": (f"import dps; dps.Server({LISTED}, 'ps', 3)", 2, "wanted an index of ps"),
     "no port": ("import dps; dps.Server({'ps': ['127.0.0.1']}, 'ps', 0)", 2, "127.0.0.1"),
-    "beyond loopback": ("import dps; dps.Server({'ps': ['0.0.0.0:2222']}, 'ps', 0)", 5, "0.0.0.0"),
-    "taken": (MAKE + "dps.Server({'ps': [server.address]}, 'ps', 0)", 2, "is taken"),
+    "beyond loopback": ("import dps; dps.Server({'worker': ['0.0.0.0:2222']}, 'worker', 0)", 5, "0.0.0.0"),
+    "taken": (MAKE + "dps.Server({'worker': [server.address]}, 'worker', 0)", 2, "is taken"),
     "no optimizer": (MAKE + "dps.Session(server, w)", 2, "no optimizer for w"),
     "name": (MAKE + "dps.Session(server, {'a/b': w['w']}, optimizer=dps.optim.SGD(1.0))", 2, "cannot be a name"),
     "update mode": (OPEN + SYNC, 2, "SyncReplicas"),
@@ -357,3 +396,22 @@ def test_a_task_that_gets_no_address_on_stdin_ends_with_one_line_and_exit_code_2
     ended = subprocess.run(command, input="", capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     assert ended.stderr.startswith("dps: got --chief - and no address on stdin") and ended.stderr.count("\n") == 1
+
+
+def test_a_launched_task_whose_run_does_not_begin_leaves_the_reason_to_the_launcher(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read, write = os.pipe()
+    os.close(write)
+    stdin = os.dup(0)
+    os.dup2(read, 0)
+    config.launched.set()
+    try:
+        with pytest.raises(SystemExit) as ended:
+            role.chief_from_stdin("worker")
+    finally:
+        config.launched.clear()
+        os.dup2(stdin, 0)
+        os.close(stdin)
+        os.close(read)
+    assert ended.value.code == 3 and capsys.readouterr().err == ""

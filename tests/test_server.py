@@ -32,7 +32,7 @@ def test_job_and_task_may_be_left_out_where_there_is_one_choice_only() -> None:
     with pytest.raises(ConfigError, match="which job is this task of. The cluster has ps, worker"):
         dps.Server({"ps": names(1), "worker": names(1)})
     with pytest.raises(ConfigError, match=r"which task of ps is this. There are \[0, 1\]"):
-        dps.Server({"ps": names(2)})
+        dps.Server({"ps": names(2), "worker": names(1)}, "ps")
 
 
 def run_static(cluster: dict[str, Any]) -> tuple[list[dps.Server], list[int]]:

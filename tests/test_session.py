@@ -298,7 +298,7 @@ def test_addresses() -> None:
         with pytest.raises(ValueError, match="evaluator"):
             dps.Server({"ps": ["127.0.0.1:0"]}, "evaluator", 0)
         with pytest.raises(dps.NotAuthenticated, match="keys"):
-            dps.Server({"ps": ["0.0.0.0:0"]}, "ps", 0)
+            dps.Server({"ps": ["0.0.0.0:0"], "worker": ["127.0.0.1:1"]}, "ps", 0)
     with pytest.raises(DeadlineExceeded, match=r"127\.0\.0\.1:9.*did not answer"):
         dps.Session("127.0.0.1:9", timeout=0.3)
 

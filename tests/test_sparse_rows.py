@@ -15,12 +15,10 @@ import dps
 from dps.actors.caller import Caller
 from dps.actors.ref import Ref
 from dps.errors import ProtocolError, Unavailable
-from dps.protocol import DENSE, LISTED, PARTS, PS, ROWS, Lookup, Push, Rows, RowsUnknown, SharedRows
+from dps.protocol import DENSE, PARTS, PS, ROWS, Lookup, Push, Rows, SharedRows
 from dps.transport.current import runtime
 from dps.transport.shared import SharedMemory
-from dps.transport.tuning import ORDINARY
 from tests.in_process import cluster
-from tests.tuned import tune
 
 ROWS_OF_TABLE, WIDTH, N = 3000, 40, 700
 """Large enough that lookups and pushes of N rows go through shared memory, and that lists are sent once."""
@@ -227,61 +225,6 @@ def test_the_caller_may_change_his_row_numbers() -> None:
             np.testing.assert_array_equal(s.lookup("table", rows), table[rows])
 
 
-# -- lists that are sent once -------------------------------------------------------------------------------------
-
-
-class Counted:
-    """Notes the arrays that a session sends and what the ps answers."""
-
-    def __init__(self, session: dps.Session, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.sent: list[tuple[str, int]] = []
-        caller = session._connection.caller
-        send = caller.send
-
-        def noted(request: Any, message: Any) -> None:
-            if isinstance(message, Lookup | Push):
-                self.sent.append((type(message).__name__, sum(a.dtype.kind == "i" for a in message.arrays)))
-            send(request, message)
-
-        monkeypatch.setattr(caller, "send", noted)
-
-    def take(self) -> list[tuple[str, int]]:
-        taken, self.sent = self.sent, []
-        return taken
-
-
-def test_row_numbers_that_come_again_are_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    with cluster(1, 1) as (server,), session(server) as s:
-        counted = Counted(s, monkeypatch)
-        rows = np.sort(chosen(1))
-        for lists in (1, 0, 0):
-            s.lookup("table", rows.copy())
-            s.push({"table": dps.Rows(rows.copy(), normal(1))})
-            assert counted.take() == [("Lookup", lists), ("Push", 0)]
-        short = rows[: ORDINARY.rows.least - 1]
-        for _ in range(2):
-            s.lookup("table", short)
-            assert counted.take() == [("Lookup", 1)]
-
-
-def test_a_list_that_the_ps_has_forgotten_is_sent_again_under_the_same_request(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    tune(monkeypatch, rows__kept_by_ps=1)
-    one, two = np.sort(chosen(1)), np.sort(chosen(2))
-    pushes: list[tuple[Any, Any]] = []
-    with cluster(1, 1) as (server,), session(server) as s:
-        s.lookup("table", one)
-        counted = Counted(s, monkeypatch)
-        for rows in (two, one, two):
-            np.testing.assert_array_equal(s.lookup("table", rows), after(pushes)[rows])
-            other = one if rows is two else two
-            s.push({"table": dps.Rows(other, normal(3))})
-            pushes.append((other, normal(3)))
-        np.testing.assert_array_equal(s.pull()["table"], after(pushes))
-        assert counted.take()[1:] == [("Push", 0), ("Push", 1)] + [("Lookup", 0), ("Push", 0), ("Push", 1)] * 2
-
-
 # -- peers that mean no good --------------------------------------------------------------------------------------
 
 
@@ -301,6 +244,7 @@ def hostile(server: dps.Server) -> Iterator[tuple[Any, dps.Session]]:
             return caller.ask(Ref(s._connection.peers[0].ref.address, PS), message, 5.0)
 
         before = s.lookup("table", chosen(1))
+        caller._requests._last = s._connection.caller.next_number  # the session has said that all below it is read
         yield ask, s
         np.testing.assert_array_equal(s.lookup("table", chosen(1)), before)
         caller.close()
@@ -337,7 +281,7 @@ def test_values_in_memory_that_is_not_the_senders_are_refused(hostile: Any, what
     memory, where = place(what)
     number = s._pushes.numbers[0] + 1
     nbytes = IDS.nbytes + NBYTES
-    push = Push(s._connection.membership.epoch, number, 0, 0, PARTS, nbytes, [], [[0, ROWS, 0, where]], arrays=(IDS,))
+    push = Push(s._connection.membership.epoch, number, 0, 0, PARTS, nbytes, [], [[0, ROWS, where]], arrays=(IDS,))
     with pytest.raises((ProtocolError, Unavailable)):
         ask(push)
     assert s.push({"table": dps.Rows(IDS, np.zeros((N, WIDTH), np.float32))}).accepted
@@ -345,64 +289,41 @@ def test_values_in_memory_that_is_not_the_senders_are_refused(hostile: Any, what
 
 
 @pytest.mark.parametrize("rows", [IDS + ROWS_OF_TABLE, IDS - 1, IDS * (1 << 52), np.full(N, -(1 << 63))])
-def test_row_numbers_out_of_range_are_refused_and_not_kept(hostile: Any, rows: Any) -> None:
+def test_row_numbers_out_of_range_are_refused(hostile: Any, rows: Any) -> None:
     ask, s = hostile
     epoch = s._connection.membership.epoch
     with pytest.raises(ValueError, match="out of range"):
-        ask(Lookup(epoch, 0, 0, 77, 0, True, (rows,)))
-    assert ask(Lookup(epoch, 0, 0, 77, 0, True)) == RowsUnknown(77)
-
-
-def test_a_list_that_was_never_sent_or_belongs_to_others_is_asked_for(hostile: Any, server: dps.Server) -> None:
-    ask, s = hostile
-    epoch, numbers = s._connection.membership.epoch, s._pushes.numbers
-    for number in (0, 99, -5, 1 << 60):
-        assert ask(Lookup(epoch, 0, 0, number, 0, False)) == RowsUnknown(number)
-    values = np.zeros((N, WIDTH), np.float32)
-    push = Push(epoch, numbers[0] + 1, 0, 0, PARTS, 0, [], [[0, LISTED, 99, []]], arrays=(values,))
-    assert ask(push) == RowsUnknown(99)
-    with session(server.target) as other:
-        assert isinstance(ask(Lookup(epoch, 0, 0, 98, 0, False, (IDS,))), Rows)
-        caller = Caller(runtime(), "other", other._connection.home.keys)
-        caller.incarnation = other._connection.caller.incarnation
-        ref = Ref(s._connection.peers[0].ref.address, PS)
-        caller.expect(ref.address, PS)
-        caller.connect(ref.address, other._connection.home.ticket)
-        assert caller.ask(ref, Lookup(other._connection.membership.epoch, 0, 0, 98, 0, False), 5.0) == RowsUnknown(98)
-        caller.close()
+        ask(Lookup(epoch, 0, 0, 0, True, (rows,)))
 
 
 def test_a_list_that_does_not_fit_its_values_or_its_part_is_refused(hostile: Any) -> None:
     ask, s = hostile
     epoch, numbers = s._connection.membership.epoch, s._pushes.numbers
-    assert isinstance(ask(Lookup(epoch, 0, 0, 96, 0, False, (IDS,))), Rows)
+    assert isinstance(ask(Lookup(epoch, 0, 0, 0, False, (IDS,))), Rows)
     values = np.zeros((N, WIDTH), np.float32)
     described: list[tuple[Any, tuple[Any, ...]]] = [
-        ([[0, LISTED, 96, []]], ()),
-        ([[0, LISTED, 96, []], [0, LISTED, 96, []]], (values, values)),
-        ([[0, DENSE, 96, [None, 0]]], ()),
-        ([[1, LISTED]], (values,)),
-        ([["x", LISTED, 96, []]], (values,)),
+        ([[0, ROWS, []]], (IDS,)),
+        ([[0, ROWS, []], [0, ROWS, []]], (IDS, values, IDS, values)),
+        ([[0, DENSE, [None, 0]]], ()),
+        ([[1, ROWS]], (IDS, values)),
+        ([["x", ROWS, []]], (IDS, values)),
     ]
     for parts, arrays in described:
         with pytest.raises(ProtocolError):
             ask(Push(epoch, numbers[0] + 1, 0, 0, PARTS, 0, [], parts, arrays=arrays))
-    assert isinstance(ask(Lookup(epoch, 0, 0, 0, 0, False, (IDS.astype(np.int32),))), Rows)
+    assert isinstance(ask(Lookup(epoch, 0, 0, 0, False, (IDS.astype(np.int32),))), Rows)
     for bad in (IDS.astype(np.float64), IDS.reshape(1, -1), IDS.astype(np.int16)):
         with pytest.raises(ValueError, match="int64 of shape"):
-            ask(Lookup(epoch, 0, 0, 0, 0, False, (bad,)))
-    for part in (7, -1, 1 << 40):
+            ask(Lookup(epoch, 0, 0, 0, False, (bad,)))
+    for part, arrays in ((7, (IDS,)), (-1, (IDS,)), (1 << 40, (IDS,)), (0, ()), (0, (IDS, IDS))):
         with pytest.raises(ValueError, match="is not on"):
-            ask(Lookup(epoch, 0, part, 0, 0, False, (IDS,)))
+            ask(Lookup(epoch, 0, part, 0, False, arrays))
 
 
 def test_what_one_session_makes_the_ps_keep_is_bounded(hostile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ask, s = hostile
-    for number in range(1000, 1100):
-        assert isinstance(ask(Lookup(s._connection.membership.epoch, 0, 0, number, 0, False, (IDS,))), Rows)
-    assert ask(Lookup(s._connection.membership.epoch, 0, 0, 1000, 0, False)) == RowsUnknown(1000)
     kinds = [
-        type(ask(Lookup(s._connection.membership.epoch, 0, 0, 1099, 0, True))) for _ in range(12)
+        type(ask(Lookup(s._connection.membership.epoch, 0, 0, 0, True, (IDS,)))) for _ in range(12)
     ]  # none of these says that an answer was read
     assert kinds.count(SharedRows) <= 4 and kinds[-1] is Rows
 

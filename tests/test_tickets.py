@@ -10,12 +10,24 @@ import numpy as np
 import pytest
 
 import dps
+from dps.actors import tickets as tickets_of_nodes
 from dps.actors.caller import Caller
-from dps.actors.messages import Done
+from dps.actors.messages import Done, Failed, Waiting
 from dps.actors.ref import Ref
-from dps.actors.tickets import ROUTES, STRANGER, STRANGERS, STRANGERS_ROUTES, Present, Tickets, digest
+from dps.actors.tickets import (
+    EARLY,
+    EARLY_S,
+    ROUTES,
+    STRANGER,
+    STRANGERS,
+    STRANGERS_ROUTES,
+    Peer,
+    Present,
+    Tickets,
+    digest,
+)
 from dps.errors import Aborted, DeadlineExceeded, DpsError, NotAuthenticated
-from dps.protocol import PS, RUN, Decide, Enter, Probe, Pull, Push, Report
+from dps.protocol import PS, RUN, Decide, Enter, Probe, Probed, Pull, Push, Pushed, Report
 from dps.run_protocol import (
     AGENT,
     CHIEF,
@@ -33,6 +45,7 @@ from dps.run_protocol import (
     SaveShard,
     StopTask,
 )
+from dps.transport.connections import Connections
 from dps.transport.current import runtime
 from dps.transport.message import Message
 from tests.in_process import cluster
@@ -65,7 +78,7 @@ class Attack:
 
 
 @pytest.fixture(scope="module", params=["tcp", "ipc", "inproc"])
-def attack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attack]:
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attack]:
     folder = tmp_path_factory.mktemp("run")
     with (
         cluster(1, 1, request.param, folder, trusted=True) as (worker,),
@@ -77,6 +90,13 @@ def attack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield made
         made.caller.close()
         assert session.push({"a": np.ones(4, np.float32)}).accepted
+
+
+@pytest.fixture
+def attack(run: Attack, monkeypatch: pytest.MonkeyPatch) -> Attack:
+    """Nobody is told to wait, because the ticket may still come."""
+    monkeypatch.setattr(tickets_of_nodes, "EARLY_S", 0.0)
+    return run
 
 
 def unharmed(attack: Attack) -> None:
@@ -157,6 +177,8 @@ def test_a_task_whose_process_lives_is_not_replaced_and_its_end_is_nobody_else_s
     chief, address = Ref(attack.worker.target, CHIEF), attack.worker.address
     for message in (
         Register("worker", 0, "127.0.0.1:9", 1, 0, {}), Register("ps", 0, "127.0.0.1:9", 1, 1 << 40, {}),
+        Register("worker", -1, "127.0.0.1:9", attack.worker.home().process, 0, {}),
+        Register("worker", -1, address, 1, 0, {}), Register("ps", -1, "127.0.0.1:9", 1, 1 << 40, {}),
         Register("client", 0, address, 1, 0, {}, b"x" * 16), Leave("worker", 0, "was killed", -9),
     ):  # fmt: skip
         with pytest.raises(DeadlineExceeded):
@@ -182,6 +204,97 @@ def test_a_session_sends_no_message_that_has_to_be_looked_into(monkeypatch: pyte
     assert not {"Push", "Pull", "Release"} & set(looked)
 
 
+# -- a ticket that is on its way --------------------------------------------------------------------------------
+
+
+class Late:
+    """Another connection of a session's process, on which the ticket comes after other messages, as when libzmq sends
+    what it kept while the connection was broken."""
+
+    def __init__(self, worker: dps.Server, session: dps.Session) -> None:
+        self.attack = Attack(worker, session)
+        self.ticket = worker._node.ticket
+        self.answers: list[Message] = []
+
+    def open(self, ref: Ref, message: Message) -> Any:
+        """Send a request until it has its last answer."""
+
+        def feed(answer: Message) -> bool:
+            self.answers.append(answer)
+            return not isinstance(answer, Waiting)
+
+        return self.attack.caller.start(ref, message, feed, resend_s=0.05)
+
+    def come(self, request: Any, ref: Ref) -> Message:
+        """The ticket comes, and then the answer."""
+        caller = self.attack.caller
+        assert not caller.wait([request], 0.3) and self.answers
+        assert {type(answer) for answer in self.answers} == {Waiting}
+        caller.connect(ref.address, self.ticket)
+        assert caller.wait([request], 10.0)
+        return self.answers[-1]
+
+
+@pytest.fixture
+def late() -> Iterator[Late]:
+    with (
+        cluster(1, 1, trusted=True) as (worker,),
+        dps.Session(worker, {"a": np.zeros(4, np.float32)}, optimizer=dps.optim.SGD(1.0)) as session,
+    ):
+        made = Late(worker, session)
+        yield made
+        made.attack.caller.close()
+
+
+def test_a_push_that_comes_before_the_ticket_is_told_to_wait_and_counts_once(late: Late) -> None:
+    attack = late.attack
+    answer = late.come(late.open(attack.ps, attack.push()), attack.ps)
+    assert isinstance(answer, Pushed) and answer.status == "applied"
+    assert attack.session.stats()["ps:0"]["refused_messages"] == 0
+    np.testing.assert_array_equal(attack.session.pull()["a"], np.full(4, -1000.0, np.float32))
+
+
+def test_a_probe_and_what_a_session_asks_the_chief_wait_for_the_ticket(late: Late) -> None:
+    attack = late.attack
+    assert isinstance(late.come(late.open(attack.ps, Probe([])), attack.ps), Probed)
+    late.answers.clear()
+    chief, number = Ref(attack.worker.target, CHIEF), attack.connection.number
+    assert isinstance(late.come(late.open(chief, Save(number)), chief), Failed)  # there is no checkpoint_dir
+    assert "checkpoint_dir" in late.answers[-1].text  # type: ignore[attr-defined]
+
+
+def test_who_presents_another_ticket_is_refused_at_once(late: Late) -> None:
+    attack = late.attack
+    attack.present(runtime().secret())
+    with pytest.raises(NotAuthenticated, match="which is worker:0's"):
+        attack.ask(attack.ps, attack.push())
+
+
+def test_nobody_is_told_to_wait_for_long_or_often() -> None:
+    tickets, _ = table()
+    tickets.admit("run", [[digest(b"w"), "worker:0", "worker", [3]]])
+
+    def told(route: bytes, peer: Peer, message: Message, claim: int, now: float) -> type:
+        error = tickets.check(peer, claim, message)
+        assert error is not None
+        return type(tickets.answer(error, route, peer, now))
+
+    assert told(b"1", STRANGER, Done(), 3, 100.0) is Waiting
+    assert told(b"1", STRANGER, Done(), 3, 100.0 + EARLY_S - 1) is Waiting
+    assert told(b"1", STRANGER, Done(), 3, 100.0 + EARLY_S) is NotAuthenticated
+    often = [told(b"2", STRANGER, Done(), 3, 100.0) for _ in range(EARLY + 1)]
+    assert often == [Waiting] * EARLY + [NotAuthenticated]
+    new = tickets.present(b"3", digest(b"n"), 200.0)
+    members = Members(1, 1, [], [], [], 0)
+    assert told(b"3", new, Done(), 3, 200.0) is NotAuthenticated
+    assert told(b"3", new, members, 0, 200.0) is Waiting
+    assert told(b"3", new, members, 0, 200.0 + EARLY_S) is NotAuthenticated
+    assert told(b"w", tickets.present(b"w", digest(b"w"), 200.0), members, 3, 200.0) is NotAuthenticated
+    for route in range(STRANGERS + 10):
+        told(b"many %d" % route, STRANGER, Done(), 3, 300.0)
+    assert len(tickets._early) == STRANGERS
+
+
 # -- the table --------------------------------------------------------------------------------------------------
 
 
@@ -193,6 +306,7 @@ class End:
 
     def __init__(self) -> None:
         self.names: dict[bytes, Any] = {}
+        self.accepted = Connections()
 
     def paired(self, name: bytes) -> Any:
         return self.names.get(name)

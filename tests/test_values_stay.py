@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import dps
-from dps.client.arrived import Arrived
 from dps.client.transfers import PullTransfer
 from dps.transport.real import RealRuntime
 from tests.in_process import cluster
@@ -42,7 +41,7 @@ def brought(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     def noted(self: PullTransfer, piece: Any) -> bool:
         over = take(self, piece)
         if over:
-            found.append(isinstance(self.taken, Arrived))
+            found.append(isinstance(self.values, list))
         return over
 
     monkeypatch.setattr(PullTransfer, "_take", noted)

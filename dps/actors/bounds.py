@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-
 from dps.errors import Unavailable
-
-log = logging.getLogger("dps")
+from dps.telemetry import log
 
 PROCESSES = 4096
 """The most processes whose refusals are remembered."""
 
 
 class Bound:
-    """Of one kind of thing. One more than the bound is refused, counted, and logged once for each process."""
+    """The bound on things of one kind. One more than the bound is refused, counted, and logged once a process."""
 
     def __init__(self, what: str, most: int) -> None:
         """`what`: in the plural, such as "pulls that wait"."""

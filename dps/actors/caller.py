@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from dps.actors.ref import Ref
 from dps.actors.requests import Feed, Question, Request, Requests
 from dps.actors.tickets import introduction
 from dps.errors import DeadlineExceeded, NotAuthenticated, ProtocolError
+from dps.telemetry import log
 from dps.transport.endpoint import Connected, Delivery, Disconnected, Refused, Runtime
 from dps.transport.message import Message
 from dps.transport.wire import Envelope, decode, unbundle
@@ -20,7 +20,6 @@ from dps.transport.wire import Envelope, decode, unbundle
 if TYPE_CHECKING:
     from dps.transport.keys import Credentials
 
-log = logging.getLogger("dps")
 NEVER = float("inf")
 
 
@@ -95,7 +94,7 @@ class Caller:
         try:
             while self._heard is None and wait_s > 0:
                 self.turn(wait_s)
-                wait_s = deadline - self._time.now()
+                wait_s = deadline - self._time.received_at
             return self._heard
         finally:
             self._posted, self._heard = 0, None
@@ -137,8 +136,7 @@ class Caller:
             if now >= deadline:
                 self.poll()
                 return _all_complete(requests)
-            next_at = self._requests.next_at()
-            until = deadline if next_at is None or next_at > deadline else next_at
+            until = min(deadline, self._requests.next_at())
             self.turn(min(max(0.0, until - now), 10.0))
             now = self._time.now()
         return True
@@ -186,7 +184,7 @@ class Caller:
         """Send all queued messages and handle one event; False if none came in time. Blocks up to `wait_s`."""
         self._outbox.flush()
         event = self._time.receive(self._endpoint, wait_s)
-        now = self._time.now()
+        now = self._time.received_at
         if event.__class__ is Delivery:
             self._take(event, now)
         elif isinstance(event, Connected):

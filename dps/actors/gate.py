@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from dps.errors import PermissionDenied
+from dps.telemetry import log
 from dps.transport.address import origin, user
 from dps.transport.endpoint import Route
 from dps.transport.message import Message
-
-log = logging.getLogger("dps")
 
 PEERS, ROUTES = 4096, 65536
 """The most peers whose refused messages are counted, and the most connections whose keys are known."""
@@ -19,7 +17,7 @@ NOBODY = "", ""
 
 
 class Gate:
-    """Of one node. A peer is a role on a host; what it may not send is counted, and logged once."""
+    """The gate of one node. It counts what a peer (a role on a host) sends and may not send, and logs the first one."""
 
     def __init__(self, address: str) -> None:
         """`address`: of the node, from which it may send itself everything."""

@@ -1,20 +1,16 @@
-"""The nodes of this process, by their addresses: for reads in place."""
+"""Which actors are in this process, by the addresses of their nodes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Container
 from weakref import WeakKeyDictionary
 
 from dps.transport.endpoint import Runtime
 
-if TYPE_CHECKING:
-    from dps.actors.actor import Actor
-    from dps.actors.system import Node
-
-local_nodes: WeakKeyDictionary[Runtime, dict[str, Node]] = WeakKeyDictionary()
+local_nodes: WeakKeyDictionary[Runtime, dict[str, Container[str]]] = WeakKeyDictionary()
+"""The names of the actors of each node."""
 
 
-def local_actor(runtime: Runtime, address: str, name: str) -> Actor | None:
-    """An actor on a node of this process; None if its node is in another process."""
-    node = local_nodes.get(runtime, {}).get(address)
-    return None if node is None else node.actors.get(name)
+def is_local(runtime: Runtime, address: str, name: str) -> bool:
+    """Whether a node of this process has this address and an actor of this name."""
+    return name in local_nodes.get(runtime, {}).get(address, ())

@@ -33,3 +33,8 @@ class Waiting(Message, kind=3, roles=ANSWER):
     """The request was received and waits; `reason` names whom it waits for. Never the last answer."""
 
     reason: str
+
+
+def ends(answer: Message) -> bool:
+    """Whether an answer ends a request: the feed of those of whose answer nothing is wanted."""
+    return not isinstance(answer, Waiting)

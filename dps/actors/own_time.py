@@ -7,6 +7,8 @@ stopped, so a `receive` that took much longer than its timeout shows the stop.
 
 from __future__ import annotations
 
+import math
+
 from dps.transport.endpoint import Endpoint, Event, Runtime
 
 SHARE = 0.4
@@ -18,20 +20,29 @@ class OwnTime:
     """Counts the seconds in which its owner could have received messages. Belongs to one thread."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+        self._now = runtime.now
         self._longest_s = SHARE * runtime.silence_s
         self.stood_still_s = 0.0
         """Seconds left out so far."""
+        self.received_at = 0.0
+        """When the last `receive` returned, on the clock of `now`."""
+        self.asked_s = 0.0
+        """How long it was to wait at most."""
 
     def now(self) -> float:
         """Monotonic seconds, without those in which the process was stopped."""
-        return self._runtime.now() - self.stood_still_s
+        return self._now() - self.stood_still_s
 
-    def receive(self, endpoint: Endpoint, wait_s: float) -> Event | None:
-        """Like `Endpoint.receive`. If the process was stopped meanwhile, none of the wait counts."""
-        began = self._runtime.now()
+    def receive(self, endpoint: Endpoint, wait_s: float, until: float = math.inf) -> Event | None:
+        """Like `Endpoint.receive`, but waits no longer than `until`, on the clock of `now`. If the process was stopped
+        meanwhile, none of the wait counts."""
+        began = self._now()
+        left_s = until - (began - self.stood_still_s)  # in this order it is rounded as `now` is
+        if left_s < wait_s:
+            wait_s = max(0.0, left_s)
         event = endpoint.receive(wait_s)
-        took_s = self._runtime.now() - began
-        if took_s - wait_s > self._longest_s:
-            self.stood_still_s += took_s
+        ended = self._now()
+        if ended - began - wait_s > self._longest_s:
+            self.stood_still_s += ended - began
+        self.received_at, self.asked_s = ended - self.stood_still_s, wait_s
         return event

@@ -9,14 +9,15 @@ AGAIN_S = 10.0
 class Patience:
     """Reporting times for one task that waits now and then. Times are the runtime's."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_s: float = FIRST_S) -> None:
+        self._first_s = first_s
         self._since: float | None = None
         self._tell_at = 0.0
 
     def due(self, now: float) -> bool:
         """Whether to report the current wait now. The first call of a wait begins it."""
         if self._since is None:
-            self._since, self._tell_at = now, now + FIRST_S
+            self._since, self._tell_at = now, now + self._first_s
         if now < self._tell_at:
             return False
         self._tell_at = now + AGAIN_S

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dps.actors.tickets import STRANGER, Peer
-from dps.errors import NotAuthenticated
+from dps.actors.tickets import STRANGER, Peer, Unproven
 from dps.record import record
 from dps.transport.endpoint import Route
 
@@ -33,8 +32,12 @@ class Sender(NamedTuple):
     """Its process, as proven by a ticket."""
 
     def client(self, number: int) -> tuple[str, int]:
-        """A client of that process, by the number that the process gave it: nobody else can be it. Raises
-        NotAuthenticated for a process that has presented no ticket."""
-        if not self.peer.ticket:
-            raise NotAuthenticated(f"got a message of {self.name} before its ticket; wanted the ticket first")
+        """A client of that process, by the number that the process gave it: nobody else can be it. Raises Unproven for
+        a process that has presented no ticket."""
+        self.check_ticket()
         return self.peer.ticket, number
+
+    def check_ticket(self) -> None:
+        """Raise Unproven for a process elsewhere that has presented no ticket."""
+        if not self.peer.ticket and isinstance(self.route, bytes):
+            raise Unproven(f"got a message of {self.name} before its ticket; wanted the ticket first")

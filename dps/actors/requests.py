@@ -9,6 +9,7 @@ dropped.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
 
 from dps.actors.ref import Ref
@@ -109,6 +110,8 @@ class Requests:
         if request.feed(message):
             request.complete = True
             self._open.pop(number, None)
+        else:  # over a slow connection the rest of an answer may take longer than any interval
+            request.next_at = now + request.resend_s
 
     def close(self, request: Request) -> None:
         """Forget a request; later answers to it are dropped."""
@@ -142,8 +145,8 @@ class Requests:
         found = [r for r in self._open.values() if r.to.address == address]
         return [(r, m) for r in found if (m := r.again()) is not None]
 
-    def next_at(self) -> float | None:
-        """When `due` has something to do next; None while nothing waits."""
+    def next_at(self) -> float:
+        """When `due` has something to do next; infinity while nothing waits."""
         while self._timers and self._timers[0][1] not in self._open:
             heapq.heappop(self._timers)
-        return self._timers[0][0] if self._timers else None
+        return self._timers[0][0] if self._timers else math.inf

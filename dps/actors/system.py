@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import logging
-import traceback
 from collections import deque
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dps.actors.actor import Actor
+from dps.actors.hosted import Hosted
 from dps.actors.local import local_nodes
-from dps.actors.mail import envelopes
+from dps.actors.mail import ENOUGH, SENSELESS, SHORT_NBYTES, envelopes, to_self, too_long
 from dps.actors.messages import Done, Failed, Waiting
 from dps.actors.outbox import Outbox
 from dps.actors.own_time import OwnTime
@@ -23,15 +21,15 @@ from dps.actors.tickets import STRANGER, Present, Tickets, introduction
 from dps.actors.timer import Timer
 from dps.actors.watch import Watch
 from dps.errors import DeadlineExceeded, DpsError, NotAuthenticated, OutOfDescriptors, ProtocolError, Unavailable
+from dps.telemetry import log, stack
 from dps.transport.endpoint import Connected, Delivery, Disconnected, Endpoint, Event, Refused, Route, Runtime, Task
 from dps.transport.message import Message
-from dps.transport.wire import Envelope, encode, peek
+from dps.transport.wire import Envelope, peek
 
 if TYPE_CHECKING:
     from dps.actors.gate import Gate
     from dps.transport.address import Binding
     from dps.transport.keys import Credentials
-log = logging.getLogger("dps")
 
 Then = Callable[[Message | Exception], None]
 NEVER = float("inf")
@@ -60,16 +58,16 @@ class Node:
         self.ticket = runtime.secret()
         """What this process presents."""
         self.tickets = Tickets(self._endpoint, self.ticket)
+        self.accepted = self._endpoint.accepted
         self._source: object = None
         self._gate: Gate | None = None
         if self._endpoint.keyed:
             from dps.actors.gate import Gate
 
             self._gate = Gate(self.address)
-        self.actors: dict[str, Actor] = {}
+        self.actors: dict[str, Hosted] = {}
         self.refused_messages = 0
-        self._time = OwnTime(runtime)
-        self._tuning = runtime.tuning.nodes
+        self._time, self._tuning = OwnTime(runtime), runtime.tuning.nodes
         self._requests = Requests(self._tuning)
         self._watch = Watch(runtime.silence_s)
         self._broken: set[str] = set()
@@ -86,7 +84,7 @@ class Node:
 
     # -- from any thread ------------------------------------------------------------------------------------
 
-    def host(self, name: str, actor: Actor) -> Ref:
+    def host(self, name: str, actor: Hosted) -> Ref:
         """Give an actor a name on this node, before `start`."""
         actor.node, actor.name = self, name
         self.actors[name] = actor
@@ -94,7 +92,7 @@ class Node:
 
     def start(self) -> None:
         """Run the node on a thread of its own."""
-        local_nodes.setdefault(self.runtime, {})[self.address] = self
+        local_nodes.setdefault(self.runtime, {})[self.address] = self.actors
         self._task = self.runtime.spawn(f"node {self.name}", self._run)
 
     def post(self, call: Callable[[], None]) -> None:
@@ -118,14 +116,17 @@ class Node:
         self._send(to.address, Envelope(message, to.actor, 0, self.name))
 
     def ask(
-        self, to: Ref, message: Message, timeout_s: float, then: Then, again: Message | None = None
-    ) -> Callable[[], None]:
+        self, to: Ref, message: Message, timeout_s: float, then: Then, again: Message | None = None,
+        waits: Callable[[str], None] = lambda reason: None,
+    ) -> Callable[[], None]:  # fmt: skip
         """Send a request until an answer comes; `then` gets it, or DeadlineExceeded, or the error that it carries.
-        `again` is sent while no answer has come; None: the message. Returns a function that drops the request."""
+        `again` is sent while no answer has come; None: the message. `waits` gets the reason of each answer that only
+        says to wait. Returns a function that drops the request."""
         now = self._time.now()
 
         def feed(answer: Message) -> bool:
             if isinstance(answer, Waiting):
+                waits(answer.reason)
                 return False
             self._guard(lambda: then(answer.exception() if isinstance(answer, Failed) else answer))
             return True
@@ -170,13 +171,8 @@ class Node:
         if ticket != b"" and address != self.address:
             self._endpoint.introduce(address, introduction(ticket or self.ticket, self._endpoint, self.name))
 
-    def pair(self, route: Route, name: bytes) -> bytes:
-        """Let a peer on this machine send datagrams; it gets datagrams once it has sent one. Returns the name of this
-        node's datagram socket, or b"" if it cannot be reached that way."""
-        return self.tickets.pair(route, name)
-
     def flush(self) -> None:
-        """Send all queued messages now, not at the end of the turn, because this turn still has much work to do."""
+        """Send all queued messages now, not at the end of the turn: this turn still has much work to do."""
         self._outbox.flush()
 
     def now(self) -> float:
@@ -215,7 +211,7 @@ class Node:
                 actor.started()
             self._turned_at = self._time.now()
             while not self._stop_asked:
-                self._turn(self._wait_s())
+                self._turn()
             for actor in list(self.actors.values()):
                 self._guard(actor.stopping)
             self._answer_mailbox()
@@ -224,34 +220,26 @@ class Node:
             log.critical("%s: %s", self.name, error)
             self.failed(error)
         except Exception as error:
-            log.critical(
-                "%s: an error inside dps ends this task; please report it\n%s", self.name, traceback.format_exc()
-            )
+            log.critical("%s: an error inside dps ends this task; please report it\n%s", self.name, stack())
             self.failed(error)
         finally:
             local_nodes.get(self.runtime, {}).pop(self.address, None)
             self._endpoint.close()
 
-    def _wait_s(self) -> float:
-        if self._posted:
-            return 0.0
-        at = min(self._judges_at(), self._timers[0].at if self._timers else NEVER)
-        return 10.0 if at == NEVER else max(0.0, at - self._time.now())
-
     def _judges_at(self) -> float:
         """When the next request is resent, or the next silent node counts as lost."""
-        asked, watched = self._requests.next_at(), self._watch.next_at()
-        return min(NEVER if asked is None else asked, NEVER if watched is None else watched)
+        return min(self._requests.next_at(), self._watch.next_at())
 
-    def _turn(self, wait_s: float) -> None:
-        stood_still_s = self._time.stood_still_s
-        event = self._time.receive(self._endpoint, wait_s)
-        if self._time.stood_still_s > stood_still_s:
-            self._watch.stood_still(self._time.now())
+    def _turn(self, longest_s: float = 10.0) -> None:
+        judges, time, stood_still_s = self._judges_at(), self._time, self._time.stood_still_s
+        until = min(judges, self._timers[0].at) if self._timers else judges
+        event = time.receive(self._endpoint, 0.0 if self._posted else longest_s, until)
+        now, wait_s = time.received_at, time.asked_s
+        if time.stood_still_s > stood_still_s:
+            self._watch.stood_still(now)
         if event is not None:
             self._take(event)
-        now, judges = self._time.now(), self._judges_at()
-        if judges <= now:
+        if judges <= now:  # the event may be the awaited one
             now, judges = self._drain(now)
         took_s, self._turned_at = now - self._turned_at, now
         if took_s - wait_s > self._tuning.held_up_s:
@@ -275,9 +263,26 @@ class Node:
         return now, self._judges_at()
 
     def _take(self, event: Event) -> None:
-        if event.__class__ is Delivery:
-            self._deliver(event)
-        elif isinstance(event, Connected):
+        if event.__class__ is not Delivery:
+            self._changed(event)
+            return
+        self._source = event.source
+        if self._gate is not None:
+            self.asker, self.user = self._gate.sender(event.route, event.source)
+        if len(event.header) > SHORT_NBYTES and (error := too_long(event, self.tickets)) is not None:
+            self._refuse(event.route, event.header, error, ENOUGH)
+            return
+        for envelope in envelopes(event, self._refuse):
+            if envelope.actor:
+                self._hand_over(event.route, envelope)
+            elif envelope.message.__class__ is Present:
+                self.tickets.presented(event.route, envelope.message, self.user, self._time.now())
+            elif event.route.__class__ is str:  # an answer comes from where this node has connected to
+                self._guard(partial(self._requests.answer, envelope.request, envelope.message, self._time.now()))
+
+    def _changed(self, event: Event) -> None:
+        """A connection came up, broke or was refused."""
+        if isinstance(event, Connected):
             self._connected(event.address)
         elif isinstance(event, Disconnected):
             self._broken.add(event.address)
@@ -311,31 +316,21 @@ class Node:
         for request, message in self._requests.to_address(address):
             self._send(address, Envelope(message, request.to.actor, request.number, self.name))
 
-    def _deliver(self, event: Delivery) -> None:
-        self._source = event.source
-        if self._gate is not None:
-            self.asker, self.user = self._gate.sender(event.route, event.source)
-        for envelope in envelopes(event, self._refuse):
-            if envelope.actor:
-                self._hand_over(event.route, envelope)
-            elif envelope.message.__class__ is Present:
-                self.tickets.presented(event.route, envelope.message, self.user)
-            elif event.route.__class__ is str:  # an answer comes from where this node has connected to
-                self._guard(partial(self._requests.answer, envelope.request, envelope.message, self._time.now()))
-
     def _hand_over(self, route: Route, envelope: Envelope) -> None:
         message, name, request, told, claim = envelope
         peer = self.tickets.by_route.get(route, STRANGER)
-        error: NotAuthenticated | None = None
-        if self._gate is not None:
-            error = self._gate.check(route, self.asker, self._source, message)
+        gate = self._gate
+        error: NotAuthenticated | None = None if gate is None else gate.check(route, self.asker, self._source, message)
         if error is None and (claim not in peer.claims or message.proven) and route != self.address:
             error, claim = self.tickets.check(peer, claim, message), claim if claim in peer.claims else 0
         sender = Sender(route, request, peer.name or told, claim, peer)
         actor = self.actors.get(name)
         if error is not None:
-            self.refused_messages += 1
-            self.answer(sender, error)
+            said = self.tickets.answer(error, route, peer, self._time.now())
+            if said.__class__ is not Waiting:
+                self.refused_messages += 1
+                self.accepted.blame(route)
+            self.answer(sender, said)
         elif actor is None:
             self.answer(sender, Unavailable(f"{self.name} hosts no {name!r}, only {sorted(self.actors)}"))
         else:
@@ -345,26 +340,27 @@ class Node:
         """Make an actor of this node handle a message as if it had just arrived."""
         self._handle(self.actors[name], message, sender)
 
-    def _handle(self, actor: Actor, message: Message, sender: Sender) -> None:
+    def _handle(self, actor: Hosted, message: Message, sender: Sender) -> None:
         try:
             actor.handle(message, sender)
         except OutOfDescriptors:
             raise
         except DpsError as error:
-            self.answer(sender, error)
+            self.answer(sender, self.tickets.answer(error, sender.route, sender.peer, self._time.now()))
         except (ValueError, TypeError) as error:
             log.debug("%s: refused %s: %s", self.name, type(message).__name__, error, exc_info=True)
             self.answer(sender, error)
         except Exception as error:
-            text = traceback.format_exc()
+            text = stack()
             about = self.name, actor.name, type(message).__name__, text
             log.error("%s: an error inside dps, where %s handles %s; please report it\n%s", *about)
             self.answer(sender, Failed.of(error, self.name, text))
 
-    def _refuse(self, route: Route, header: bytes, error: ProtocolError) -> None:
+    def _refuse(self, route: Route, header: bytes, error: ProtocolError, strikes: int = 1) -> None:
         self.refused_messages += 1
         log.debug("%s: refused a message: %s", self.name, error)
         known = peek(header)
+        self.accepted.blame(route, strikes if known is not None else SENSELESS)
         if known is not None and known[1] and known[0] > 0:
             self.answer(Sender(route, known[0], "", 0), error)
 
@@ -374,7 +370,7 @@ class Node:
         except OutOfDescriptors:
             raise
         except Exception:
-            about = self.name, traceback.format_exc()
+            about = self.name, stack()
             log.error(
                 "%s: an error inside dps, in a timer or in the handler of an answer; please report it\n%s", *about
             )
@@ -393,8 +389,6 @@ class Node:
         self._outbox.put(route, envelope, done)
 
     def _deliver_local(self, envelope: Envelope, done: Callable[[], None] | None) -> None:
-        header, arrays = encode(envelope)
-        frames = [memoryview(a.tobytes()) for a in arrays]  # copies: frames belong to the receiver
-        self._deliver(Delivery(self.address, header, frames))
+        self._take(to_self(self.address, envelope))
         if done is not None:
             done()

@@ -1,4 +1,4 @@
-"""Which process is at the other end of a connection: proven by its ticket, the first message on the connection.
+"""Identifies the process at the other end of a connection by its ticket, the first message on the connection.
 
 A ticket is 128 random bits that one process makes and presents to the chief and to the ps, on each of its connections.
 The chief admits the ticket with the process and tells the ps of it. Nodes keep and send its digest only, so nobody who
@@ -8,12 +8,13 @@ the ticket's.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
+from dps.actors.messages import Waiting
 from dps.errors import NotAuthenticated
+from dps.telemetry import log
 from dps.transport.endpoint import Endpoint, Route
 from dps.transport.message import Message
 from dps.transport.roles import ANSWER
@@ -24,15 +25,22 @@ try:
 except ImportError:
     from hashlib import blake2s
 
-log = logging.getLogger("dps")
 
 STRANGERS, STRANGERS_ROUTES = 4096, 16
 """The most tickets that a node keeps which nobody has admitted, and the most connections on which such a one is
 presented. Beyond either the oldest are forgotten."""
 ROUTES = 256
 """The most connections on which an admitted ticket is presented to one node."""
+EARLY_S, EARLY = 5.0, 1024
+"""For so long a process may be unknown here, and for so many messages its ticket may be on its way: what was sent while
+its connection was broken leaves before the ticket when that comes back."""
 NO_CLAIM = frozenset([0])
 SERVERS = frozenset({"chief", "ps"})
+
+
+class Unproven(NotAuthenticated):
+    """Got a message of a process that has presented no ticket, or one that nobody has admitted. Both may be on their
+    way, so the sender is told to wait at first."""
 
 
 class Present(Message, kind=4, roles=ANSWER):
@@ -46,7 +54,7 @@ class Present(Message, kind=4, roles=ANSWER):
 class Peer:
     """A process, as a node knows it by the ticket that it presented. Only `Tickets` changes it."""
 
-    __slots__ = ("claims", "key", "name", "refused", "role", "routes", "ticket")
+    __slots__ = ("claims", "key", "name", "near", "refused", "role", "routes", "since", "ticket")
 
     def __init__(self, ticket: str = "") -> None:
         self.ticket = ticket
@@ -57,8 +65,12 @@ class Peer:
         """Its task, such as "worker:3", and its job; "" while nobody has admitted it."""
         self.claims = NO_CLAIM
         """The incarnations that its headers may claim."""
+        self.near = False
+        """Whether it has read memory of this process, so that memory which it names may be read."""
         self.refused = False
         """Whether a message of it was refused."""
+        self.since = 0.0
+        """When it first presented its ticket."""
         self.routes: deque[Route] = deque()
 
 
@@ -86,13 +98,16 @@ class Tickets:
     def __init__(self, endpoint: Endpoint, own: bytes) -> None:
         """`own`: the ticket of this process, with which its own messages come."""
         self._endpoint = endpoint
+        endpoint.accepted.admitted = self.is_admitted
         self.by_route: dict[Route, Peer] = {}
         self._known: dict[str, Peer] = {}
         """By the digest of their ticket."""
         self._groups: dict[str, set[str]] = {}
         """The tickets that were admitted together, by the name of their group."""
         self._strangers: dict[str, Peer] = {}
-        """Those of `_known` that are in no group, the oldest first."""
+        """The tickets of `_known` that are in no group, the oldest first."""
+        self._early: dict[Route, tuple[float, int]] = {}
+        """Of each connection without a ticket that was told to wait: since when, and how often."""
         self._claimed: dict[int, Peer] = {}
         """By each incarnation that a peer may claim."""
         self.admit("own", [[digest(own), "", "", ()]])
@@ -100,11 +115,13 @@ class Tickets:
 
     # -- connections --------------------------------------------------------------------------------------------
 
-    def present(self, route: Route, ticket: str) -> Peer:
+    def present(self, route: Route, ticket: str, now: float = 0.0) -> Peer:
         """Note that the process at a route has presented the ticket of this digest."""
+        self._early.pop(route, None)
         peer = self._known.get(ticket)
         if peer is None:
             peer = self._known[ticket] = Peer(ticket)
+            peer.since = now
             self._add_stranger(peer)
         before = self.by_route.get(route)
         if before is not None:
@@ -123,7 +140,7 @@ class Tickets:
             for route in oldest.routes:
                 del self.by_route[route]
 
-    def presented(self, route: Route, message: Present, key: str = "") -> None:
+    def presented(self, route: Route, message: Present, key: str = "", now: float = 0.0) -> None:
         """A process has opened a connection. Its datagrams go on if it had paired on an earlier one. `key`: whose the
         connection's key is. A ticket that was presented with another one counts for nothing. But sessions of a chief
         or ps have a worker's or reader's key beside that of their node, with the same ticket."""
@@ -131,17 +148,26 @@ class Tickets:
         keys = {key, self._known[ticket].key if ticket in self._known else ""} - {""}
         if len(keys) > 1 and keys.isdisjoint(SERVERS):
             return
-        peer, before = self.present(route, ticket), self._endpoint.paired(message.direct)
+        peer, before = self.present(route, ticket, now), self._endpoint.paired(message.direct)
         peer.key = key
         if before is not None and self.by_route.get(before) is peer:
             self._endpoint.pair(route, message.direct, False)
 
     def pair(self, route: Route, name: bytes) -> bytes:
-        """As Node.pair."""
+        """Let a peer on this machine send datagrams; it gets datagrams once it has sent one. Returns the name of this
+        node's datagram socket, or b"" if it cannot be reached that way."""
         before = self.by_route.get(self._endpoint.paired(name) or "")
         if before is not None and before is not self.by_route.get(route):
             return b""  # it is the socket of another process
         return self._endpoint.direct if self._endpoint.pair(route, name, False) else b""
+
+    def is_admitted(self, route: Route) -> bool:
+        """Whether the process at a route has been admitted."""
+        return bool(self.by_route.get(route, STRANGER).name)
+
+    def is_near(self, incarnation: int) -> bool:
+        """Whether the process of this incarnation is `near`."""
+        return self._claimed.get(incarnation, STRANGER).near
 
     # -- who may do what ----------------------------------------------------------------------------------------
 
@@ -171,18 +197,36 @@ class Tickets:
         peer.claims = incarnations | NO_CLAIM
 
     def check(self, peer: Peer, claim: int, message: Message) -> NotAuthenticated | None:
-        """The error that answers a message whose sender claims the incarnation of another, or may not send it; None if
-        there is none. The first one of a process is logged."""
+        """The error of a message whose sender claims the incarnation of another, or may not send it; None if there is
+        none."""
         owner = self._claimed.get(claim)
         who = peer.name or "a stranger"
         if owner is not None and owner is not peer:
             text = f"incarnation {claim}, which is {owner.name}'s, on a connection of {who}; wanted its ticket first"
-        elif message.proven and peer.role not in message.roles:
+            return (NotAuthenticated if peer.ticket else Unproven)(f"got {text}")
+        if message.proven and peer.role not in message.roles:
             wanted = " or ".join(sorted(message.roles))
             text = f"{type(message).__name__} on a connection of {who}; wanted it from the {wanted}, with its ticket"
-        else:
-            return None
-        if not peer.refused:
+            return (NotAuthenticated if peer.role else Unproven)(f"got {text}")
+        return None
+
+    def answer(self, error: Exception, route: Route, peer: Peer, now: float) -> Exception | Waiting:
+        """What a sender is told of an error: to wait if its ticket may still come, or be admitted. The first error of
+        a process is logged."""
+        if isinstance(error, Unproven):
+            if self._is_early(route, peer, now):
+                return Waiting(str(error))
+            error = NotAuthenticated(str(error))
+        if type(error) is NotAuthenticated and not peer.refused:
             peer.refused = True
-            log.warning("refused a message of %s: got %s", who, text)
-        return NotAuthenticated(f"got {text}")
+            log.warning("refused a message of %s: %s", peer.name or "a stranger", error)
+        return error
+
+    def _is_early(self, route: Route, peer: Peer, now: float) -> bool:
+        if peer.ticket:
+            return not peer.name and now - peer.since < EARLY_S
+        since, count = self._early.pop(route, (now, 0))
+        self._early[route] = since, count + 1
+        if len(self._early) > STRANGERS:
+            del self._early[next(iter(self._early))]
+        return now - since < EARLY_S and count < EARLY

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 
 class _Watched:
     __slots__ = ("away_since", "connected", "grace_s", "told")
@@ -70,11 +72,10 @@ class Watch:
                 lost.append((address, now - since))
         return lost
 
-    def next_at(self) -> float | None:
-        """When the next grace period ends; None if no address is away, or all absent ones were returned by `due`."""
-        first = None
+    def next_at(self) -> float:
+        """When the next grace period ends; infinity if no address is away, or `due` has returned all of those."""
+        first = math.inf
         for watched in self._watched.values():
             if watched.away_since is not None and not watched.told:
-                at = watched.away_since + watched.grace_s
-                first = at if first is None or at < first else first
+                first = min(first, watched.away_since + watched.grace_s)
         return first

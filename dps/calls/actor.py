@@ -16,7 +16,7 @@ GRACE_S = 30.0
 
 
 class CallsActor(Actor):
-    """Gives one call at a time to `begin`, and hears of its end by `ended`."""
+    """Gives one call at a time to `begin`, and learns of its end from `ended`."""
 
     def __init__(
         self, served: Sequence[str], begin: Callable[[Call], None], forget: Callable[[int], None],
@@ -27,6 +27,9 @@ class CallsActor(Actor):
         self._served, self._begin, self._forget, self._stop = list(served), begin, forget, stop
         self.calls = Calls()
         self._began_at = 0.0
+
+    def started(self) -> None:
+        self.node.accepted.serves_strangers = True  # the chief tells nobody of clients, and their calls may be long
 
     def on_Call(self, message: Call, sender: Sender) -> None:
         address = self.node.dials(message.address)

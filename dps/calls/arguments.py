@@ -1,4 +1,4 @@
-"""Arguments and results of calls as they travel: plain values and arrays, and marks for what a worker has itself."""
+"""Encodes arguments and results of calls: plain values and arrays, and marks for objects that the worker has itself."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from dps.transport.wire import Array
 
 SESSION, VALUE, RESOURCE, NUMBER = 3, 4, 5, 6
-"""Codes of what is neither plain nor an array: the worker's own session; the result of an earlier call; what the worker
-keeps for the client; a number of numpy's."""
+"""The codes of values that are neither plain nor arrays: the worker's own session; the result of an earlier call; a
+value that the worker keeps for the client; a number of numpy's."""
 
 Packed = tuple[bytes, "tuple[Array, ...]"]
 """A form and its arrays."""
@@ -28,7 +28,7 @@ def pack_arguments(function: str, args: tuple[Any, ...], kwargs: dict[str, Any],
 
 
 def unpack_arguments(call: Call, special: Callable[[int, Any], Any]) -> tuple[list[Any], dict[str, Any]]:
-    """A call's arguments. `special` returns the session of SESSION, and what RESOURCE names."""
+    """The arguments of a call. `special` returns the session for SESSION, and the value that RESOURCE names."""
     own = len(call.arrays) - sum(count for _, count in call.values)
     values, start = [], own
     for form, count in call.values:

@@ -15,7 +15,8 @@ Function = Callable[..., Any]
 
 
 class Served:
-    """What a worker serves. All of it is imported when this is made, so that errors come early and calls do not wait.
+    """The functions that a worker serves. All of them are imported when this is made, so that errors come early and
+    calls do not wait.
 
     Each entry is a module, "package.module" or "folder/file.py", or one function of one, "package.module:function".
     """
@@ -56,12 +57,12 @@ class Served:
 
 
 def _names(module: ModuleType, entry: str) -> set[str]:
-    """What a client may call the module: its name, its file, and the entry."""
+    """The names by which a client may call the module: its name, its file, and the entry."""
     file = getattr(module, "__file__", None)
     return {module.__name__, entry} | ({os.path.abspath(file)} if file else set())
 
 
 def _paths(function: Function) -> set[str]:
-    """What a client may call a function of its own path."""
+    """The names by which a client may call a function that was given by its own path."""
     module, name = module_of(function.__module__), getattr(function, "__name__", "")
     return {f"{target}:{name}" for target in _names(module, function.__module__)}

@@ -13,17 +13,17 @@ CALLS = "calls"
 
 
 class Call(Message, kind=120, roles=WORKERS):
-    """Run a function. A client's numbers rise; a higher one ends its interest in those before. Answered with Returned
-    or Raised, with Waiting until then."""
+    """Run a function. A client's numbers rise, and a higher one ends its interest in lower ones. Answered with Returned
+    or Raised, and with Waiting until then."""
 
     client: int
     name: str
     """The client's task, for messages to people."""
     address: str
-    """Its node: what it has asked for is forgotten when that node is lost."""
+    """The address of its node. When that is lost, its call is forgotten."""
     number: int
     function: str
-    """Its path, "module:function" or "/folder/file.py:function"."""
+    """The path of the function, "module:function" or "/folder/file.py:function"."""
     form: bytes
     """The arguments; see `dps.calls.arguments`."""
     values: list[Any]
@@ -32,7 +32,7 @@ class Call(Message, kind=120, roles=WORKERS):
 
 
 class AskCall(Message, kind=121, roles=WORKERS):
-    """Asks after a call that was sent before. Answered as Call, or with CallMissing."""
+    """Asks for the outcome of a call that was sent before. Answered as Call, or with CallMissing."""
 
     client: int
     number: int
@@ -57,17 +57,17 @@ class Raised(Message, kind=124, roles=ANSWER):
 
     number: int
     error: str
-    """The name of its class."""
+    """The name of the error's class."""
     text: str
     task: str
     traceback: str
-    """From the function's own frame on; "" if it was not run."""
+    """The traceback from the function's own frame on; "" if it was not run."""
     of_ps: bool
     """Whether it was raised because a ps did not answer."""
 
 
 class LeaveCalls(Message, kind=125, roles=WORKERS):
-    """The client ends: what the worker keeps for it can go. Answered with Done."""
+    """The client ends: the worker may drop the values that it keeps for it. Answered with Done."""
 
     client: int
 
@@ -81,7 +81,7 @@ class AskServes(Message, kind=126, roles=WORKERS):
 
 
 class Serves(Message, kind=127, roles=ANSWER):
-    """The worker that serves, and what it serves. `process` differs for each of its processes."""
+    """The worker that serves, and the entries that it serves. `process` differs for each of its processes."""
 
     task: str
     process: int

@@ -1,4 +1,4 @@
-"""The calls that have come to a worker, as a state machine: each client's newest, and the order in which they run.
+"""The queue of calls at a worker, as a state machine: the newest call of each client, and the order in which they run.
 
 A client has one open call at a time: a call with a higher number replaces it. So at most one call for each client
 waits, and one result for each client is kept until its next call.
@@ -15,12 +15,12 @@ from dps.transport.message import Message
 
 
 class State(Enum):
-    """Of a call."""
+    """The state of a call."""
 
     QUEUED = "queued"
     RUNNING = "running"
     OVER = "over"
-    """Its outcome is there."""
+    """The call has its outcome."""
 
 
 class Client:
@@ -41,8 +41,7 @@ class Calls:
         self._queue: deque[Call] = deque()
 
     def call(self, call: Call, address: str, asker: Any) -> Message | None:
-        """A call came, perhaps again, from a client whose node is at `address`. Returns its outcome if that is
-        there."""
+        """A call came, perhaps again, from a client whose node is at `address`. Returns its outcome if it has one."""
         client = self.clients.get(call.client)
         if client is None or call.number > client.call.number:
             if client is not None:
@@ -53,7 +52,7 @@ class Calls:
         return self._answer(client, call.number, asker)
 
     def ask(self, client: int, number: int, asker: Any) -> Message | None:
-        """A client asks after a call. Returns its outcome, or that the call is not known."""
+        """A client asks for the outcome of a call. Returns it, or that the call is not known."""
         known = self.clients.get(client)
         if known is None or number > known.call.number:
             return CallMissing(number)
@@ -79,7 +78,8 @@ class Calls:
         return call
 
     def ended(self, outcome: Message) -> Client | None:
-        """The running call has its outcome. Returns the client that waits for it; None if it has gone on."""
+        """The running call has its outcome. Returns the client that waits for it; None if the client has begun another
+        call."""
         call, self.running = self.running, None
         assert call is not None, "no call runs"
         client = self.clients.get(call.client)

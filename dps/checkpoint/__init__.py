@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from dps.parts import at_first_use
 
 if TYPE_CHECKING:
-    from dps.checkpoint.folder import candidates, commit, keep_position, load, newest_whole, retain
+    from dps.checkpoint.folder import candidates, commit, keep_position, load, load_told, newest_whole, retain
     from dps.checkpoint.gathering import Gathering
     from dps.checkpoint.journal import Journal, JournalState
     from dps.checkpoint.manifest import Manifest, SavedPart, SavedShard, SavedVariable
@@ -43,6 +43,7 @@ __all__ = [
     "folder_name",
     "keep_position",
     "load",
+    "load_told",
     "newest_whole",
     "parse_folder_name",
     "part_t",
@@ -61,7 +62,7 @@ if not TYPE_CHECKING:
         __name__,
         {
             "candidates": "folder", "commit": "folder", "keep_position": "folder",
-            "load": "folder", "newest_whole": "folder", "retain": "folder",
+            "load": "folder", "load_told": "folder", "newest_whole": "folder", "retain": "folder",
             "Journal": "journal", "JournalState": "journal",
             "Manifest": "manifest", "SavedPart": "manifest", "SavedShard": "manifest", "SavedVariable": "manifest",
             "MemoryStorage": "memory",

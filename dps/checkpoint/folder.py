@@ -16,6 +16,11 @@ from dps.checkpoint.shard import check_shard
 from dps.checkpoint.storage import TEMPORARY, Storage
 from dps.errors import CheckpointError
 
+ONE_FOLDER = (
+    "checkpoint_dir has to be one folder that the chief and every ps see, such as one of a network file system; "
+    "folders that each host has of its own under the same path are not one"
+)
+
 
 def keep_position(storage: Storage, checkpoint_dir: str, name: str, position: bytes) -> None:
     """Keep the position of the input, if there is one, in a checkpoint's folder."""
@@ -41,8 +46,8 @@ def commit(storage: Storage, checkpoint_dir: str, manifest: Manifest, position: 
             check_shard(storage, folder, shard.file, digest=False)
         except CheckpointError as error:
             raise CheckpointError(
-                f"checkpoint {manifest.name} is not committed, shard {index} is not as its ps wrote it: {error}; "
-                "checkpoint_dir has to be one folder that the chief and every ps see"
+                f"checkpoint {manifest.name} is not committed, shard {index} of {len(manifest.shards)} is not here, at "
+                f"the chief, as its ps wrote it: {error}; {ONE_FOLDER}"
             ) from error
     keep_position(storage, checkpoint_dir, manifest.name, position)
     storage.write(path, [data])
@@ -71,6 +76,16 @@ def load(storage: Storage, checkpoint_dir: str, name: str, verify: bool = True) 
     for shard in manifest.shards:
         check_shard(storage, folder, shard.file, digest=verify)
     return manifest
+
+
+def load_told(storage: Storage, checkpoint_dir: str, name: str, who: str) -> Manifest:
+    """As `load`, at a ps (`who`) that is told to restore what the chief has found whole. Nothing is verified again."""
+    try:
+        return load(storage, checkpoint_dir, name, verify=False)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"the chief has {name} in {checkpoint_dir}, {who} has not: {error}; {ONE_FOLDER}"
+        ) from error
 
 
 def newest_whole(storage: Storage, checkpoint_dir: str, log: Callable[[str], None]) -> Manifest | None:

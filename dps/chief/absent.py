@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-
 from dps.actors.system import Node
 from dps.chief.admission import Admission
 from dps.chief.cluster import Cluster
 from dps.chief.ending import Ending
 from dps.chief.epochs import Epochs
 from dps.chief.members import Membership
-
-log = logging.getLogger("dps")
+from dps.telemetry import log
 
 ABSENT_S = 60.0
 """How long an expected worker may take to come, or to come back, once another one has joined."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
 from dps.actors.system import Node
@@ -17,8 +15,7 @@ from dps.chief.run import read_journal
 from dps.chief.sessions import Session, Sessions
 from dps.errors import CheckpointError, DpsError
 from dps.run_protocol import CloseSession, OpenSession
-
-log = logging.getLogger("dps")
+from dps.telemetry import log
 
 EARLY = 4096
 """The most closes that are kept of sessions that are not known yet."""
@@ -182,8 +179,10 @@ class Admission:
         incarnation = self._members.incarnation_of(session.number)
         self._sessions.drop(session)
         if incarnation is not None:
+            if lost and session.trains:
+                self._epochs.losses.lost(session.number)
             self._members.end(incarnation, lost, failed)
-            self._record_end(incarnation, session, lost)
+            self._record_end(incarnation, session, lost, failed)
             self._epochs.members_changed()
         elif session.job == "worker" and not lost:
             self._members.finish(session.name)
@@ -196,5 +195,6 @@ class Admission:
         self._members.give_up(name)
         self._epochs.members_changed()
 
-    def _record_end(self, incarnation: int, session: Session, lost: bool) -> None:
-        self._node.runtime.record("ended", incarnation=incarnation, name=session.name, lost=lost)
+    def _record_end(self, incarnation: int, session: Session, lost: bool, failed: bool = False) -> None:
+        how = {"lost": lost, "failed": failed}
+        self._node.runtime.record("ended", incarnation=incarnation, name=session.name, **how)

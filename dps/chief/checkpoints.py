@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -28,10 +27,9 @@ from dps.checkpoint import (
 )
 from dps.errors import Aborted, CheckpointError, DpsError
 from dps.run_protocol import CutShard, SaveShard, ShardCut, ShardSaved
+from dps.telemetry import log
 from dps.transport.message import Message
 from dps.variables.plan import Plan
-
-log = logging.getLogger("dps")
 
 SAVE_TIMEOUT_S = 120.0
 POSITION_NBYTES = 1 << 20
@@ -44,7 +42,8 @@ Result = Callable[[str | Exception, int], None]
 class Checkpoints:
     """Saves one checkpoint at a time. Requests that arrive during a save wait until it is over.
 
-    More than 12 attributes: seven are facts of the run epoch, which never change; the others are the save of now.
+    More than 12 attributes: seven are facts of the run epoch, which never change; the others are the save of now, or
+    the last one.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class Checkpoints:
         self.saved_name, self.saved_at = "", 0.0
         """The newest checkpoint, or the one from which the run epoch began. `saved_at` is wall time; 0.0 is unknown."""
         self._versions: list[int] = []
-        """Of each shard the version that this checkpoint has."""
+        """The version of each shard in this checkpoint."""
         self._revision = 0
         self._number = 0
         self._busy = False
@@ -70,7 +69,9 @@ class Checkpoints:
         self._now: list[Result] = []
         self._next: list[tuple[Result, bytes]] = []
         self._position = b""
-        """Of the input, for this checkpoint."""
+        """The positions of the input for this checkpoint."""
+        self._failure = ""
+        """What the last save failed by, if it failed; a second try that fails alike is not logged."""
 
     @property
     def busy(self) -> bool:
@@ -208,6 +209,8 @@ class Checkpoints:
     def _done(self, name: str | Exception, step: int) -> None:
         told, self._now = self._now, []
         self._busy = False
+        if isinstance(name, str):
+            self._failure = ""
         for then in told:
             then(name, step)
         if not self._ended:
@@ -216,5 +219,7 @@ class Checkpoints:
                 self.save(then, position)
 
     def _failed(self, error: Exception) -> None:
-        log.warning("%s: the checkpoint failed: %s", self.node.name, error)
+        if str(error) != self._failure:
+            log.warning("%s: the checkpoint failed: %s", self.node.name, error)
+        self._failure = str(error)
         self._done(error, -1)

@@ -1,4 +1,4 @@
-"""Checks that who joins a run is named as a task can be, and that its key's role may have the part that it asks for."""
+"""Checks the name of a task that joins a run, and whether the role of its key may take the part that it asks for."""
 
 from __future__ import annotations
 

@@ -17,6 +17,9 @@ from dps.run_protocol import Register
 
 GRACE_S = 1.0
 """How long a node may be disconnected before it counts as lost."""
+EXPOSED_GRACE_S = 4.0
+"""The same if other machines reach the chief. So nobody is lost if a cable is out for 5 s: TCP sends again only after a
+pause, and each pause is twice as long as the one before."""
 LAUNCHED_GRACE_S = 5.0
 """The same for a worker under a launcher. It is longer, so that the launcher can first report how the process ended."""
 MOST, SOME = 4096, 64
@@ -57,7 +60,7 @@ class Nodes:
         """Note a node, which others are told is at `told` ("": at `address`); returns its task (chosen if -1) and
         whether it replaces another process of this task."""
         if task < 0:
-            task = next((t for t, n in self.known.items() if n.process == process), -1)
+            task = self.number_of(address, process)
         if task < 0:
             taken = [t for t, n in self.known.items() if n.alive]
             task = next((t for t in self.expected if t not in taken), -1)
@@ -67,6 +70,11 @@ class Nodes:
         replaced = before is not None and before.process != process
         self.known[task] = KnownNode(address, told or address, process, ticket=ticket, user=user)
         return task, replaced
+
+    def number_of(self, address: str, process: int) -> int:
+        """The task of a process, or else of the one that listened at its address before; -1 if there is none."""
+        own = next((t for t, n in self.known.items() if n.process == process), -1)
+        return own if own >= 0 else next((t for t, n in self.known.items() if n.address == address), -1)
 
     def take_up(self, task: int, address: str, process: int) -> bool:
         """Take over a node that another chief knew; returns whether another process has replaced it since."""
@@ -121,9 +129,10 @@ class Cluster:
         self.holders: tuple[int, ...] = ()
         """The ps of the run's plan; () while there is no run, when the chief waits for all ps."""
         self._away_since: dict[int, float] = {}
-        self._told = ""
         self.where = ""
         """The flags by which a started task finds this cluster; "" if people do not start the tasks."""
+        self.exposed = False
+        """Whether other machines reach the chief's node."""
         self.launched = False
         """Whether a launcher has started the tasks, and reports those that end."""
         self.grouped = False
@@ -150,7 +159,9 @@ class Cluster:
 
     def grace_s(self, job: str) -> float:
         """How long a node of a job may be disconnected before it counts as lost, in seconds."""
-        return LAUNCHED_GRACE_S if self.launched and job == "worker" else GRACE_S
+        if self.launched and job == "worker":
+            return LAUNCHED_GRACE_S
+        return EXPOSED_GRACE_S if self.exposed else GRACE_S
 
     def needs(self, task: int) -> bool:
         """Whether the run needs this ps."""
@@ -164,6 +175,11 @@ class Cluster:
     def complete(self) -> bool:
         """Whether all needed ps are present."""
         return bool(self.ps.known) and not self.missing()
+
+    def places(self, job: str) -> list[int]:
+        """The tasks of a job if their number is known: those that are expected, or the ps once there is a plan."""
+        nodes = self.jobs[job]
+        return nodes.expected or (list(nodes.known) if job == "ps" and self.holders else [])
 
     def ps_away(self, task: int, now: float) -> None:
         """Note that a ps was lost; it may come back within a time limit."""
@@ -185,8 +201,6 @@ class Cluster:
         if job not in self.jobs:
             return True
         known = self.jobs[job].known.get(task)
-        if known is not None and known.process == process and not known.ticket:
-            known.ticket = ticket  # it registered before its ticket came: see `held`
         return known is not None and (known.process, known.ticket) == (process, ticket)
 
     # -- who is who ---------------------------------------------------------------------------------------------
@@ -194,8 +208,7 @@ class Cluster:
     def held(self, job: str, task: int, address: str, ticket: str, up: Mapping[str, int]) -> str:
         """The task whose living process has this place, as a job's task or at an address, and not the process of this
         ticket; "" if there is none. A process counts as living while the connection that the chief had to it when it
-        registered is up (`Node.up`). One that has registered without a ticket holds no place: what was on its way when
-        a connection came back, as to a chief that was started again, comes before the ticket."""
+        registered is up (`Node.up`). One that only an earlier chief knew has no ticket here, and holds no place."""
         for other, nodes in self.jobs.items():
             for number, known in nodes.known.items():
                 place = (other, number) == (job, task) or known.address == address
@@ -214,14 +227,11 @@ class Cluster:
         check_descriptors("the chief", needed("chief", 0, len(dialled) + 1))
 
     def check_place(self, message: Register, address: str, sender: Sender, others: Callable[[], list[str]]) -> None:
-        """Raise NotAuthenticated for a process that has another task already, or has presented no ticket, and as
-        `check_room`."""
+        """Raise NotAuthenticated for a process that has another task already, and as `check_room`."""
         job, task, ticket = message.job, message.task, sender.peer.ticket
         before = self.jobs[job].known.get(task) if job in self.jobs else None
         if before is not None and before.alive and (before.ticket, before.address) == (ticket, address):
             return
-        if not ticket and isinstance(sender.route, bytes):
-            raise NotAuthenticated(f"got Register for {job}:{task} without a ticket; wanted that first")
         for other, nodes in self.jobs.items():
             for number, known in nodes.known.items():
                 own = other == job and (number == task or (task < 0 and known.process == message.process))
@@ -229,13 +239,8 @@ class Cluster:
                     raise NotAuthenticated(f"this process is {other}:{number} already; a process is one task")
         self.check_room(address, others())
 
-    def is_news(self, ticket: str) -> bool:
-        """Whether a process has not been told yet that it has to wait."""
-        news, self._told = ticket != self._told, ticket
-        return news
-
     def tickets(self) -> list[Any]:
-        """Those of the living nodes, for `Tickets.admit`."""
+        """The tickets of the living nodes, for `Tickets.admit`."""
         return [
             (known.ticket, f"{job}:{task}", job, ())
             for job, nodes in self.jobs.items() for task, known in nodes.known.items() if known.alive

@@ -7,7 +7,7 @@ from dps.chief.run import newest_name, step_of
 
 
 class Elsewhere:
-    """How far they came, and where they saved."""
+    """The highest step of these sessions, and the checkpoint_dir that they named."""
 
     def __init__(self) -> None:
         self._checkpoint_dir, self._step = "", 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from dps.actors.ref import Ref
@@ -15,10 +14,9 @@ from dps.chief.members import Membership
 from dps.chief.phase import END, FAILED, HOLD, RUN
 from dps.chief.run import Run
 from dps.chief.sessions import Sessions
-from dps.errors import TaskLost
+from dps.errors import CheckpointError, TaskLost
 from dps.run_protocol import AGENT, Drain, StopTask
-
-log = logging.getLogger("dps")
+from dps.telemetry import log
 
 LAST_SAVE_S = 2.0
 """Seconds between attempts to write the last checkpoint."""
@@ -145,7 +143,9 @@ class Ending:
         failed = all(name in with_error or self._left.get(name, -1) > 0 for name in gone)  # their own programs failed
         became = ", ".join(f"{name} {self._why.get(name, gone[name])}" for name in sorted(gone))
         self._node.runtime.record("nobody finished", names=sorted(gone))
-        return (1 if failed else 3), f"no worker finished: {became}"
+        blank = self._epochs.restarted and self._epochs.run is None
+        note = "; this chief was started again, and no ps knows how the run had gone before" if blank else ""
+        return (1 if failed else 3), f"no worker finished: {became}{note}"
 
     def _linger_s(self) -> float:
         """How long to wait for nodes that have not found this chief (again) yet, so that they hear of the end."""
@@ -174,7 +174,7 @@ class Ending:
             return
         self._saving = False
         if isinstance(name, Exception):
-            self._stop_all(1, f"the last checkpoint could not be written: {name}")
+            self._stop_all(CheckpointError.exit_code, f"the last checkpoint could not be written: {name}")
         else:
             self._stop_all(*self._verdict(), self._linger_s())
 
@@ -223,11 +223,11 @@ class Ending:
             self._late = True
             self.check()
 
-    def stop(self) -> None:
-        """End the run from this side, without saving."""
+    def stop(self, linger_s: float = 0.0) -> None:
+        """End the run from this side, without saving. Wait so long for nodes that have not registered yet."""
         if self.farewell.message is None:
             self._epochs.stop(END)
-            self._stop_all(0, "")
+            self._stop_all(0, "", linger_s)
 
     def fail(self, reason: str) -> None:
         """End the run with an error and tell every task the reason. Does nothing if the end was already announced."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from dps.actors.actor import Actor
@@ -10,9 +9,8 @@ from dps.actors.ref import Sender
 from dps.chief.tokens import TokenFile, Tokens
 from dps.errors import ConfigError, NotAuthenticated
 from dps.run_protocol import AskJoined, Enrol, Enrolled, Joined, MakeToken, TokenMade
+from dps.telemetry import log
 from dps.transport.keys import Credentials, is_key
-
-log = logging.getLogger("dps")
 
 HEARD_S = 1.0
 """How long an enrolment waits until all nodes have heard of its key."""

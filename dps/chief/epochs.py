@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 from dps.actors.system import Node
 from dps.checkpoint import load
 from dps.checkpoint.lock import Taken
@@ -23,10 +21,9 @@ from dps.chief.sessions import Session, Sessions
 from dps.chief.takeover import Takeover
 from dps.errors import Aborted, CheckpointError, ConfigError, DpsError
 from dps.run_protocol import Serving
+from dps.telemetry import log
 from dps.variables.plan import Plan
 from dps.variables.saved import check_saved
-
-log = logging.getLogger("dps")
 
 NOTHING_SAVED = "without a checkpoint_dir nothing was saved or can be restored; give the session a checkpoint_dir"
 
@@ -189,8 +186,13 @@ class Epochs:
     # -- going on where another chief was -----------------------------------------------------------------------
 
     def _found(self) -> None:
-        """A ps has reported what it serves. Wait for the other ps of its plan."""
+        """A ps has reported what it serves. Wait for the other ps of its plan, unless the run had ended: then they may
+        have been told so, and be gone."""
         newest = self.takeover.newest()
+        if newest is not None and has_ended(self._node.runtime.storage, newest.checkpoint_dir, newest.epoch):
+            self.takeover.over = True
+            self._lead.finish()
+            return
         if newest is not None:
             self._cluster.holders = Plan.from_wire(newest.plan).ps
             self._lead.ps_missing(self._cluster.missing())
@@ -210,9 +212,6 @@ class Epochs:
             try:
                 self.lock.take(checkpoint_dir, restarted=True, goes_on=True)
                 self.seen(read_journal(storage, checkpoint_dir, self._members))
-                if has_ended(storage, checkpoint_dir, newest.epoch):
-                    self._lead.finish()
-                    return
             except Taken as error:
                 self._robbed(str(error))
                 return

@@ -10,9 +10,8 @@ import numpy as np
 
 from dps.actors.actor import Actor
 from dps.actors.ref import Sender
-from dps.errors import Unavailable
 from dps.transport.message import Message
-from dps.transport.probing import starts_with
+from dps.transport.probing import ASKED, read
 from dps.transport.roles import ALL, ANSWER
 from dps.transport.wire import Array
 
@@ -28,23 +27,22 @@ def version() -> str:
 
 
 class Examine(Message, kind=110, roles=ALL):
-    """Asks what this node is. `nbytes`: how many bytes the answer should bring. `memory` and `token`: memory of the
-    asker, if it has any, and what it holds. `arrays` may be of any size, and are not looked at."""
+    """Asks what this node is. `nbytes`: how many bytes the answer should bring. `memory`: of the asker, if it
+    has any. `arrays` may be of any size, and are not looked at."""
 
     nbytes: int
     memory: list[Any]
-    token: bytes
     arrays: tuple[Array, ...] = ()
 
 
 class Examined(Message, kind=111, roles=ANSWER):
-    """The version of dps, the machine's name, the time there in seconds since 1970, and whether the asker's memory can
-    be read."""
+    """The version of dps, the machine's name, the time there in seconds since 1970, and what the asker's memory
+    holds; b"" if it cannot be read."""
 
     version: str
     host: str
     wall_s: float
-    shared: bool
+    proof: bytes
     arrays: tuple[Array, ...] = ()
 
 
@@ -52,11 +50,7 @@ class Examiner(Actor):
     """Answers at once and remembers nothing."""
 
     def on_Examine(self, message: Examine, sender: Sender) -> None:
-        runtime, shared = self.node.runtime, False
-        if message.memory:
-            try:
-                shared = starts_with(runtime, message.memory, message.token)
-            except Unavailable:
-                pass
+        runtime = self.node.runtime
+        proof = read(runtime, message.memory, ASKED) if message.memory else b""
         arrays = (np.zeros(min(message.nbytes, LONGEST_NBYTES), np.uint8),) if message.nbytes > 0 else ()
-        self.node.answer(sender, Examined(version(), runtime.place.host, runtime.wall(), shared, arrays))
+        self.node.answer(sender, Examined(version(), runtime.place.host, runtime.wall(), proof, arrays))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from dps.actors.system import Node
 from dps.chief.members import Membership
 from dps.chief.run import write_journal
 from dps.errors import CheckpointError
-
-log = logging.getLogger("dps")
+from dps.telemetry import log
 
 AGAIN_S = 2.0
 """Seconds until a failed write of the journal is tried again."""

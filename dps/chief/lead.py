@@ -1,4 +1,4 @@
-"""What the run epochs of a chief use of it."""
+"""The part of the chief that its run epochs use, as a protocol."""
 
 from __future__ import annotations
 

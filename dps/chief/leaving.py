@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import partial
 
@@ -14,8 +13,6 @@ from dps.chief.epoch import Epoch
 from dps.chief.epochs import Epochs
 from dps.chief.phase import HOLD, RUN
 from dps.run_protocol import StopTask
-
-log = logging.getLogger("dps")
 
 HEAR_S = 1.0
 """How long a ps waits for permission to leave. If all tasks got a Ctrl-C, it reaches the chief within this time, and
@@ -34,7 +31,7 @@ class Leaving:
         self._node, self._cluster, self._epochs, self._ending, self._lost = node, cluster, epochs, ending, lost
         self._asked: dict[int, Sender] = {}
         self._going: dict[int, str] = {}
-        """Those that go once the values are saved, and why."""
+        """The ps that leave once the values are saved, and why."""
 
     def ask(self, task: int, why: str, sender: Sender) -> None:
         """A ps was told to end and asks to leave. It repeats the request until it is answered."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from dps.actors.system import Node
 from dps.checkpoint.lock import BEAT_S, Owner, RunLock, Taken, moment
 from dps.errors import CheckpointError
+from dps.telemetry import log
 from dps.transport.endpoint import Task
-
-log = logging.getLogger("dps")
 
 LOOK_S = 1.0
 """How often a chief that waits for a lock checks it again."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from dps.actors.patience import Patience
@@ -10,8 +9,7 @@ from dps.actors.system import Node
 from dps.chief.cluster import Cluster
 from dps.chief.members import Membership
 from dps.cluster.command import start_command
-
-log = logging.getLogger("dps")
+from dps.telemetry import log
 
 LOOK_S = 1.0
 

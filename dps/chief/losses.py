@@ -13,7 +13,7 @@ class _Reached:
     epoch: int
     step: int
     silent: set[int] = field(default_factory=set)
-    """Sessions that took part when the epoch ended, and have not reported their step since."""
+    """Sessions that took part when the epoch ended, or were lost before, and have not reported their step since."""
     unknown: bool = False
     """Whether another chief led the epoch. Then the last steps of closed sessions are not known."""
     counted: bool = False
@@ -42,8 +42,13 @@ class Losses:
     def over(self, sessions: Iterable[int]) -> None:
         """Note that the current run epoch is over; these sessions took part."""
         if self._now is not None:
-            self._now.silent = set(sessions)
+            self._now.silent.update(sessions)
             self._ended, self._now = self._now, None
+
+    def lost(self, session: int) -> None:
+        """Note that a session of the current run epoch was lost, with the steps that only it was told of."""
+        if self._now is not None:
+            self._now.silent.add(session)
 
     def closed(self, session: int, epoch: int, step: int) -> None:
         """Note that a session has closed, at this step of this run epoch."""

@@ -54,7 +54,7 @@ class Membership:
         self.has_ended: Callable[[int], bool] = lambda incarnation: False
         """Whether the journal of an earlier chief says that an incarnation has ended."""
         self.expected_tickets: dict[str, str] = {}
-        """Of the members of an earlier chief, by their names."""
+        """The tickets of the members of an earlier chief, by their names."""
 
     def came(self, name: str) -> bool:
         """Note that a worker has come. If it had been given up, it is expected again; returns whether that is so."""
@@ -166,12 +166,10 @@ class Membership:
             entry[3].append(incarnation)
         return list(found.values())
 
-    def awaited(self, name: str, ticket: str, since_s: float) -> str:
-        """The name, if another process than that of this ticket had it under an earlier chief, and this chief has begun
-        so short a time ago that it may still come; else ""."""
-        if since_s > COME_S:
-            return ""
-        return name if self.expected_tickets.get(name, ticket) not in ("", ticket) else ""
+    def awaited(self, name: str, ticket: str, since_s: float) -> bool:
+        """Whether another process than that of this ticket had the name under an earlier chief, and may still come,
+        because this chief began only `since_s` ago."""
+        return since_s <= COME_S and self.expected_tickets.get(name, ticket) not in ("", ticket)
 
     def succeeded(self) -> bool:
         """Whether some worker has finished without an error."""

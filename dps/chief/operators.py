@@ -1,4 +1,4 @@
-"""Ends the run where an operator asks for it. Lives on the chief's node."""
+"""Ends the run when an operator asks for it. Lives on the chief's node."""
 
 from __future__ import annotations
 

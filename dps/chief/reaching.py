@@ -1,7 +1,8 @@
-"""Which nodes the chief has reached where it dials them, and what to say of one that it cannot reach."""
+"""Tracks which nodes the chief has reached at the addresses that it dials, and describes those that it cannot reach."""
 
 from __future__ import annotations
 
+from dps.cluster.address import parse
 from dps.errors import Unavailable
 
 REACH_S = 10.0
@@ -44,7 +45,7 @@ class Reaching:
         if address in self._reached or address not in self._tried_since:
             return ""
         source = "which the cluster spec names" if address in self.named else "from where it came"
-        port = address.rpartition(":")[2]
+        port = parse(address).port
         return (
             f"cannot be reached by the chief at {chief}: nobody answers at {address}, {source}; open port {port} in "
             f"the firewall of {name}'s machine, or start {name} with another --bind, --advertise or --ports"

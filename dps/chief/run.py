@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,11 +18,9 @@ from dps.checkpoint import (
 )
 from dps.chief.members import Membership
 from dps.errors import CheckpointError
-from dps.telemetry import LOSE_LESS
+from dps.telemetry import LOSE_LESS, log
 from dps.variables.plan import Plan
 from dps.variables.saved import check_saved
-
-log = logging.getLogger("dps")
 
 RESERVED = 1000
 """How many incarnations the journal reserves in advance, so that none is reused after a time of failed writes."""
@@ -110,8 +107,12 @@ def read_journal(storage: Storage, checkpoint_dir: str, members: Membership, sam
 
 
 def has_ended(storage: Storage, checkpoint_dir: str, epoch: int) -> bool:
-    """Whether the journal says that the run ended in this run epoch, with everything saved."""
-    state = Journal(storage, checkpoint_dir).load()
+    """Whether the journal says that the run ended in this run epoch, with everything saved. False if it cannot be
+    read."""
+    state = None
+    if checkpoint_dir:
+        with contextlib.suppress(CheckpointError):
+            state = Journal(storage, checkpoint_dir).load()
     return state is not None and state.run_epoch == epoch and state.settings.get("ended") is True
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,12 +13,13 @@ from dps.chief.admission import Admission
 from dps.chief.agreement import Agreement
 from dps.chief.claims import check_claim, check_name
 from dps.chief.cluster import Cluster
-from dps.chief.ending import Ending
+from dps.chief.ending import UNKNOWN_S, Ending
 from dps.chief.epochs import Epochs
 from dps.chief.leaving import Leaving
 from dps.chief.lookout import Lookout
 from dps.chief.members import Membership
 from dps.chief.phase import END, FAILED, RUN
+from dps.chief.places import Places
 from dps.chief.run import ago
 from dps.chief.sessions import Session, Sessions
 from dps.errors import TaskLost, Unavailable
@@ -40,8 +40,7 @@ from dps.run_protocol import (
     State,
     Stats,
 )
-
-log = logging.getLogger("dps")
+from dps.telemetry import log
 
 RESTART_S = 50.0  # less than a session's default timeout, so that it hears the reason
 """How long a lost ps may take to come back."""
@@ -82,14 +81,15 @@ class ChiefActor(Actor):
 
     def started(self) -> None:
         node, cluster, sessions, members = self.node, self.cluster, self.sessions, self.members
+        cluster.exposed = node.exposed
         self.epochs = Epochs(node, cluster, sessions, members, self.agreement, self, self._restarted)
+        self.places = Places(node, cluster, members)
         self.admission = Admission(node, cluster, sessions, members, self.epochs)
         self.ending = Ending(node, cluster, sessions, members, self.epochs, self._ended, self._owned)
         self.leaving = Leaving(node, cluster, self.epochs, self.ending, self.ps_lost)
         where = "" if self._owned else cluster.where
         self._lookout = Lookout(node, cluster, members, self._text, lambda: bool(self.epochs.over), where)
         self._lookout.look()
-        self._started_at = node.now()
         Absent(node, cluster, members, self.epochs, self.admission, self.ending)
 
     def stopping(self) -> None:
@@ -102,13 +102,14 @@ class ChiefActor(Actor):
         if self.ending.farewell.message is not None:
             self.node.answer(sender, self.ending.farewell.message)
             return
+        sender.check_ticket()
         cluster, job = self.cluster, message.job
         name = f"{job}:{message.task}" if message.task >= 0 else f"the {job} at {message.address}"
         check_name(job, message.task)
         check_claim(self.node.asker, job, name)
         self.agreement.mode(name, message.update)
         address = self.node.dials(message.address, cluster.reaching.named)
-        if self._is_held(job, message.task, address, sender):
+        if self.places.waits(message, address, sender):
             return
         cluster.check_place(message, address, sender, self.sessions.addresses)
         self.node.present(address, message.proof)
@@ -140,18 +141,6 @@ class ChiefActor(Actor):
             self._worker_back(f"worker:{task}")
         if job == "worker":
             self.ending.tell_to_stop(address)
-
-    def _is_held(self, job: str, task: int, address: str, sender: Sender) -> bool:
-        """Whether the sender has to wait, because another process has its place; see `Cluster.held`."""
-        ticket, cluster = sender.peer.ticket, self.cluster
-        other = cluster.held(job, task, address, ticket, self.node.up)
-        if address and not other and cluster.is_open(job, task):
-            other = self.members.awaited(f"{job}:{task}", ticket, self.node.now() - self._started_at)
-        if other:
-            self.node.answer(sender, Waiting(f"another process is {other}; this one waits until that has ended"))
-        if other and cluster.is_news(ticket):
-            log.warning("%s: a second process wants to be %s; it waits for the first one's end", self.node.name, other)
-        return bool(other)
 
     def _admit_tickets(self, sender: Sender) -> None:
         """Keep the ticket of a process that has come, and those of all that are here."""
@@ -259,7 +248,8 @@ class ChiefActor(Actor):
             self.leaving.ask(message.task, message.reason, sender)
             return
         name = f"{message.job}:{message.task}"
-        if self._is_held(message.job, message.task, "", sender):  # its launcher may know of its end first
+        if self.places.holder(message.job, message.task, "", sender.peer.ticket):  # its launcher may know first
+            self.node.answer(sender, Waiting(f"{name} has not ended yet"))
             return
         self.node.answer(sender)
         if message.reason:
@@ -378,7 +368,7 @@ class ChiefActor(Actor):
 
     def finish(self) -> None:
         """The run has ended well, and an earlier chief has saved it."""
-        self.ending.stop()
+        self.ending.stop(UNKNOWN_S)
 
     def heard(self) -> None:
         """A ps has received a newer list of members."""

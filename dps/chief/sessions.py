@@ -17,7 +17,9 @@ SESSIONS, ALL_SESSIONS, CLOSED = 256, 8192, 65536
 
 
 def check_same(ticket: str, sender: Sender, whose: str) -> None:
-    """Raise NotAuthenticated unless the sender has presented the ticket of this digest; "": its owner is not proven."""
+    """Raise NotAuthenticated unless the sender has presented the ticket of this digest; "": of a process that only an
+    earlier chief knew."""
+    sender.check_ticket()
     if ticket not in ("", sender.peer.ticket):
         raise NotAuthenticated(f"the {whose} belongs to another process, which presented another ticket")
 
@@ -55,6 +57,7 @@ class Sessions:
     def open(self, message: OpenSession, sender: Sender, address: str) -> Session:
         """A session whose node is dialled at `address` asks for admission, for the first time or again. Raises Aborted
         if it has closed, and NotAuthenticated if it is another process's."""
+        sender.check_ticket()
         self.check_open(message.session)
         session = self.known.get(message.session)
         if session is None:
@@ -63,7 +66,6 @@ class Sessions:
             session = Session(message.session, name, message.job, message.task, address, trains, sender.peer.ticket)
             self.known[message.session] = session
         check_same(session.ticket, sender, f"session of {session.name}")
-        session.ticket = sender.peer.ticket
         session.opened, session.request, session.trains = sender, message, bool(message.plan)
         return session
 
@@ -83,7 +85,7 @@ class Sessions:
         return session
 
     def tickets(self) -> list[Any]:
-        """Those of all sessions, for `Tickets.admit`."""
+        """The tickets of all sessions, for `Tickets.admit`."""
         return [(s.ticket, s.name, role_of(s.job), ()) for s in self.known.values()]
 
     def check_owner(self, number: int, sender: Sender) -> None:

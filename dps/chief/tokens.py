@@ -41,7 +41,7 @@ class Issued:
 
 
 class Tokens:
-    """Of one run. `version` counts the changes of `joined`."""
+    """The tokens of one run. `version` counts the changes of `joined`."""
 
     def __init__(self) -> None:
         self.issued: dict[bytes, Issued] = {}
@@ -86,7 +86,7 @@ class Tokens:
         if not under.get(issued.role) or len(self.joined) >= MOST_JOINED:
             raise NotAuthenticated(f"the run takes no more keys of a {issued.role}: {len(self.joined)} have joined")
         issued.left -= 1
-        self.joined[key], self._by[key] = Joined(issued.role, under[issued.role][0]), token
+        self.joined[key], self._by[key] = Joined(issued.role, b" ".join(under[issued.role])), token
         self.version += 1
         return issued.role
 

@@ -1,1 +1,1 @@
-"""What a training loop holds: the session, its pulls and pushes. Outside of this package only `session` is imported."""
+"""The session of a training loop, its pulls and pushes. Outside of this package only `session` is imported."""

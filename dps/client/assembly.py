@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dps.client.dense import Whole, fit
-from dps.client.recycled import MANY
+from dps.client.dense import MANY, Whole, fit
 from dps.transport.wire import Array
 from dps.variables.layout import Gradient, check_gradients, check_is_nested
 from dps.variables.plan import Plan, picker
@@ -50,6 +49,11 @@ class Assembly:
             [parts[at[0]] if len(at) == 1 else join([parts[one] for one in at]) for at in self._places]
         )
 
+    @property
+    def keeps_trees(self) -> bool:
+        """Whether a tree of arrays is made once for each memory: of very many variables."""
+        return self._pick is not None and len(self.plan.parts) >= MANY
+
     def copy(self, tree: Any) -> Any:
         """A copy of a tree of values: the same arrays in new dicts and lists."""
         return self._nesting.copy(tree)
@@ -58,7 +62,7 @@ class Assembly:
         """Read-only values in the user's nesting, in the memory of all arenas of all shards.
 
         From MANY parts on, the arrays in memory that was seen before are used again, in new dicts and lists."""
-        if self._pick is None or len(self.plan.parts) < MANY:
+        if not self.keeps_trees:
             return self.values(self._parts(memories))
         where = tuple([memory.__array_interface__["data"][0] for memory in memories])
         if where not in self._still:

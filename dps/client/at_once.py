@@ -29,7 +29,7 @@ class Made(NamedTuple):
     result: Push
     values: Any = None
     hold: Hold | None = None
-    """Released; tells which version was copied. None: the values have to be pulled."""
+    """A released hold that names the version that was copied. None: the values have to be pulled."""
 
 
 class AtOnce:
@@ -38,7 +38,7 @@ class AtOnce:
     def __init__(self, connection: Connection, pushes: Pushes, pulls: Pulls) -> None:
         self._connection, self._pushes, self._pulls = connection, pushes, pulls
         self._peers: dict[int, Peer] = {}
-        """Those among which `_peer` was chosen."""
+        """The peers from which `_peer` was chosen."""
         self._peer: Peer | None = None
         """The only ps, if this run can be served here."""
         self._hold: Hold | None = None
@@ -48,71 +48,12 @@ class AtOnce:
         self._prepared: tuple[Array, Any] | None = None
         """Memory for the values of the next answer, and the nested arrays in it."""
 
-    def step(self, gradients: Mapping[int, Gradient], loss: Any) -> Made | PushOp | None:
-        """A push, and the values after it. Blocks for a moment. Raises TaskLost when this node was told to end.
+    def push(self, gradients: Mapping[int, Gradient], loss: Any, reads: bool) -> Made | PushOp | None:
+        """A push, and the values after it if it `reads`. Blocks for a moment. Raises TaskLost when this node was told
+        to end. In sync values that nobody reads are kept for the next pull: nobody changes them before the next step.
 
         Returns the result, or the same push as an ordinary operation if the ps did not answer soon, or None if nothing
         was sent."""
-        return self._try(gradients, loss, reads=True)
-
-    def push(self, gradients: Mapping[int, Gradient], loss: Any) -> Made | PushOp | None:
-        """As `step`, but without the values. In sync they are kept for the next pull: nobody changes them before the
-        next step."""
-        return self._try(gradients, loss, reads=False)
-
-    def pull(self) -> Any:
-        """The nested arrays of the values of now, the caller's own; None if they have to be pulled. Blocks for a
-        moment."""
-        hold = self.held(prepares=True)
-        return None if hold is None else self._copied(hold)
-
-    def held(self, prepares: bool = False) -> Hold | None:
-        """The values of now: those that came with the last push, or, if others may have pushed since, those that the ps
-        has. None if they have to be pulled. Blocks for a moment.
-
-        The caller calls `holds` and releases them. `prepares`: memory to copy them to is found while the answer is on
-        its way."""
-        if self._connection.agreed.sync:
-            if self._hold is not None and not self._is_fresh(self._hold):
-                self._release()
-            if self._hold is not None:
-                self.note(self._hold)
-            return self._hold
-        return self._asked(prepares)
-
-    def holds(self) -> None:
-        """Whoever has called `held` releases what it was given, whatever comes."""
-        self._hold = None
-
-    def note(self, hold: Hold) -> None:
-        """Record that these values were pulled."""
-        self._pulls.read = self._connection.membership.epoch, {hold.peer.ps: hold.counter}
-        self._pushes.pulled[hold.peer.ps] = hold.counter
-
-    def _is_fresh(self, hold: Hold) -> bool:
-        """In sync: whether what came with the last push is still the newest version."""
-        connection, ps, (push, until) = self._connection, hold.peer.ps, self._fresh
-        same = connection.peers.get(ps) is hold.peer and not connection.membership.over
-        return same and self._pushes.numbers[ps] == push and connection.home.runtime.now() <= until
-
-    def _release(self) -> None:
-        if self._hold is not None:
-            self._hold.release()
-            self._hold = None
-
-    def _copied(self, hold: Hold) -> Any:
-        """Copy the values, into the prepared memory if there is any, and release them."""
-        try:
-            self.holds()
-            run, tree = self._prepared or self._pulls.prepared(hold.peer.layout)
-            (memory,) = hold.memories
-            copy_steadily(self._connection.home.runtime, run[: len(memory)], memory)
-            return tree
-        finally:
-            self._prepared = None
-            hold.release()
-
-    def _try(self, gradients: Mapping[int, Gradient], loss: Any, reads: bool) -> Made | PushOp | None:
         pushes, peer = self._pushes, self._open()
         if peer is None or pushes.under_way or not peer.layout.trained:
             return None
@@ -130,6 +71,58 @@ class AtOnce:
                 pushes.numbers[peer.ps] = number - 1
                 pushes.start(gradients, loss, None)
             raise
+
+    def pull(self) -> Any:
+        """The nested arrays of the current values, the caller's own; None if they have to be pulled. Blocks for a
+        moment."""
+        hold = self.held(prepares=True)
+        return None if hold is None else self._copied(hold)
+
+    def held(self, prepares: bool = False) -> Hold | None:
+        """The current values: those that came with the last push or, if others may have pushed since, those that the ps
+        has. None if they have to be pulled. Blocks for a moment.
+
+        The caller calls `holds` and releases them. `prepares`: memory to copy them to is found while the answer is in
+        flight."""
+        if self._connection.agreed.sync:
+            if self._hold is not None and not self._is_fresh(self._hold):
+                self._release()
+            if self._hold is not None:
+                self.note(self._hold)
+            return self._hold
+        return self._asked(prepares)
+
+    def holds(self) -> None:
+        """Hand the hold over: from now on the caller of `held` releases it, also after an error."""
+        self._hold = None
+
+    def note(self, hold: Hold) -> None:
+        """Record that these values were pulled."""
+        self._pulls.read = self._connection.membership.epoch, {hold.peer.ps: hold.counter}
+        self._pushes.pulled[hold.peer.ps] = hold.counter
+
+    def _is_fresh(self, hold: Hold) -> bool:
+        """In sync: whether the values that came with the last push are still the newest version."""
+        connection, ps, (push, until) = self._connection, hold.peer.ps, self._fresh
+        same = connection.peers.get(ps) is hold.peer and not connection.membership.over
+        return same and self._pushes.numbers[ps] == push and connection.home.runtime.now() <= until
+
+    def _release(self) -> None:
+        if self._hold is not None:
+            self._hold.release()
+            self._hold = None
+
+    def _copied(self, hold: Hold) -> Any:
+        """Copy the values, into the prepared memory if there is any, and release them."""
+        try:
+            self.holds()
+            run, tree = self._prepared or self._pulls.prepared()
+            (memory,) = hold.memories
+            copy_steadily(self._connection.home.runtime, run[: len(memory)], memory)
+            return tree
+        finally:
+            self._prepared = None
+            hold.release()
 
     def _open(self) -> Peer | None:
         """The ps to ask; None if the request has to be an ordinary one."""
@@ -159,13 +152,13 @@ class AtOnce:
         if not isinstance(answer, Pushed):
             return None
         pushes.made(peer.ps, about.number, answer.step)
-        made, hold = Made(Push(answer.step, True, answer.staleness)), self._hold
-        if reads:
-            return made if hold is None else made._replace(values=self._copied(hold), hold=hold)
+        result, hold = Push(answer.step, True, answer.staleness), self._hold
+        if reads and hold is not None:
+            return Made(result, self._copied(hold), hold)
         if hold is not None:
             runtime = connection.home.runtime
             self._fresh = about.number, runtime.now() + runtime.tuning.client.step_values_s
-        return made
+        return Made(result)
 
     def _asked(self, prepares: bool) -> Hold | None:
         """The values that the ps has now."""
@@ -185,7 +178,7 @@ class AtOnce:
         request = caller.post(peer.ref, message)
         try:
             lane.reads(request)
-            self._prepared = self._pulls.prepared(peer.layout) if prepares else None
+            self._prepared = self._pulls.prepared() if prepares else None
             answer = caller.hear(request, caller.runtime.tuning.client.step_patience_s)
             if isinstance(answer, SharedValues):
                 self._hold = held(peer, request, answer.counter, answer.memories)

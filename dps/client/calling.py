@@ -6,14 +6,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dps.actors.messages import Failed, Waiting
-from dps.actors.patience import Patience
 from dps.actors.ref import Ref
 from dps.calls.arguments import SESSION, pack_arguments, unpack_value
 from dps.calls.messages import CALLS, AskCall, Call, CallMissing, Raised, Returned
 from dps.cluster.device import current_device
-from dps.errors import ConfigError, DeadlineExceeded, Unavailable, remote_error
+from dps.errors import ConfigError, Unavailable, remote_error
 from dps.functions import import_path
-from dps.run_protocol import AskCluster, ClusterIs
+from dps.run_protocol import ClusterIs
 from dps.transport.message import Message
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ class Calling:
             home.runtime.sleep(AGAIN_S)
 
     def _check_serves(self, task: int, answer: Failed, began: float) -> None:
-        """Raise what a worker's node answers; but one that has just joined may not serve yet."""
+        """Raise the error that a worker's node answers. A worker that has just joined may not serve yet."""
         error = answer.exception()
         if not isinstance(error, Unavailable) or CALLS not in answer.text:
             raise error
@@ -68,8 +67,8 @@ class Calling:
             )
 
     def _ask(self, task: int, ref: Ref, call: Call, message: Message, deadline: float) -> Message | None:
-        """Send a message until the call has its outcome. Later ones ask after it, and bring it where it is missing.
-        None: the worker is away, and may be somewhere else by now."""
+        """Send a message until the call has its outcome. Later messages ask for it, and bring the call again if the
+        worker does not have it. None: the worker is away, and may be at another address by now."""
         outcome: list[Message] = []
         missing, reason = False, ""
 
@@ -106,24 +105,20 @@ class Calling:
         return outcome[0] if outcome else None
 
     def _find(self, task: int, deadline: float) -> Ref:
-        """Where the worker is, when it has joined. Blocks."""
-        connection, patience = self._connection, Patience()
-        pause_s = connection.home.runtime.tuning.client.ask_again_s
-        while True:
-            answer = connection.ask(AskCluster(), deadline, "the chief")
-            assert isinstance(answer, ClusterIs)
-            workers = answer.cluster.get("worker", {})
+        """The worker's address, once it has joined. Blocks."""
+
+        def lacks(found: ClusterIs) -> str:
+            workers = found.cluster.get("worker", {})
             if str(task) in workers:
-                address = workers[str(task)]
-                if address != connection.chief.address:
-                    self._caller.expect(address, answer.keys.get(address, "worker"))
-                return Ref(address, CALLS)
+                return ""
             there = ", ".join(f"worker:{index}" for index in workers) or "no worker"
-            text = f"worker:{task} has not joined the run, which has {there}; start it with --serve MODULE"
-            if self._caller.now() >= deadline - 2 * pause_s:
-                raise DeadlineExceeded(f"{connection.home.name}: {text}")
-            connection.tell(patience, text)
-            connection.home.runtime.sleep(pause_s)
+            return f"worker:{task} has not joined the run, which has {there}; start it with --serve MODULE"
+
+        found = self._connection.cluster(deadline, lacks)
+        address = found.cluster["worker"][str(task)]
+        if address != self._connection.chief.address:
+            self._caller.expect(address, found.keys.get(address, "worker"))
+        return Ref(address, CALLS)
 
 
 def worker_named(connection: Connection) -> int:

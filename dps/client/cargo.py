@@ -1,7 +1,8 @@
-"""What a session sends one shard for one push: a place in shared memory, or bytes in pieces over a socket."""
+"""The cargo of a push for one shard: a place in shared memory, or bytes in pieces over a socket."""
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from dps.transport.endpoint import Memory, Runtime
 from dps.transport.tuning import Tuning
 from dps.transport.wire import Array
 from dps.variables.layout import Gradient, split
-from dps.variables.plan import Arena, Plan, ShardLayout, piece_size
+from dps.variables.plan import Arena, Plan, ShardLayout, cut, piece_size
 
 
 class About(NamedTuple):
@@ -58,7 +59,7 @@ class Run:
 
 
 class Cargo:
-    """What one push sends one shard. It is gathered once, and its messages can be made again for a retry."""
+    """The cargo of one push for one shard. It is gathered once, and its messages can be made again for a retry."""
 
     run: Run | None = None
     """The memory that it was gathered in, in use until the push has its result. None: the caller's own arrays."""
@@ -83,14 +84,16 @@ class Cargo:
         self.run.memory = None
         return True
 
-    def in_full(self) -> bool:
-        """The ps has lost a row list: send the row numbers from now on. False if there are none."""
-        return False
-
     @property
     def in_pieces(self) -> bool:
         """Whether it is sent in pieces that the ps may apply one by one."""
         return False
+
+    @property
+    def piece_nbytes(self) -> int:
+        """The size of the pieces."""
+        tuning = self.peer.caller.runtime.tuning
+        return piece_size(self.peer.layout.gradient_nbytes, tuning.piece_nbytes, tuning.piece_s * self.peer.lane.rate)
 
 
 class RunCargo(Cargo):
@@ -104,8 +107,7 @@ class RunCargo(Cargo):
         layout, memory = self.peer.layout, self.memory
         if memory is not None:
             return shared_message(layout, memory.name, self.about)
-        size = piece_size(layout.gradient_nbytes, self.peer.caller.runtime.tuning.piece_nbytes)
-        return run_pieces(layout, self.run.bytes, size, self.about)
+        return run_pieces(layout, self.run.bytes, self.piece_nbytes, self.about)
 
     @property
     def in_pieces(self) -> bool:
@@ -147,13 +149,19 @@ class ArraysCargo(Cargo):
 
     def messages(self) -> list[Push]:
         layout, tuning = self.peer.layout, self.peer.caller.runtime.tuning
-        smallest, nbytes = tuning.piece_nbytes, layout.gradient_nbytes
-        small = smallest // tuning.client.small_part
+        size, nbytes = self.piece_nbytes, layout.gradient_nbytes
+        small = min(tuning.piece_nbytes, size) // tuning.client.small_part
         trained = (arena for arena in layout.arenas if arena.optimizer is not None)
-        spans = [span for arena in trained for span in self._spans(arena, small)]
+        spans = dict(span for arena in trained for span in self._spans(arena, small))
+        starts = list(spans)
+
+        def taken(at: int, n: int) -> Array:
+            begin = starts[bisect.bisect(starts, at) - 1]
+            return spans[begin][at - begin : at - begin + n]
+
         return [
-            self.about.push(RUN, nbytes, [at for at, _ in piece], [], tuple([data for _, data in piece]))
-            for piece in _cut(spans, piece_size(nbytes, smallest), small)
+            self.about.push(RUN, nbytes, [at for at, _ in piece], [], tuple([taken(*each) for each in piece]))
+            for piece in cut([(at, data.nbytes) for at, data in spans.items()], size, small)
         ]
 
     def _spans(self, arena: Arena, small: int) -> Iterator[tuple[int, Array]]:
@@ -175,20 +183,3 @@ class ArraysCargo(Cargo):
             together = []
         if together:
             yield at, np.concatenate(together)
-
-
-def _cut(spans: list[tuple[int, Array]], piece_nbytes: int, least: int) -> list[list[tuple[int, Array]]]:
-    """Cut spans into pieces of at most `piece_nbytes` bytes, at multiples of 64."""
-    pieces: list[list[tuple[int, Array]]] = [[]]
-    room = most = max(piece_nbytes, 64)
-    for offset, data in spans:
-        at = 0
-        while at < data.nbytes:
-            left = data.nbytes - at
-            if left > room and room < max(least, 64):
-                pieces.append([])
-                room = most
-            n = left if left <= room else room // 64 * 64
-            pieces[-1].append((offset + at, data[at : at + n]))
-            at, room = at + n, room - n
-    return pieces

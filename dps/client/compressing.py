@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
 from dps.client.lanes import Peer
-from dps.client.transfers import PullTransfer
-from dps.compress import Bfloat16, Compressor, Float16, Int8, RandomK, Rules, TopK, check_names, chosen, rules
+from dps.client.transfers import Pieces, PullTransfer
+from dps.compress import Bfloat16, Compressor, Float16, Int8, RandomK, Rules, TopK, check_names, chosen
 from dps.errors import ProtocolError
-from dps.protocol import NO_BASE, Changes, Pull, Values
+from dps.protocol import NO_BASE, Pull, Values
 from dps.transport.message import Message, changed
 from dps.transport.wire import Array
 from dps.variables.layout import Gradient
@@ -29,9 +30,6 @@ class Traffic:
     pulled: int = 0
     pulled_plain: int = 0
 
-    def copy(self) -> Traffic:
-        return Traffic(self.pushed, self.pushed_plain, self.pulled, self.pulled_plain)
-
 
 @dataclass(eq=False)
 class Change:
@@ -39,12 +37,6 @@ class Change:
 
     push: object
     arrays: dict[str, tuple[Array, Array]] = field(default_factory=dict)
-
-
-def compression_of(pushes: object, pulls: object, deltas: bool) -> Compression | None:
-    """The compression that a session's arguments ask for; None for none. Raises ConfigError that names the argument."""
-    packed = rules(pushes, "compression"), rules(pulls, "pull_compression", pulls=True)
-    return Compression(*packed, deltas) if any(packed) or deltas else None
 
 
 class Compression:
@@ -59,7 +51,7 @@ class Compression:
         """`deltas`: a pull moves only what changed since the last one."""
         self._push, self._pull, self._deltas = push, pull, deltas
         self.traffic = Traffic()
-        self._chosen: dict[str, Compressor | None] = {}
+        self._compressor = cache(partial(chosen, push))
         self._casts: dict[int, dict[int, str]] = {}
         self._residuals: dict[str, Array] = {}
         self._under_way: list[Change] = []
@@ -139,11 +131,6 @@ class Compression:
             self._under_way.append(change)
         return found
 
-    def _compressor(self, name: str) -> Compressor | None:
-        if name not in self._chosen:
-            self._chosen[name] = chosen(self._push, name)
-        return self._chosen[name]
-
     def _packed(
         self, compressor: Compressor, name: str, flat: Array, parts: tuple[Part, ...], change: Change
     ) -> PackedGradient | None:
@@ -154,7 +141,8 @@ class Compression:
             return cast(compressor.name, flat, parts)
         if isinstance(compressor, Int8) and not compressor.feedback:
             return quantised(flat, parts, rest=False)
-        after = self._with_residual(name, flat)
+        before = self._residuals.get(name, _NOTHING)
+        after = np.add(flat, before) if len(before) else flat.copy()
         packed: PackedGradient | None = None
         if isinstance(compressor, Int8):
             packed = quantised(after, parts, rest=True)
@@ -163,14 +151,9 @@ class Compression:
         elif isinstance(compressor, RandomK):
             packed = some(after, parts, compressor.count(len(flat)), _key(compressor.seed, name, self._pushes))
         if packed is not None:
-            change.arrays[name] = (self._residuals.get(name, _NOTHING), after)
+            change.arrays[name] = (before, after)
             self._residuals[name] = after
         return packed
-
-    def _with_residual(self, name: str, flat: Array) -> Array:
-        """A gradient plus the residual, as a new array."""
-        before = self._residuals.get(name)
-        return flat.copy() if before is None else np.add(flat, before)
 
     def settle(self, push: object, plan: Plan, applied: Callable[[int], bool]) -> None:
         """A push has its results. Undo its changes to the residuals of parts on a ps that has not `applied` it."""
@@ -219,7 +202,7 @@ def _key(seed: int, name: str, push: int) -> int:
 class PackedPull(PullTransfer):
     """A pull of one shard in which some values are cast, or only changes since the base are sent.
 
-    `taken` has the values, as in any pull; `arrived` has the packed bytes.
+    `values` is a run, as in any pull; `arrived` has the packed bytes.
     """
 
     plain = 0
@@ -230,59 +213,43 @@ class PackedPull(PullTransfer):
 
     def __init__(self, peer: Peer, message: Pull, *others: Any) -> None:
         self._packed = PackedLayout(peer.layout, message.parts, message.packed)
-        self._parts: Array | None = None
-        """Received bytes: of a PackedLayout, or of a delta."""
-        self._changes = False
-        self._got: dict[int, int] = {}
         super().__init__(peer, message, *others)
 
     def feed(self, message: Message) -> bool:
-        over = self._take(message) if isinstance(message, Changes) else super().feed(message)
+        over = super().feed(message)
         if over:  # a transfer and its request keep each other alive; the memory must go
-            self.base = self._parts = None
+            self.base = None
         return over
 
-    def _take(self, piece: Values | Changes) -> bool:
-        """Add a piece; whether all are here. Pieces of two versions, or of values and of changes, are never mixed."""
-        changes = isinstance(piece, Changes)
-        if piece.counter < self.counter or len(piece.offsets) != len(piece.arrays):
-            return False
-        if isinstance(piece, Changes) and (self.base is None or piece.base != self._message.base):
-            return False
-        if not 0 <= piece.nbytes <= self._packed.nbytes or (piece.nbytes < self._packed.nbytes and not changes):
-            raise ProtocolError(f"got {piece.nbytes} bytes of values, wanted {self._packed.nbytes}, or fewer: changes")
-        if piece.counter > self.counter or self._parts is None or self._changes != changes:
-            self.counter, self.step, self._changes = piece.counter, piece.step, changes
-            self._got, self._parts = {}, np.empty(piece.nbytes, np.uint8)
-        for offset, data in zip(piece.offsets, piece.arrays, strict=True):
-            if type(offset) is not int or not 0 <= offset <= offset + data.nbytes <= len(self._parts):
-                raise ProtocolError(f"bytes {offset} to {offset + data.nbytes} are not in an answer of {piece.nbytes}")
-            self._parts[offset : offset + data.nbytes] = data.reshape(-1).view(np.uint8)
-            self._got[offset] = data.nbytes
-        if self.received < piece.nbytes:
-            return False
-        self._unpack(self._patched(self._parts) if changes else self._parts)
-        return True
+    def _begin(self, piece: Values) -> Pieces:
+        changes = self.base is not None and piece.base == self._message.base
+        nbytes, most = piece.nbytes, self._packed.nbytes
+        if not 0 <= nbytes <= most or not (changes or (nbytes == most and piece.base == NO_BASE)):
+            raise ProtocolError(f"got {nbytes} bytes of values, wanted {most}, or fewer: changes")
 
-    @property
-    def received(self) -> int:
-        return sum(self._got.values())
+        def check(offset: int, n: int) -> None:
+            if type(offset) is not int or not 0 <= offset <= offset + n <= nbytes:
+                raise ProtocolError(f"bytes {offset} to {offset + n} are not in an answer of {nbytes}")
 
-    def _patched(self, changes: Array) -> Array:
-        """The base with the changes applied, as a copy: other pulls may need the base."""
+        return Pieces(piece, partial(np.empty, nbytes, np.uint8), check)
+
+    def _finish(self, piece: Values, values: Array | list[Array]) -> None:
+        assert isinstance(values, np.ndarray), "what is packed is copied"
+        if piece.base == NO_BASE or self.base is None:
+            self._unpack(values)
+            return
         from dps.variables.deltas import patch
 
-        assert self.base is not None
-        arrived = self.base.copy()
-        patch(self._packed, arrived, changes)
-        return arrived
+        arrived = self.base.copy()  # other pulls may need the base
+        patch(self._packed, arrived, values)
+        self._unpack(arrived)
 
     def _unpack(self, arrived: Array) -> None:
         from dps.kernels import compress as kernels
 
         self.arrived, self.plain = arrived, self._packed.plain
-        self.taken = self._take_run(self.peer.layout)
-        views = self.peer.layout.views(self.taken.bytes)
+        self.values = run = self._take_run()
+        views = self.peer.layout.views(run)
         for part, form, offset, nbytes in self._packed.entries:
             source, target = arrived[offset : offset + nbytes], views[part.index].reshape(-1)
             if form:

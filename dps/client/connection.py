@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dps import config
 from dps.actors.caller import Caller
-from dps.actors.local import local_actor
+from dps.actors.local import is_local
 from dps.actors.messages import Failed, Waiting
 from dps.actors.patience import Patience
 from dps.actors.ref import Ref
 from dps.actors.requests import Request
 from dps.client.lanes import Lanes, Peer
 from dps.client.membership import Agreed, Membership, Steps
-from dps.errors import CANCELLED, Aborted, Cancelled, DeadlineExceeded, DpsError, NotAuthenticated, TaskLost
+from dps.errors import Aborted, DeadlineExceeded, DpsError
 from dps.run_protocol import CHIEF, AskCluster, AskState, AskStats, CloseSession, ClusterIs, State, Stats
-from dps.standing import Home
+from dps.standing import Home, error_of
+from dps.telemetry import log
 from dps.transport.message import Message
 from dps.variables.rowlists import RowLists
 
 if TYPE_CHECKING:
     from dps.client.compressing import Compression
 
-log = logging.getLogger("dps")
+
+FINISHED_S = 45.0
+"""How long the session of a worker that has finished waits for the chief, whose machine may be suspended meanwhile."""
 
 
 class Lookout:
@@ -76,7 +77,7 @@ class Lookout:
 
 
 class Connection:
-    """What the parts of a session share. It belongs to the user's thread.
+    """The state that the parts of a session share. It belongs to the user's thread.
 
     Who writes what: `Joining` sets membership, agreed and peers; steps and membership have methods for who learns more.
     """
@@ -90,7 +91,7 @@ class Connection:
         self.caller = Caller(home.runtime, home.name, home.keys)
         self.chief = Ref(home.chief, CHIEF)
         self.number = home.runtime.random.getrandbits(61) + 1
-        """By which the chief knows the session."""
+        """The number by which the chief knows the session."""
         self.steps, self.membership, self.agreed = Steps(), Membership(), Agreed()
         self.peers: dict[int, Peer] = {}
         """The ps on which variables lie, in the order of the plan; made anew with each incarnation."""
@@ -102,23 +103,23 @@ class Connection:
         self.joining = Joining(self, Lanes(home.runtime, self.caller, shared_memory, reads))
         self.caller.connect(home.chief, home.ticket)
 
-    def ps_tasks(self, deadline: float) -> list[int]:
-        """The ps tasks of the cluster, once the chief knows all of them. Blocks until the deadline."""
+    def cluster(self, deadline: float, lacks: Callable[[ClusterIs], str]) -> ClusterIs:
+        """The tasks of the cluster, once nothing is missing: `lacks` says what is waited for, or "". Blocks until the
+        deadline."""
         patience, pause_s = Patience(), self.home.runtime.tuning.client.ask_again_s
         while True:
-            answer = self.ask(AskCluster(), deadline, "the chief")
-            assert isinstance(answer, ClusterIs)
-            if answer.complete:
-                return sorted(int(task) for task in answer.cluster["ps"])
+            found = self.ask(AskCluster(), deadline, "the chief")
+            assert isinstance(found, ClusterIs)
+            if not (text := lacks(found)):
+                return found
             if self.caller.now() >= deadline - 2 * pause_s:  # a later answer could come too late to say why
-                raise DeadlineExceeded(f"{self.home.name}: {answer.text}")
-            self.tell(patience, answer.text)
+                raise DeadlineExceeded(f"{self.home.name}: {text}")
+            self.tell(patience, text)
             self.home.runtime.sleep(pause_s)
 
     def tell(self, patience: Patience, text: str) -> None:
-        """Say whom the chief waits for, unless the chief's own log comes to the same eyes."""
-        told = config.launched.is_set() or self.home.runtime.simulated  # all tasks of a simulation write to one log
-        told = told or local_actor(self.home.runtime, self.chief.address, CHIEF) is not None
+        """Log for whom the chief waits, unless people read the chief's own log in the same place."""
+        told = self.home.runtime.shares_log or is_local(self.home.runtime, self.chief.address, CHIEF)
         if not told and patience.due(self.caller.now()):
             log.warning("%s: %s", self.home.name, text)
 
@@ -141,7 +142,7 @@ class Connection:
                     raise Aborted(f"run epoch {self.membership.epoch} is over")
 
         def late() -> str:
-            return (ref and self.unreached({whom: ref.address})) or text[0]
+            return (ref and str(self.joining.unreached)) or text[0]
 
         request = self.caller.start(ref or self.chief, message, feed)
         self.wait([request], deadline, late, look)
@@ -159,6 +160,7 @@ class Connection:
         try:
             while not self.caller.wait(requests, min(slice_s, max(0.0, deadline - self.caller.now())), stop):
                 self.check_node()
+                self.joining.unreached.look()
                 if stop is not None and stop():
                     return
                 if meanwhile is not None:
@@ -171,15 +173,10 @@ class Connection:
             raise
 
     def check_node(self) -> None:
-        """Raise TaskLost when this node was told to end while the session still works, Cancelled from this process."""
+        """Raise what `error_of` says when this node was told to end while the session still works."""
         over = self.home.over()
         if over is not None:
-            code, reason = over
-            if code == CANCELLED:
-                raise Cancelled(reason)
-            if code == NotAuthenticated.exit_code:
-                raise NotAuthenticated(reason)
-            raise TaskLost(reason or "the run has ended") if code in (0, 3) else DpsError(reason)
+            raise error_of(*over)
 
     def silent(self) -> str:
         """Which ps are disconnected, and since when, for error messages."""
@@ -189,19 +186,7 @@ class Connection:
         names = [f"{name} (away for {now - away[at]:.0f} s)" for name, at in refs.items() if at in away]
         if self.chief.address in away:
             names.append(f"the chief (away for {now - away[self.chief.address]:.0f} s)")
-        return ", ".join(names) or self.unreached(refs)
-
-    def unreached(self, tasks: Mapping[str, str]) -> str:
-        """The first of these tasks, by name and address, with which there never was a connection, and what to try."""
-        found = next((task for task in tasks.items() if task[1] not in self.caller.reached), None)
-        if found is None:
-            return ""
-        name, at = found
-        return (
-            f"cannot reach {name}: nobody answers at {at}, where it told the chief that it is; "
-            f"open port {at.rpartition(':')[2]} in the firewall of {name}'s machine, or start {name} with another "
-            "--advertise"
-        )
+        return ", ".join(names) or str(self.joining.unreached)
 
     def stats(self, deadline: float) -> dict[str, Any]:
         """Counters of the chief and of every ps, by task name. Blocks."""
@@ -218,17 +203,23 @@ class Connection:
         try:
             if self.home.over() is None:
                 checkpoint_dir = str(self.agreed.settings.get("checkpoint_dir") or "")
-                message = CloseSession(
-                    self.number,
-                    error,
-                    self.home.job,
-                    self.home.task,
-                    checkpoint_dir,
-                    self.steps.step,
-                    self.membership.epoch,
-                )
-                self.caller.ask(self.chief, message, timeout_s)
+                about = self.home.job, self.home.task, checkpoint_dir, self.steps.step, self.membership.epoch
+                self._say_goodbye(CloseSession(self.number, error, *about), timeout_s)
         except DpsError as problem:
             log.debug("%s: could not say goodbye: %s", self.home.name, problem)
         finally:
             self.caller.close()
+
+    def _say_goodbye(self, message: CloseSession, timeout_s: float) -> None:
+        """Tell the chief of the session's end. A worker that has finished waits longer for a chief that was stopped or
+        is started again, because a run without any finished worker has failed."""
+        began, farewell_s = self.caller.now(), self.home.runtime.tuning.client.farewell_s
+        try:
+            self.caller.ask(self.chief, message, min(farewell_s, timeout_s))
+        except DeadlineExceeded:
+            deadline = began + min(FINISHED_S, timeout_s)
+            if message.error or self.home.job != "worker" or self.caller.now() >= deadline:
+                raise
+            text = "%s: has finished, and waits up to %.0f s until the chief at %s knows"
+            log.warning(text, self.home.name, deadline - self.caller.now(), self.chief.address)
+            self.ask(message, deadline, "the chief")

@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from dps.client.recycled import MANY
 from dps.transport.wire import Array
 from dps.variables.layout import Gradient, split
 from dps.variables.plan import Arena, Plan, ShardLayout
+
+MANY = 1024
+"""From this number of variables on, kernels look at all arrays in one call. They need numba, which takes 0.1 s to
+load."""
 
 _shape, _dtype = operator.attrgetter("shape"), operator.attrgetter("dtype")
 

@@ -1,4 +1,4 @@
-"""First values that a program makes only where they are needed: `init_fn`, in the session that is asked for them."""
+"""Calls `init_fn` for first values, in the one session that the chief asks for them."""
 
 from __future__ import annotations
 
@@ -10,37 +10,31 @@ from dps.transport.wire import Array
 from dps.variables.tree import leaves, to_array
 
 
-class FirstValues:
-    """Calls `init_fn(params)` and puts what it returns in the place of the values of params."""
+def first_values(
+    function: Callable[[Any], Any], params: Any, name: str, values: Mapping[str, Array]
+) -> dict[str, Array]:
+    """What `init_fn(params)` returns, by name, in place of the values of params; those of params for a variable that it
+    does not name. Blocks as it does. `name`: the session's, for messages.
 
-    def __init__(self, init_fn: Callable[[Any], Any], params: Any, name: str) -> None:
-        """`name`: the session's, for messages."""
-        self._function, self._params, self._name = init_fn, params, name
-
-    def __call__(self, values: Mapping[str, Array]) -> dict[str, Array]:
-        """The first values by name; those of params for a variable that `init_fn` does not name. Blocks as it does.
-
-        Raises HookError where `init_fn` raises, or returns what are no values of the variables.
-        """
-        try:
-            made = self._function(self._params)
-        except DpsError:
-            raise
-        except Exception as error:
-            text = " ".join(str(error).split())
-            raise HookError(f"{self._name}: init_fn raised {type(error).__name__}: {text}") from error
-        if not isinstance(made, dict | list | tuple):
-            raise HookError(
-                f"{self._name}: init_fn returned {made!r:.80}, wanted first values in the nesting of params"
-            )
-        try:
-            found = {name: to_array(leaf, name) for name, leaf in leaves(made)}
-        except (TypeError, ValueError) as error:
-            raise HookError(f"{self._name}: init_fn returned values that cannot be used: {error}") from None
-        for name, array in found.items():
-            if problem := _problem(name, array, values.get(name)):
-                raise HookError(f"{self._name}: init_fn returned {problem}")
-        return {**values, **found}
+    Raises HookError if `init_fn` raises, or does not return values of the variables.
+    """
+    try:
+        made = function(params)
+    except DpsError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise HookError(f"{name}: init_fn raised {type(error).__name__}: {text}") from error
+    if not isinstance(made, dict | list | tuple):
+        raise HookError(f"{name}: init_fn returned {made!r:.80}, wanted first values in the nesting of params")
+    try:
+        found = {path: to_array(leaf, path) for path, leaf in leaves(made)}
+    except (TypeError, ValueError) as error:
+        raise HookError(f"{name}: init_fn returned values that cannot be used: {error}") from None
+    for path, array in found.items():
+        if problem := _problem(path, array, values.get(path)):
+            raise HookError(f"{name}: init_fn returned {problem}")
+    return {**values, **found}
 
 
 def _problem(name: str, array: Array, wanted: Array | None) -> str:

@@ -12,6 +12,7 @@ from dps.actors.messages import Done, Failed, Waiting
 from dps.actors.patience import Patience
 from dps.actors.ref import Ref
 from dps.actors.requests import Request
+from dps.actors.unreached import Unreached
 from dps.client.dense import Whole, gather
 from dps.client.lanes import Lanes, Peer
 from dps.client.membership import Agreed, Membership
@@ -26,34 +27,6 @@ if TYPE_CHECKING:
     from dps.client.connection import Connection
 
 
-class Opening(Request):
-    """The request to open a session. The chief admits the session, or asks it for first values before."""
-
-    def __init__(self, message: OpenSession) -> None:
-        self._message = message
-        self.text = "the chief has not answered"
-        """What the chief waits for."""
-        self.opened: SessionOpened | None = None
-        self.error: Exception | None = None
-        self.initialise: SessionOpened | None = None
-        """Set when the chief asks for first values, once for each run epoch."""
-        self._asked_in = 0
-
-    def again(self) -> Message:
-        return self._message
-
-    def feed(self, message: Message) -> bool:
-        if isinstance(message, Waiting):
-            self.text = message.reason
-        elif isinstance(message, Failed):
-            self.error = message.exception()
-        elif isinstance(message, SessionOpened) and not message.initialise:
-            self.opened = message
-        elif isinstance(message, SessionOpened) and message.epoch > self._asked_in:
-            self.initialise, self._asked_in = message, message.epoch
-        return self.opened is not None or self.error is not None
-
-
 class Joining:
     """Joins the run, and again after each rollback, with what the session brings: its plan, settings, first values."""
 
@@ -61,12 +34,13 @@ class Joining:
         self._connection, self._caller = connection, connection.caller
         self._lanes = lanes
         self._refs: dict[int, Ref] = {}
+        self.unreached = Unreached(self._caller, connection.home.name)
         self._plan: dict[str, Any] = {}
         self.averages = connection.home.job in ("worker", "chief")
-        """Whether in local mode the session is one whose copy is averaged; a program that drives workers is none."""
+        """Whether, in local mode, the session's copy is averaged. That of a program that drives workers is not."""
         self._settings: dict[str, Any] = {}
         self.first_values: Callable[[dict[str, Array]], dict[str, Array]] | None = None
-        """Makes the first values out of those of params, where the chief asks this session for them."""
+        """Makes the first values out of those of params, if the chief asks this session for them."""
         self._values: dict[str, Array] = {}
         """First values; empty once the session has joined."""
         self.batch = 0
@@ -120,33 +94,46 @@ class Joining:
         connection.steps.begin(answer.step)
 
     def _opened(self, deadline: float) -> SessionOpened:
+        """Open the session. The chief admits it, or asks it for first values before, once for each run epoch."""
         connection, home, caller = self._connection, self._connection.home, self._caller
-        request, patience = Opening(
-            OpenSession(
-                connection.number, home.job, home.task, home.process, home.address, connection.membership.epoch,
-                self._plan, self._settings, connection.steps.step, caller.incarnation, self.batch,
-            )
-        ), Patience()  # fmt: skip
-        caller.open(connection.chief, request.again(), request)
+        waits_for, asked_in, patience, answers = "the chief has not answered", 0, Patience(), list[Message]()
+
+        def feed(answer: Message) -> bool:
+            nonlocal waits_for, asked_in
+            if isinstance(answer, Waiting):
+                waits_for = answer.reason
+                return False
+            if isinstance(answer, SessionOpened) and answer.initialise:
+                if answer.epoch > asked_in:
+                    asked_in = answer.epoch
+                    answers.append(answer)
+                return False
+            answers.append(answer)
+            return True
 
         def late() -> str:
-            return f"could not join the run at {connection.chief.address}: {self._unreached() or request.text}"
+            return f"could not join the run at {connection.chief.address}: {str(self.unreached) or waits_for}"
 
         def tell() -> None:
-            if "waits for" in request.text:
-                connection.tell(patience, request.text)
+            if "waits for" in waits_for:
+                connection.tell(patience, waits_for)
 
-        while not request.complete:
-            connection.wait([request], deadline, late, tell, lambda: request.initialise is not None)
-            if request.initialise is not None:
-                asked, request.initialise = request.initialise, None
-                self._take(asked)
-                self._send_first_values(asked, deadline, lambda: request.complete or request.initialise is not None)
-        if request.opened is None:
-            assert request.error is not None
-            raise request.error
-        self._take(request.opened)
-        return request.opened
+        message = OpenSession(
+            connection.number, home.job, home.task, home.process, home.address, connection.membership.epoch,
+            self._plan, self._settings, connection.steps.step, caller.incarnation, self.batch,
+        )  # fmt: skip
+        request = caller.start(connection.chief, message, feed)
+        while True:
+            connection.wait([request], deadline, late, tell, lambda: bool(answers))
+            answer = answers[-1]
+            answers.clear()
+            if isinstance(answer, Failed):
+                raise answer.exception()
+            assert isinstance(answer, SessionOpened)
+            self._take(answer)
+            if not answer.initialise:
+                return answer
+            self._send_first_values(answer, deadline, lambda: bool(answers))
 
     def _take(self, opened: SessionOpened) -> None:
         self._connection.agreed = Agreed(opened)
@@ -159,6 +146,7 @@ class Joining:
         for ref in refs.values():
             self._caller.connect(ref.address, self._connection.home.ticket)
         self._refs = refs
+        self.unreached.tasks = {f"ps:{task}": ref.address for task, ref in refs.items()}
 
     def _send_first_values(self, asked: SessionOpened, deadline: float, over: Callable[[], bool]) -> None:
         """Send all parts of all shards in pieces, then tell the chief. Stops when `over()` is true."""
@@ -194,15 +182,12 @@ class Joining:
             done = caller.start(connection.chief, Initialised(asked.epoch, connection.number), feed)
             self._wait_all([done], errors, deadline, "the chief", stop)
 
-    def _unreached(self) -> str:
-        return self._connection.unreached({f"ps:{task}": ref.address for task, ref in self._refs.items()})
-
     def _wait_all(
         self, requests: list[Request], errors: list[Exception], deadline: float, whom: str, stop: Callable[[], bool]
     ) -> None:
 
         def late() -> str:
-            return self._unreached() or f"{whom} did not take the first values"
+            return str(self.unreached) or f"{whom} did not take the first values"
 
         self._connection.wait(requests, deadline, late, None, stop)
         for request in requests:

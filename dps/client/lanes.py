@@ -1,28 +1,27 @@
-"""The ps as a session knows them, and memory that both share: found when the session joins, given up if it fails."""
+"""The lanes of a session: its ps, and the memory that both can read. Found when it joins, closed when one fails."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
+from math import inf
 from typing import Any, NamedTuple
 
 from dps.actors.caller import Caller
-from dps.actors.messages import Failed
+from dps.actors.messages import Failed, ends
 from dps.actors.ref import Ref
 from dps.actors.requests import Request
 from dps.errors import DpsError, Unavailable
 from dps.protocol import Probe, Probed, Release
+from dps.telemetry import log
 from dps.transport.endpoint import Memory, Runtime
-from dps.transport.message import Message
-from dps.transport.probing import marked, starts_with
+from dps.transport.message import Message, changed
+from dps.transport.probing import ASKED, ASKER, marked, read, word
 from dps.transport.wire import Array
 from dps.variables.plan import ShardLayout
 
-log = logging.getLogger("dps")
-
 
 class Lane:
-    """Memory shared with one ps in one run epoch. It is off until each side has read the other's memory.
+    """Memory shared with one ps in one run epoch. It is off until each side has proven that it reads the other's.
 
     While it is on, values and gradients are read where they were written, and messages only name their places."""
 
@@ -33,21 +32,31 @@ class Lane:
         `tells_at_once`: each release is sent immediately."""
         self._tells_at_once = tells_at_once
         self.on, self._worth = False, worth
+        self.rate = inf
+        """How fast values last came over the socket, bytes/s."""
         self._runtime, self._caller, self._ref, self._epoch = runtime, caller, ref, epoch
         self._attached: dict[tuple[int, ...], Array] = {}
         self._reading: set[int] = set()
 
-    def heard(self, answer: Message) -> bool:
-        """Handle the ps's answer to the probe."""
-        if isinstance(answer, Probed) and answer.memory:
-            try:
-                here = starts_with(self._runtime, answer.memory, answer.token)
-                self.on = here and self._worth
-                if here:
-                    self._caller.pair(self._ref.address, answer.direct)
-            except DpsError as error:
-                self.give_up(error)
-        return isinstance(answer, Probed | Failed)
+    def ask(self, own: Memory) -> Request:
+        """Ask the ps whether it reads this memory, and if so, prove that this process reads the ps's."""
+        probe = Probe(own.name, b"", self._caller.direct)
+
+        def heard(answer: Message) -> bool:
+            nonlocal probe
+            if not isinstance(answer, Probed) or answer.proof != word(own, ASKED):
+                return isinstance(answer, Probed | Failed)
+            if answer.near:
+                self.on = self._worth
+                self._caller.pair(self._ref.address, answer.direct)
+                return True
+            probe = changed(probe, proof=read(self._runtime, answer.memory, ASKER))
+            if probe.proof:
+                self._caller.send(request, probe)
+            return not probe.proof
+
+        request = self._caller.start(self._ref, probe, heard, lambda: probe)
+        return request
 
     def attach(self, name: list[int]) -> Array:
         """Memory of the ps as read-only bytes. Raises Unavailable if it is gone."""
@@ -72,7 +81,7 @@ class Lane:
         """
         self._reading.discard(number)
         if nbytes > self._runtime.tuning.small_nbytes or self._tells_at_once:
-            self._caller.start(self._ref, Release(self._epoch, [number]), lambda _: True)
+            self._caller.start(self._ref, Release(self._epoch, [number]), ends)
 
     def all_released_below(self) -> int:
         """No request of a lower number reads memory any more; 0 if the lane is off."""
@@ -103,27 +112,16 @@ class Lanes:
         for a moment."""
         for request in self._asked:
             self._caller.drop(request)
-        self._asked = []
-        lanes: dict[int, Lane] = {}
-        for ps, ref in refs.items():
-            lanes[ps] = lane = Lane(self._runtime, self._caller, ref, epoch, worth(ps), self._tells_at_once)
-            if self._wanted and (own := self._mark()) is not None:
-                probe = Probe(own.name, own.array.tobytes(), self._caller.direct)
-                self._asked.append(self._caller.start(ref, probe, lane.heard))
+        own = self._own = self._own or (marked(self._runtime) if self._wanted else None)
+        about = self._runtime, self._caller
+        lanes = {ps: Lane(*about, ref, epoch, worth(ps), self._tells_at_once) for ps, ref in refs.items()}
+        self._asked = [] if own is None else [lane.ask(own) for lane in lanes.values()]
         self._caller.wait(self._asked, self._runtime.tuning.client.probe_s)
         return lanes
 
-    def _mark(self) -> Memory | None:
-        if self._own is None:
-            try:
-                self._own = marked(self._runtime)
-            except Unavailable as error:
-                log.debug("%s: %s", self._caller.name, error)
-        return self._own
-
 
 class Peer(NamedTuple):
-    """What a request to one ps is made with. Made anew when the session joins."""
+    """A ps, as requests to it need it. Made anew when the session joins."""
 
     caller: Caller
     ps: int

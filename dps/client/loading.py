@@ -9,8 +9,9 @@ import numpy as np
 
 from dps.client.cargo import About, ArraysCargo, Cargo, Run, RunCargo
 from dps.client.connection import Connection
-from dps.client.dense import gather, is_whole
+from dps.client.dense import Whole, gather, is_whole
 from dps.client.lanes import Peer
+from dps.client.membership import Agreed
 from dps.errors import NOT_FINITE, advised
 from dps.transport.dtypes import is_float
 from dps.transport.endpoint import Runtime
@@ -18,28 +19,6 @@ from dps.transport.wire import Array
 from dps.variables.layout import Gradient, parts_of_shard, values_of_shard
 from dps.variables.packed import PackedGradient
 from dps.variables.tree import Rows
-
-
-class Runs:
-    """The memory for pushes to one ps. A run is used again once its push has its result."""
-
-    def __init__(self, runtime: Runtime, peer: Peer) -> None:
-        self._runtime, self._lane = runtime, peer.lane
-        self._made: list[Run] = []
-
-    def take(self, nbytes: int) -> Run:
-        """A run of at least `nbytes` that no push in flight uses. Its bytes are undefined."""
-        idle = [run for run in self._made if not run.in_use]
-        for run in idle:
-            if len(run.bytes) >= nbytes and (run.memory is not None or not self._lane.on):
-                return run
-        made = Run(self._runtime, self._lane, nbytes)
-        self._made = [run for run in self._made if run not in idle] + [made]  # the idle ones are too small
-        return made
-
-    def take_rounded(self, nbytes: int) -> Run:
-        """Like `take`, for sizes that change from push to push."""
-        return self.take(1 << (nbytes - 1).bit_length())
 
 
 class OwnRun(Run):
@@ -55,7 +34,8 @@ class OwnRun(Run):
 
     def holds(self, gradients: Mapping[int, Gradient]) -> bool:
         """Whether the gradients of all of the shard are these arrays."""
-        return all(map(operator.is_, map(gradients.get, self._variables), self._trained))
+        found = gradients.arrays.__getitem__ if isinstance(gradients, Whole) else gradients.get
+        return all(map(operator.is_, map(found, self._variables), self._trained))
 
 
 class Loader:
@@ -63,28 +43,23 @@ class Loader:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._runs: dict[int, Runs] = {}
+        self._runs: dict[int, list[Run]] = {}
+        """Those of each ps. A run is used again once its push has its result."""
         self._own: list[dict[int, OwnRun]] = []
         """For each result of `session.gradients()`, by ps."""
 
     def check(self, gradients: Mapping[int, Gradient]) -> None:
-        """ValueError for NaN and infinite values where the ps cannot refuse the push as one: in async with several."""
-        connection = self._connection
-        if (
-            not connection.agreed.sync
-            and len(connection.agreed.plan.ps) > 1
-            and connection.agreed.settings.get("check_finite", True)
-        ):
-            for index, gradient in gradients.items():
-                assert not isinstance(gradient, PackedGradient), "gradients are looked at before they are packed"
-                values = gradient.values if isinstance(gradient, Rows) else gradient
-                check_finite(f"the gradient of {connection.agreed.plan.variables[index].name}", values)
+        """Raise ValueError for NaN and infinite values if the ps cannot refuse the push as one: in async and
+        bounded mode with several ps."""
+        agreed = self._connection.agreed
+        if not agreed.sync and len(agreed.plan.ps) > 1:
+            check_all_finite(agreed, gradients, "gradient")
 
     def cargo(
         self, peer: Peer, gradients: Mapping[int, Gradient], about: About, values: Mapping[int, Array]
     ) -> Cargo | None:
-        """What one ps gets; None for nothing. In sync every ps gets a push, and in every mode the step ps gets one of
-        gradients. `values`: what variables are set to, by their index."""
+        """The cargo for one ps; None for nothing. In sync every ps gets a push, and in every mode the step ps gets one
+        if there are gradients. `values`: the values that variables are set to, by their index."""
         connection = self._connection
         if not values and is_whole(peer.layout, gradients):
             travels = not peer.lane.on and self._own_run(peer, gradients) is None
@@ -97,24 +72,31 @@ class Loader:
             return None
         from dps.client.partial import PartsCargo
 
-        return PartsCargo(peer, about, parts, self._of(peer).take_rounded, to_set)
+        return PartsCargo(peer, about, parts, lambda nbytes: self._take(peer, 1 << (nbytes - 1).bit_length()), to_set)
 
     def run(self, peer: Peer, gradients: Mapping[int, Gradient]) -> Run:
-        """A run with the gradients of all of a shard in it: the user's own where they lie there, or they are copied."""
+        """A run with the gradients of all of a shard: the user's own run if they lie there, else a run to which they
+        are copied."""
         own = self._own_run(peer, gradients)
         if own is not None and not own.in_use:
             return own
-        run = self._of(peer).take(peer.layout.nbytes)
+        run = self._take(peer, peer.layout.nbytes)
         gather(self._connection.agreed.plan, peer.layout, gradients, run.bytes)
         return run
 
     def _own_run(self, peer: Peer, gradients: Mapping[int, Gradient]) -> OwnRun | None:
         return next((runs[peer.ps] for runs in self._own if runs[peer.ps].holds(gradients)), None)
 
-    def _of(self, peer: Peer) -> Runs:
-        if peer.ps not in self._runs:
-            self._runs[peer.ps] = Runs(self._connection.home.runtime, peer)
-        return self._runs[peer.ps]
+    def _take(self, peer: Peer, nbytes: int) -> Run:
+        """A run of at least `nbytes` that no push in flight uses. Its bytes are undefined."""
+        runs = self._runs.get(peer.ps, [])
+        idle = [run for run in runs if not run.in_use]
+        for run in idle:
+            if len(run.bytes) >= nbytes and (run.memory is not None or not peer.lane.on):
+                return run
+        made = Run(self._connection.home.runtime, peer.lane, nbytes)
+        self._runs[peer.ps] = [run for run in runs if run not in idle] + [made]  # the idle ones are too small
+        return made
 
     def own_parts(self) -> list[Array]:
         """Arrays for the user to fill: all parts of all shards, in the order of their runs."""
@@ -123,11 +105,20 @@ class Loader:
         return [part for run in runs.values() for part in run.parts]
 
     def forget(self) -> None:
-        """The session has joined anew. A ps may still read the runs of before, which go when it has done so; of the
-        user's own it has forgotten who lent them."""
+        """The session has joined again. A ps may still read the runs of before, which are freed when it has finished.
+        Of the user's own runs it has forgotten which ones it reads."""
         self._runs = {}
         for run in (run for runs in self._own for run in runs.values()):
             run.reader = None
+
+
+def check_all_finite(agreed: Agreed, gradients: Mapping[int, Gradient], what: str) -> None:
+    """Raise ValueError for NaN and infinite values in gradients, if the run checks them."""
+    if agreed.settings.get("check_finite", True):
+        for index, gradient in gradients.items():
+            assert not isinstance(gradient, PackedGradient), "gradients are looked at before they are packed"
+            values = gradient.values if isinstance(gradient, Rows) else gradient
+            check_finite(f"the {what} of {agreed.plan.variables[index].name}", values)
 
 
 def check_finite(what: str, values: Array) -> None:

@@ -1,31 +1,28 @@
-"""The calls of a session that trains in local mode: on a copy of its own, whose movement is pushed once in a round."""
+"""The calls of a session in local mode: it trains a copy of its own, and pushes the copy's difference once a round."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from dps.client.loading import check_finite
+from dps.client.loading import check_all_finite
 from dps.client.session import Session
 from dps.client.turns import one_at_a_time
 from dps.local_copy import LocalCopy
 from dps.reply import Push, Reply, Version
 from dps.update import Local
-from dps.variables.layout import Gradient
-from dps.variables.packed import PackedGradient
-from dps.variables.tree import Rows
 
 
 class LocalSession(Session):
-    """A session in local mode. It talks to the ps when it joins and at the end of each round, and else to nobody."""
+    """A session in local mode. It sends messages to the ps only when it joins and at the end of each round."""
 
     _own: LocalCopy
     _round: int
-    """How many steps a round has."""
+    """The number of steps of a round."""
 
     def _ready(self, timeout: float | None) -> LocalCopy:
-        """The own copy. Where a round begins it takes the common values; blocks for them."""
+        """The session's own copy. At the beginning of a round it takes the common values, and blocks for them."""
         self._waiter.check_open()
         connection = self._connection
         while self._own.ended or self._own.membership is not connection.membership:
@@ -40,9 +37,9 @@ class LocalSession(Session):
 
     @one_at_a_time
     def push(self, grads: Any, loss: Any = None, timeout: float | None = None) -> Push:
-        """As Session.push: a step of the own copy. The last one of a round waits for the other workers."""
+        """As Session.push: a step of the session's own copy. The last one of a round waits for the other workers."""
         gradients, own = self._gradients(grads, loss), self._ready(timeout)
-        self._check(gradients, "gradient")
+        check_all_finite(self._connection.agreed, gradients, "gradient")
         own.apply(gradients, self._round * self._connection.steps.local_step + own.steps)
         if own.steps == self._round:
             return self._end_round(loss, timeout)
@@ -51,22 +48,14 @@ class LocalSession(Session):
         return result
 
     def _end_round(self, loss: Any, timeout: float | None) -> Push:
-        """Push how far the own copy has moved, and wait for the other workers."""
+        """Push the difference of the own copy, and wait for the other workers."""
         moved = self._own.moved()
         self._own.ended = True
-        self._check(moved, "movement")
+        check_all_finite(self._connection.agreed, moved, "movement")
         return self._pushes.finish(self._pushes.start(moved, loss, timeout), timeout)
 
-    def _check(self, gradients: Mapping[int, Gradient], what: str) -> None:
-        agreed = self._connection.agreed
-        if agreed.settings.get("check_finite", True):
-            for index, gradient in gradients.items():
-                assert not isinstance(gradient, PackedGradient), "gradients are looked at before they are packed"
-                values = gradient.values if isinstance(gradient, Rows) else gradient
-                check_finite(f"the {what} of {agreed.plan.variables[index].name}", values)
-
     def _finish_pushes(self) -> None:
-        """What was learned since the last round counts when the session is closed."""
+        """Push the steps since the last round when the session is closed."""
         if self._own.steps and not self._own.ended and self._own.membership is self._connection.membership:
             self._end_round(None, None)
         super()._finish_pushes()
@@ -82,7 +71,7 @@ class LocalSession(Session):
 
     @one_at_a_time
     def assign(self, values: Any, timeout: float | None = None) -> None:
-        """As Session.assign: the own copy is set at once, and the common values after the round."""
+        """As Session.assign: sets the own copy at once, and the common values after the round."""
         super().assign(values, timeout)
         self._ready(timeout).assign(values)
 
@@ -101,7 +90,7 @@ class LocalSession(Session):
         return values if out is None else self._filled(out, values)
 
     def pull_async(self, names: Sequence[str] | None = None) -> Reply[Any]:
-        """As Session.pull_async; where a round begins it blocks."""
+        """As Session.pull_async; at the beginning of a round it blocks."""
         return _there(self.pull(names))
 
     @contextmanager
@@ -114,15 +103,15 @@ class LocalSession(Session):
         return self._ready(timeout).lookup(name, rows, out)
 
     def lookup_async(self, name: Any, rows: Any = None, out: Any = None) -> Any:
-        """As Session.lookup_async; where a round begins it blocks."""
+        """As Session.lookup_async; at the beginning of a round it blocks."""
         return _there(self.lookup(name, rows, None, out))
 
 
 class DrivingSession(Session):
-    """A session of a program that is no worker. It reads the common values, and has no copy until it pushes."""
+    """A session of a program that is not a worker. It reads the common values, and has no copy until it pushes."""
 
     def _take_part(self, timeout: float | None) -> Session:
-        """Be one of those whose copies are averaged, from now on. Blocks."""
+        """Become a session whose copy is averaged. Blocks."""
         self._connection.joining.take_part(self._deadline(timeout))
         begin(self)
         return self

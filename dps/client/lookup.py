@@ -12,83 +12,61 @@ from dps.client.connection import Connection
 from dps.client.transfers import Transfer, copy_steadily
 from dps.client.waiting import Operation
 from dps.errors import DpsError, Unavailable
-from dps.protocol import Lookup, Rows, RowsUnknown, SharedRows
+from dps.protocol import Lookup, Rows, SharedRows
 from dps.transport.dtypes import wire_name
 from dps.transport.message import Message, changed
 from dps.transport.wire import Array
 from dps.variables.layout import check_rows, row_numbers
 from dps.variables.plan import Part, VariableSpec
-from dps.variables.rowlists import RowList
+from dps.variables.rowlists import RowList, range_of, within
 
 NOTHING = np.empty(0)
 
 
-class Lookups:
-    """The lookups of one session. It knows which requests may still read a ps's memory."""
+def looking_up(
+    connection: Connection, wanted: str | Mapping[str, Any], rows: Any, out: Array | Mapping[str, Array] | None
+) -> LookupOp:
+    """Ask for rows of a variable, or of several at one time. All is checked before anything is sent.
 
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
-        self._open: set[int] = set()
-        self._last = 0
+    Raises ValueError for what is no variable, no row of it, or no array to hold the rows, and TypeError for arguments
+    of the two forms mixed."""
+    if isinstance(wanted, str):
+        operation = LookupOp(connection, {wanted: _table(connection, wanted, rows, out)}, several=False)
+    else:
+        if rows is not None or not isinstance(out, Mapping | None):
+            raise TypeError("lookup takes (name, rows, out=array) or ({name: rows}, out={name: array}), not a mix")
+        places = out or {}
+        strange = sorted(set(places) - set(wanted))
+        if strange:
+            raise ValueError(f"lookup: out has {strange}, wanted some of {list(wanted)}, which are looked up")
+        tables = {name: _table(connection, name, of, places.get(name)) for name, of in wanted.items()}
+        operation = LookupOp(connection, tables, several=True)
+    operation.start()
+    return operation
 
-    def start(self, wanted: str | Mapping[str, Any], rows: Any, out: Array | Mapping[str, Array] | None) -> LookupOp:
-        """Ask for rows of a variable, or of several at one time. All is checked before anything is sent.
 
-        Raises ValueError for what is no variable, no row of it, or no array to hold the rows, and TypeError for
-        arguments of the two forms mixed."""
-        if isinstance(wanted, str):
-            operation = LookupOp(self.connection, {wanted: self._table(wanted, rows, out)}, several=False)
-        else:
-            if rows is not None or not isinstance(out, Mapping | None):
-                raise TypeError("lookup takes (name, rows, out=array) or ({name: rows}, out={name: array}), not a mix")
-            places = out or {}
-            strange = sorted(set(places) - set(wanted))
-            if strange:
-                raise ValueError(f"lookup: out has {strange}, wanted some of {list(wanted)}, which are looked up")
-            tables = {name: self._table(name, of, places.get(name)) for name, of in wanted.items()}
-            operation = LookupOp(self.connection, tables, several=True)
-        operation.start()
-        return operation
-
-    def _table(self, name: str, rows: Any, out: Any) -> _Table:
-        plan = self.connection.agreed.plan
-        if name not in plan.by_name:
-            raise ValueError(f"lookup: no variable {name!r}; there are {list(plan.by_name)[:10]}")
-        spec = plan.variables[plan.by_name[name]]
-        if not spec.shape:
-            raise ValueError(f"lookup: {name} is a scalar, which has no rows; use pull")
-        indices = row_numbers(rows, "rows")
-        found = self.connection.row_lists.of(indices.reshape(-1))
-        lowest, highest = found.ends()
-        if lowest < 0 or highest >= spec.shape[0]:
-            check_rows(spec, indices.reshape(-1))
-        shape = (*indices.shape, *spec.shape[1:])
-        flat = len(found.asked), *spec.shape[1:]
-        if out is None:
-            return _Table(self, spec, found, np.empty(flat, spec.dtype), shape)
-        if not isinstance(out, np.ndarray) or out.shape != shape or wire_name(out.dtype) != spec.dtype:
-            got = f"{getattr(out, 'dtype', type(out))} {getattr(out, 'shape', '')}"
-            raise ValueError(f"lookup: out is {got}; wanted an array of {np.dtype(spec.dtype)} {shape}")
-        if indices.ndim > 1 and not out.flags.c_contiguous:
-            raise ValueError(f"lookup: out for rows of shape {indices.shape} has to be C-contiguous")
-        return _Table(self, spec, found, out.reshape(flat), shape, out)
-
-    def roll_back(self) -> None:
-        """Forget the requests of the last incarnation."""
-        self._open.clear()
-
-    def read_to(self) -> int:
-        """No request up to this number reads memory any more."""
-        return min(self._open) - 1 if self._open else self._last
-
-    def opened(self, number: int) -> None:
-        """The request of this number may be answered with a place in memory."""
-        self._open.add(number)
-        self._last = max(self._last, number)
-
-    def closed(self, number: int) -> None:
-        """The request of this number reads no memory any more."""
-        self._open.discard(number)
+def _table(connection: Connection, name: str, rows: Any, out: Any) -> _Table:
+    plan = connection.agreed.plan
+    if name not in plan.by_name:
+        raise ValueError(f"lookup: no variable {name!r}; there are {list(plan.by_name)[:10]}")
+    spec = plan.variables[plan.by_name[name]]
+    if not spec.shape:
+        raise ValueError(f"lookup: {name} is a scalar, which has no rows; use pull")
+    indices = row_numbers(rows, "rows")
+    found = connection.row_lists.of(indices.reshape(-1))
+    lowest, highest = found.ends()
+    if lowest < 0 or highest >= spec.shape[0]:
+        check_rows(spec, indices.reshape(-1))
+    shape = (*indices.shape, *spec.shape[1:])
+    flat = len(found.asked), *spec.shape[1:]
+    if out is None:
+        return _Table(connection, spec, found, np.empty(flat, spec.dtype), shape)
+    if not isinstance(out, np.ndarray) or out.shape != shape or wire_name(out.dtype) != spec.dtype:
+        got = f"{getattr(out, 'dtype', type(out))} {getattr(out, 'shape', '')}"
+        raise ValueError(f"lookup: out is {got}; wanted an array of {np.dtype(spec.dtype)} {shape}")
+    if indices.ndim > 1 and not out.flags.c_contiguous:
+        raise ValueError(f"lookup: out for rows of shape {indices.shape} has to be C-contiguous")
+    return _Table(connection, spec, found, out.reshape(flat), shape, out)
 
 
 class LookupOp(Operation):
@@ -116,7 +94,7 @@ class LookupOp(Operation):
         return [part for table in self._tables.values() for part in table.parts]
 
     def drop(self) -> None:
-        """Nobody wants it any more."""
+        """Its result is not wanted any more."""
         for table in self._tables.values():
             table.drop()
 
@@ -130,17 +108,17 @@ class _Table:
     """The rows of one variable. They are received part by part, each once, and put in the caller's order at the end."""
 
     def __init__(
-        self, lookups: Lookups, spec: VariableSpec, rows: RowList, out: Array, shape: tuple[int, ...],
+        self, connection: Connection, spec: VariableSpec, rows: RowList, out: Array, shape: tuple[int, ...],
         given: Array | None = None,
     ) -> None:  # fmt: skip
         """`out`: memory for the rows, shape (n, ...). The result is `given`, the caller's array, or `out` in
         `shape`."""
-        self._lookups, self._spec, self._out = lookups, spec, out
+        self._connection, self._spec, self._out = connection, spec, out
         self._shape, self._given = shape, given
         self.parts: list[_PartLookup] = []
-        plan = lookups.connection.agreed.plan
+        plan = connection.agreed.plan
         self._of_variable = plan.parts_of[plan.by_name[spec.name]]
-        self.sent, self._which = rows.to_read(len(self._of_variable))
+        self._rows, self._which = rows.to_read(len(self._of_variable))
         self._in_place = self._which is None and out.flags.c_contiguous
         self._distinct: Array | None = None
 
@@ -148,20 +126,23 @@ class _Table:
         """Ask the ps of each part for its rows, at the next flush. Earlier requests are dropped."""
         for part in self.parts:
             part.drop()
-        found = [(part, *self.sent.range_of(part)) for part in self._of_variable]
+        found = [(part, *range_of(part, self._rows)) for part in self._of_variable]
         asked = [(part, first, last) for part, first, last in found if first < last]
         whole = len(asked) == 1
-        self.parts = [_PartLookup(self, self._lookups, part, first, last, whole) for part, first, last in asked]
+        self.parts = [
+            _PartLookup(self, self._connection, part, first, within(part, self._rows[first:last]), whole)
+            for part, first, last in asked
+        ]
 
     def drop(self) -> None:
-        """Nobody wants it any more."""
+        """Its result is not wanted any more."""
         for part in self.parts:
             part.drop()
         self._out, self.parts = NOTHING, []
 
     def target(self) -> Array:
         """Where received rows are written, shape (rows, elements of a row): the result, if they come in its order."""
-        n, size = len(self.sent.rows), math.prod(self._spec.shape[1:])
+        n, size = len(self._rows), math.prod(self._spec.shape[1:])
         if self._in_place:
             return self._out.reshape(n, size)
         if self._distinct is None:
@@ -188,49 +169,37 @@ class _Table:
 class _PartLookup(Transfer):
     """The request for rows of one part, answered over the socket or in the ps's memory."""
 
-    def __init__(self, table: _Table, lookups: Lookups, part: Part, first: int, last: int, whole: bool) -> None:
-        connection = lookups.connection
+    def __init__(self, table: _Table, connection: Connection, part: Part, first: int, rows: Array, whole: bool) -> None:
+        """`rows`: row numbers of the part, of which the first is row `first` of the table's target. `whole`: they are
+        all that the table asks for."""
         super().__init__(connection.peers[part.ps])
-        self._table, self._lookups, self._part = table, lookups, part
-        self._first, self._count, self._whole = first, last - first, whole
+        self._table, self._part = table, part
+        self._first, self._count, self._whole = first, len(rows), whole
         self._lane = self.peer.lane
         self._dtype = np.dtype(connection.agreed.plan.variables[part.variable].dtype)
         self._nbytes = self._count * part.row_size * self._dtype.itemsize
         self._counter = -1
         self._got: dict[int, int] = {}
-        rows = table.sent
-        told = rows.is_told(part, connection.caller.incarnation)
-        shared = self._lane.on and 0 < self._nbytes >= connection.home.runtime.tuning.shared_nbytes
         self._message = Lookup(
             connection.membership.epoch, connection.steps.local_step if connection.agreed.sync else 0, part.index,
-            rows.number, lookups.read_to(), shared, () if told else (rows.within(part),),
+            self._lane.all_released_below(),
+            self._lane.on and 0 < self._nbytes >= connection.home.runtime.tuning.shared_nbytes, (rows,),
         )  # fmt: skip
         self._caller.open(self.peer.ref, self._message, self, 0.25 + self._nbytes / 100e6)
-        lookups.opened(self.number)
+        self._lane.reads(self.number)
 
     def again(self) -> Message:
         return self._message
 
     def feed(self, message: Message) -> bool:
-        over = self._over(message)
-        if over:
-            self._lookups.closed(self.number)
-        return over
-
-    def _over(self, message: Message) -> bool:
-        common = self._common(message)
-        if common is not None:
-            return common
-        if isinstance(message, RowsUnknown):
-            self._change(changed(self._message, arrays=(self._table.sent.within(self._part),)))
-            return False
+        over = self._common(message)
         if isinstance(message, SharedRows):
-            return self._read(message)
-        return isinstance(message, Rows) and len(message.arrays) == 1 and self._take(message, message.arrays[0])
-
-    def _change(self, message: Lookup) -> None:
-        self._message = message
-        self._caller.send(self, message)
+            over = self._read(message)
+        elif isinstance(message, Rows):
+            over = len(message.arrays) == 1 and self._take(message, message.arrays[0])
+        if over:
+            self._lane.over(self.number)
+        return bool(over)
 
     def _read(self, message: SharedRows) -> bool:
         """Read the rows in the ps's memory. If that fails, ask for them over the socket, under the same number."""
@@ -240,7 +209,8 @@ class _PartLookup(Transfer):
                 raise Unavailable(f"the ps's memory has {len(memory)} bytes for an answer of {self._nbytes}")
         except DpsError as error:
             self._lane.give_up(error)
-            self._change(changed(self._message, shared=False))
+            self._message = changed(self._message, shared=False)
+            self._caller.send(self, self._message)
             return False
         rows = self._steady(memory[: self._nbytes]).view(self._dtype).reshape(self._count, self._part.row_size)
         if self._whole:
@@ -276,4 +246,4 @@ class _PartLookup(Transfer):
     def drop(self) -> None:
         """Forget the request; late answers are ignored."""
         self._caller.drop(self)
-        self._lookups.closed(self.number)
+        self._lane.over(self.number)

@@ -1,4 +1,4 @@
-"""What a session knows of its run: the run epoch, the settings that all agreed on, and the step."""
+"""The state of the run as a session knows it: the run epoch, the settings that all agreed on, and the step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Membership:
 
 
 class Agreed:
-    """What all sessions and ps of a run epoch have agreed on."""
+    """The settings on which all sessions and ps of a run epoch have agreed."""
 
     plan: Plan
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,6 +11,7 @@ from dps.cluster.placement import describe
 from dps.errors import ConfigError
 from dps.optim import Optimizer
 from dps.server import Server
+from dps.telemetry import log
 from dps.transport.wire import Array
 from dps.update import Update, parse, to_wire
 from dps.variables.plan import Plan
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     Compressors = Compressor | Mapping[str, Compressor | None] | None
 
-log = logging.getLogger("dps")
-
 
 class Model(NamedTuple):
     """The variables that a session brings, and its wishes for their plan."""
@@ -39,7 +37,8 @@ class Model(NamedTuple):
 
     def planned(self, server: Server, connection: Connection, deadline: float) -> tuple[Plan, dict[str, Array]]:
         """Make the plan, log it, and return it with the first values. Blocks until the chief knows all ps."""
-        tasks = connection.ps_tasks(deadline)
+        cluster = connection.cluster(deadline, lambda found: found.text).cluster
+        tasks = sorted(map(int, cluster["ps"]))
         server.check_sees("ps", tasks)
         refuse_on_read(self.params)
         plan, values = plan_of(self.params, self.optimizer, tasks, self.placement, self.partitioner, self.average)
@@ -62,7 +61,7 @@ def refuse_on_read(params: Any) -> None:
 def _tell(plan: Plan, server: Server) -> None:
     """Log the plan: the first worker at level INFO, with advice if it is uneven, the others at DEBUG."""
     held = plan.bytes_per_ps()
-    log.log(logging.INFO if server.is_first else logging.DEBUG, "%s: the plan\n%s", server.name, describe(held))
+    (log.info if server.is_first else log.debug)("%s: the plan\n%s", server.name, describe(held))
     if server.is_first:
         from dps.cluster.advice import advice
 
@@ -72,12 +71,14 @@ def _tell(plan: Plan, server: Server) -> None:
 
 
 def compression_asked(pushes: Compressors, pulls: Compressors, deltas: bool) -> Compression | None:
-    """The compression that a session's arguments ask for; None for none. Raises ConfigError."""
+    """The compression that a session's arguments ask for; None for none. Raises ConfigError that names the argument."""
     if pushes is None and pulls is None and not deltas:
         return None
-    from dps.client.compressing import compression_of
+    from dps.client.compressing import Compression
+    from dps.compress import rules
 
-    return compression_of(pushes, pulls, bool(deltas))
+    packed = rules(pushes, "compression"), rules(pulls, "pull_compression", pulls=True)
+    return Compression(*packed, bool(deltas)) if any(packed) or deltas else None
 
 
 def run_settings(

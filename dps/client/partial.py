@@ -1,4 +1,4 @@
-"""A push of some variables, of rows of them, of compressed ones, or of values to set: what of it one shard gets."""
+"""Selects what one shard gets of a push of some variables, of rows, of compressed gradients or of values to set."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from dps.client.cargo import About, Cargo, Run
 from dps.client.lanes import Peer
-from dps.protocol import DENSE, EMPTY, LISTED, PACKED, PARTS, ROWS, VALUE, Push
+from dps.protocol import DENSE, EMPTY, PACKED, PARTS, ROWS, VALUE, Push
 from dps.transport.wire import Array
 from dps.variables.packed import Packed
 from dps.variables.rowlists import RowsOfPart
@@ -57,7 +57,6 @@ class PartsCargo(Cargo):
         """`parts`: gradients by the index of each; `values`: what parts are set to. `take` gives a run of at least so
         many bytes; the arrays are gathered here."""
         super().__init__(peer, about)
-        self._in_full = False
         self._parts = [_Sent(index, gradient) for index, gradient in parts]
         self._parts += [_Sent(index, value, VALUE) for index, value in values]
         self._gather(take)
@@ -66,7 +65,9 @@ class PartsCargo(Cargo):
         """Copy large values for a ps on this machine into a shared run; else only rows that have to be reordered."""
         large = sum(sent.values.nbytes for sent in self._parts) >= self.peer.caller.runtime.tuning.shared_nbytes
         shared = large and self.peer.lane.on
-        moved = [s for s in self._parts if s.form is None and (shared or (s.rows is not None and s.rows.moves))]
+        moved = [
+            s for s in self._parts if s.form is None and (shared or (s.rows is not None and s.rows.order is not None))
+        ]
         at = 0
         for sent in moved:
             sent.offset = at
@@ -80,7 +81,7 @@ class PartsCargo(Cargo):
             sent.move(run)
 
     def messages(self) -> list[Push]:
-        """One message. Values in shared memory are named by their place; row numbers that the ps has are left out."""
+        """One message. Values in shared memory are named by their place."""
         if not self._parts:
             return [self.about.push(EMPTY, 0, [], [])]
         memory = self.memory
@@ -88,27 +89,17 @@ class PartsCargo(Cargo):
         arrays: list[Array] = []
         nbytes = 0
         for sent in self._parts:
-            how, listed, place = sent.how, 0, list[Any]()
+            how, place = sent.how, list[Any]()
             if sent.form is not None:
                 how, place = PACKED, sent.form
             elif sent.rows is not None:
-                how, listed = self._rows(sent.rows, arrays)
+                how = ROWS
+                arrays.append(sent.rows.numbers)
                 nbytes += 8 * len(sent.values)
             nbytes += sent.values.nbytes
             if memory is not None and sent.offset >= 0:
                 place = [memory.name, sent.offset]
             else:
                 arrays.append(sent.values)
-            described.append([sent.index, how, listed, place])
+            described.append([sent.index, how, place])
         return [self.about.push(PARTS, nbytes, [], described, tuple(arrays))]
-
-    def _rows(self, rows: RowsOfPart, arrays: list[Array]) -> tuple[int, int]:
-        told = rows.sent.is_told(rows.part, self.peer.caller.incarnation)
-        if told and not self._in_full:
-            return LISTED, rows.sent.number
-        arrays.append(rows.sent.within(rows.part))
-        return ROWS, rows.sent.number
-
-    def in_full(self) -> bool:
-        self._in_full = True
-        return True

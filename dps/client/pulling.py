@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from dps.client.assembly import Assembly
 from dps.client.connection import Connection
 from dps.client.pushing import Pushes, PushOp
-from dps.client.recycled import Recycled, Taken
+from dps.client.recycled import Memory, Recycled
 from dps.client.transfers import PullTransfer
 from dps.client.waiting import Operation, Waiter
 from dps.protocol import Pull
 from dps.reply import Version
-from dps.transport.message import changed
 from dps.transport.wire import Array
-from dps.variables.plan import ShardLayout
+from dps.variables.plan import Part, ShardLayout
 from dps.variables.tree import Nesting, is_tensor, leaves, memory_of_tensor, nested
 
 MOST_PARTS = 256
@@ -30,17 +30,19 @@ Kept = dict[int, tuple[int, Array]]
 class PullOp(Operation):
     """One pull: a transfer per ps. `names`: of variables; None for all.
 
-    `conditional`: shards that have not changed are not sent. `launch` makes the messages for the current run epoch.
+    `conditional`: shards that have not changed are not sent. `launch(again)` makes the messages for the current run
+    epoch, again after a rollback. `hold`: values in the memory of a ps stay there, and all are read-only. `behind`: the
+    push of the same step, whose result may bring the values.
     """
 
     def __init__(
-        self, connection: Connection, names: list[str] | None, conditional: bool, launch: Callable[[], dict[int, Pull]],
-        take: Callable[[ShardLayout], Taken], hold: bool, behind: PushOp | None = None,
+        self, connection: Connection, names: list[str] | None, conditional: bool,
+        launch: Callable[[bool], dict[int, Pull]], take: Callable[[], Memory], hold: bool, behind: PushOp | None,
     ) -> None:  # fmt: skip
         self.names, self.conditional = names, conditional
-        self._connection, self.launch, self._take, self._hold = connection, launch, take, hold
+        self._connection, self._launch, self._take, self._hold = connection, launch, take, hold
+        self._memory: Memory | None = None
         self._behind = behind
-        """The push of the same step, whose result may bring the values."""
         self._incarnation = -1
         self._messages: dict[int, Pull] = {}
         """The messages that are not sent yet."""
@@ -50,8 +52,8 @@ class PullOp(Operation):
         """Send the messages that are not sent yet; after a rollback all of them again. They leave at the next flush."""
         if self._incarnation != self._connection.caller.incarnation:
             self.drop()
-            self.transfers = {}
-            self._messages = self.launch()
+            self.transfers, self._memory = {}, None
+            self._messages = self._launch(self._incarnation >= 0)
             self._incarnation = self._connection.caller.incarnation
         if self._messages:
             self._start_more()
@@ -71,7 +73,7 @@ class PullOp(Operation):
             start = PullTransfer if packing is None else packing.pull
             push = None if self._behind is None else self._behind.transfers.get(ps)
             self.transfers[ps] = start(
-                connection.peers[ps], self._messages.pop(ps), self._take, self._hold,
+                connection.peers[ps], self._messages.pop(ps), self.run, self._hold,
                 push if push is not None and push.lends else None,
             )  # fmt: skip
         self._behind = None
@@ -90,46 +92,58 @@ class PullOp(Operation):
     def requests(self) -> Iterable[PullTransfer]:
         return self.transfers.values()
 
-    def parts(self, kept: Kept, still: bool) -> list[Array]:
-        """All parts of a whole pull, shard after shard, in the order of their runs. Those of shards that have not
-        changed are copies of `kept`. `still`: read-only."""
+    def run(self, ps: int) -> Array:
+        """Memory for the values of a shard."""
+        if self._memory is None:
+            self._memory = self._take()
+        return self._memory.run(ps)
+
+    def values(self, assembly: Assembly) -> Any:
+        """The values of a whole pull in the user's nesting."""
+        if (held := self.held()) is not None:
+            return assembly.still(held)
+        copied = all(isinstance(transfer.values, np.ndarray) for transfer in self.transfers.values())
+        if copied and self._memory is not None and not self._hold:
+            return self._memory.tree(assembly)
+        return assembly.values(self._parts())
+
+    def _parts(self) -> list[Array]:
+        """All parts, shard after shard, in the order of their runs."""
         found: list[Array] = []
         for ps, layout in self._connection.agreed.plan.layouts.items():
-            transfer = self.transfers[ps]
-            if transfer.taken is not None:
-                found += transfer.taken.parts(still)
-            elif transfer.hold is not None:
-                found += layout.listed(transfer.hold.memories)
+            values, hold = self.transfers[ps].values, self.transfers[ps].hold
+            if hold is not None:
+                found += layout.listed(hold.memories)
+            elif isinstance(values, np.ndarray):
+                found += layout.listed(layout.memories(values))
             else:
-                run = kept[ps][1].copy()
-                run.flags.writeable = not still
-                found += layout.listed(layout.memories(run))
+                found += values or ()
+        if self._hold:
+            for part in found:
+                part.flags.writeable = False
         return found
-
-    def taken(self) -> list[Taken]:
-        """The memory of all shards' values; empty if some values are elsewhere."""
-        found = [self.transfers[ps].taken for ps in self._connection.agreed.plan.layouts]
-        mine = [taken for taken in found if isinstance(taken, Taken)]
-        return mine if len(mine) == len(found) else []
 
     def held(self) -> list[Array] | None:
         """The bytes of all arenas of all shards if all are held in place; else None."""
-        found: list[Array] = []
-        for ps in self._connection.agreed.plan.layouts:
-            hold = self.transfers[ps].hold
-            if hold is None:
-                return None
-            found += hold.memories
-        return found
+        holds = [self.transfers[ps].hold for ps in self._connection.agreed.plan.layouts]
+        found = [memory for hold in holds if hold is not None for memory in hold.memories]
+        return None if None in holds else found
 
-    def some(self) -> dict[int, Array]:
-        """The parts that were asked for, by index."""
-        found: dict[int, Array] = {}
-        for transfer in self.transfers.values():
-            assert isinstance(transfer.taken, Taken), "parts are not held, and come without a condition"
-            run, layout, parts = transfer.taken.bytes, transfer.peer.layout, self._connection.agreed.plan.parts
-            found |= {index: layout.view(run, parts[index]) for index in transfer.parts}
-        return found
+    def part(self, part: Part) -> Array:
+        """A part that was asked for."""
+        transfer = self.transfers[part.ps]
+        assert isinstance(transfer.values, np.ndarray), "parts are not held, and come without a condition"
+        return transfer.peer.layout.view(transfer.values, part)
+
+    def fill(self, kept: Kept) -> None:
+        """Copy the values of shards that have changed to those that are kept, and of all others from there."""
+        for ps, transfer in self.transfers.items():
+            if transfer.newer:
+                assert isinstance(transfer.values, np.ndarray), "what comes with a condition is copied"
+                kept[ps] = transfer.counter, transfer.values.copy()
+            else:
+                transfer.values = self.run(ps)
+                transfer.values[:] = kept[ps][1]
 
     def drop(self) -> None:
         """Forget the requests; late answers are ignored."""
@@ -141,14 +155,11 @@ class PullOp(Operation):
         for transfer in self.transfers.values():
             transfer.release()
 
-    def forget_runs(self) -> None:
+    def forget(self) -> None:
         """Drop the references to the values: they are the caller's."""
+        self._memory = None
         for transfer in self.transfers.values():
-            transfer.taken = None
-
-    def kept_runs(self, kept: Kept) -> Kept:
-        """Private copies of the runs, for the next conditional pull."""
-        return {ps: kept[ps] if t.taken is None else (t.counter, t.taken.copied()) for ps, t in self.transfers.items()}
+            transfer.values = None
 
 
 class Pulls:
@@ -169,26 +180,25 @@ class Pulls:
 
     def start(
         self, names: Sequence[str] | None, newer_than: Version | None, after: bool, hold: bool = False,
-        behind: PushOp | None = None, leads: bool = False,
+        behind: PushOp | None = None, leads: bool = False, averages: bool = False,
     ) -> PullOp:  # fmt: skip
         """Make a pull. Does not block.
 
-        `after`: it is answered once the pushes in flight have been applied. `hold`: values in the memory of a ps are
-        not copied. `behind`: the push of the same step, whose result may bring the values. `leads`: the pull is sent
-        right before a push to all ps, and waits for that push, too.
+        `after`: it is answered once the pushes in flight have been applied. `hold`, `behind`: as of PullOp. `leads`:
+        the pull is sent right before a push to all ps, and waits for that push, too. `averages`: moving averages are
+        wanted.
         """
         self._waiter.check_open()
         by_name = self._connection.agreed.plan.by_name
         wanted = None if names is None else list(dict.fromkeys(names))
         if unknown := [name for name in wanted or () if name not in by_name]:
             raise ValueError(f"pull: no variables {unknown}; there are {list(by_name)[:10]}")
-        to_come = itertools.chain([int(leads)], itertools.repeat(0))  # after a rollback it leads nothing
 
-        def launch() -> dict[int, Pull]:
-            return self._launch(wanted, newer_than, after, next(to_come))
+        def launch(again: bool) -> dict[int, Pull]:  # after a rollback it leads nothing
+            return self._launch(wanted, newer_than, after, int(leads and not again), averages)
 
-        conditional = newer_than is not None
-        return PullOp(self._connection, wanted, conditional, launch, self._recycled.take, hold, behind)
+        take = partial(self._recycled.take, self._connection.agreed.plan.layouts)
+        return PullOp(self._connection, wanted, newer_than is not None, launch, take, hold, behind)
 
     @property
     def version(self) -> Version:
@@ -196,15 +206,11 @@ class Pulls:
         epoch, counters = self.read
         return Version(epoch, tuple(sorted(counters.items())))
 
-    def prepared(self, layout: ShardLayout) -> tuple[Array, Any]:
+    def prepared(self) -> tuple[Array, Any]:
         """Memory for the values of the only shard, a run of bytes, and the user's nested arrays in it."""
-        taken = self._recycled.take(layout)
-        return taken.bytes, self._tree([taken])
-
-    @property
-    def sync(self) -> bool:
-        """Whether the run's update mode is sync."""
-        return self._connection.agreed.sync
+        plan = self._connection.agreed.plan
+        memory = self._recycled.take(plan.layouts)
+        return memory.run(plan.ps[0]), memory.tree(self._pushes.assembly)
 
     @property
     def may_follow_a_push(self) -> bool:
@@ -220,10 +226,9 @@ class Pulls:
         return self.may_follow_a_push and not self._connection.agreed.bounded and self._connection.compression is None
 
     def _launch(
-        self, names: list[str] | None, newer_than: Version | None, after: bool, to_come: int
+        self, names: list[str] | None, newer_than: Version | None, after: bool, to_come: int, averages: bool
     ) -> dict[int, Pull]:
-        """The messages of a pull for the current run epoch; after a rollback they are made again. `to_come`: how many
-        pushes leave right after it."""
+        """The messages of a pull for the current run epoch. `to_come`: how many pushes leave right after it."""
         connection, pushes = self._connection, self._pushes
         counters = dict(newer_than.counters) if newer_than and newer_than.epoch == connection.membership.epoch else {}
         behind = after and (pushes.under_way or to_come > 0)
@@ -239,8 +244,9 @@ class Pulls:
                 lane = connection.peers[ps].lane
                 messages[ps] = Pull(
                     connection.membership.epoch, min_step, last[ps], clock, counters.get(ps, -1),
-                    parts, patience_ms, lane.on and not parts, lane.all_released_below(),
-                    whole=not parts and self._may_be_kept(plan.layouts[ps]),
+                    parts, patience_ms, lane.on and not (parts or averages), lane.all_released_below(),
+                    keeps_memory=not (parts or averages or newer_than) and self._may_be_kept(plan.layouts[ps]),
+                    averages=averages,
                 )  # fmt: skip
         return messages
 
@@ -250,19 +256,17 @@ class Pulls:
         worth = layout.data_nbytes >= runtime.tuning.piece_nbytes // 4
         return worth and runtime.keeps_blocks and len(layout.indices) <= MOST_PARTS
 
-    def finish(self, operation: PullOp, timeout: float | None, still: bool = False) -> Any:
-        """Wait for a pull; the nested arrays, None where nothing was newer. `still`: they are read-only."""
+    def finish(self, operation: PullOp, timeout: float | None) -> Any:
+        """Wait for a pull; the nested arrays, None where nothing was newer."""
         self._waiter.wait(operation, timeout, "a pull")
         connection = self._connection
-        kept: Kept = {}
         if operation.conditional:
             if not any(t.newer for t in operation.transfers.values()):
                 return None
             if not self._has_the_others(operation):
                 return self.finish(self.start(operation.names, None, after=False), timeout)
             if operation.names is None:
-                kept = self._cache
-                self._cache = operation.kept_runs(kept)
+                operation.fill(self._cache)
         if connection.compression is not None:
             connection.compression.pulled(operation.transfers.values(), whole=operation.names is None)
         if operation.names is None:
@@ -270,31 +274,23 @@ class Pulls:
             self._pushes.pulled |= counters
             self.read = connection.membership.epoch, counters
         connection.steps.saw(max((t.step for t in operation.transfers.values()), default=0))
-        names = operation.names
-        if names is not None:
-            tree = self._some(operation.some(), names)
-        elif (held := operation.held()) is not None:
-            tree = self.still(held)
-        else:
-            taken = [] if still else operation.taken()
-            tree = self._tree(taken) if taken else self._pushes.assembly.values(operation.parts(kept, still))
-        operation.forget_runs()
-        return tree
+        return self._values(operation)
 
     def averages(self, names: Sequence[str] | None, timeout: float | None) -> Any:
         """The moving averages, and the values of variables that have none; nested as by a pull of these names."""
-        operation = self.start(names, None, after=False)
-        launch = operation.launch
-        operation.launch = lambda: {
-            ps: changed(pull, averages=True, shared=False, whole=False) for ps, pull in launch().items()
-        }
+        operation = self.start(names, None, after=False, averages=True)
         try:
             self._waiter.wait(operation, timeout, "a pull of the moving averages")
-            if operation.names is not None:
-                return self._some(operation.some(), operation.names)
-            return self._pushes.assembly.values(operation.parts({}, still=False))
+            return self._values(operation)
         finally:
             operation.drop()
+
+    def _values(self, operation: PullOp) -> Any:
+        """The nested arrays of a complete pull, which are the caller's."""
+        names = operation.names
+        tree = operation.values(self._pushes.assembly) if names is None else self._some(operation, names)
+        operation.forget()
+        return tree
 
     def _has_the_others(self, operation: PullOp) -> bool:
         """Whether the values of all shards that have not changed are kept, in their current version."""
@@ -303,22 +299,10 @@ class Pulls:
             t.newer or (whole and ps in kept and kept[ps][0] == t.counter) for ps, t in operation.transfers.items()
         )
 
-    def still(self, memories: list[Array]) -> Any:
-        """Read-only nested arrays in the memory of all arenas of all shards."""
-        return self._pushes.assembly.still(memories)
-
-    def _tree(self, taken: list[Taken]) -> Any:
-        """The user's nested arrays of the values in this memory, one for each shard."""
-        assembly = self._pushes.assembly
-        if assembly.plan.is_split:
-            return assembly.values([part for one in taken for part in one.parts()])
-        return self._recycled.tree(taken, assembly.values, assembly.copy)
-
-    def _some(self, views: dict[int, Array], names: list[str]) -> Any:
-        """Nested dicts of these variables. `views`: their parts, by index."""
-        plan = self._connection.agreed.plan
-        nesting = Nesting(nested(names))
-        found = [[views[p.index] for p in plan.parts_of[plan.by_name[path]]] for path in nesting.paths]
+    def _some(self, operation: PullOp, names: list[str]) -> Any:
+        """Nested dicts of these variables."""
+        plan, nesting = self._connection.agreed.plan, Nesting(nested(names))
+        found = [list(map(operation.part, plan.parts_of[plan.by_name[path]])) for path in nesting.paths]
         return nesting.build([parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in found])
 
 

@@ -60,14 +60,13 @@ class PushOp(Operation):
     @property
     def streams(self) -> bool:
         """Whether all ps get it in pieces over their sockets, and may apply them one by one."""
-        connection = self._connection
-        layouts, tuning = connection.agreed.plan.layouts, connection.home.runtime.tuning
-        least = tuning.client.streamed_pieces * tuning.piece_nbytes
+        agreed, least = self._connection.agreed, self._connection.home.runtime.tuning.client.streamed_pieces
+        cargos = self.cargo.values()
         return (
-            not (connection.agreed.sync or connection.agreed.bounded)
-            and max(layout.gradient_nbytes for layout in layouts.values()) >= least
-            and self.cargo.keys() == layouts.keys()
-            and all(cargo.in_pieces for cargo in self.cargo.values())
+            not (agreed.sync or agreed.bounded)
+            and self.cargo.keys() == agreed.plan.layouts.keys()
+            and all(cargo.in_pieces for cargo in cargos)
+            and any(cargo.peer.layout.gradient_nbytes >= least * cargo.piece_nbytes for cargo in cargos)
         )
 
     @property
@@ -87,18 +86,12 @@ class PushOp(Operation):
         return None if None in answers else all(answers)
 
     def requests(self) -> Iterable[PushTransfer]:
-        return self.transfers.values()
+        return () if self.rolled_back else self.transfers.values()
 
     @property
     def error(self) -> Exception | None:
         """The error that a ps answered with, if any."""
-        if self.rolled_back:
-            return None
-        return next((t.error for t in self.transfers.values() if t.error is not None), None)
-
-    def raise_error(self) -> None:
-        if self.error is not None:
-            raise self.error
+        return next((t.error for t in self.requests() if t.error is not None), None)
 
     def applied(self, ps: int) -> bool:
         """Whether a ps has applied it. The operation is complete."""
@@ -147,7 +140,7 @@ class Pushes:
         self._under_way: list[PushOp] = []
         self._loader = Loader(connection)
         self.assigned: Assigned | None = None
-        """Of a synchronous session that has assigned values."""
+        """The assigned values of a synchronous session, if it has any."""
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
@@ -169,10 +162,6 @@ class Pushes:
         if self._assembly.plan is not self._connection.agreed.plan:
             self._assembly = Assembly(self._connection.agreed.plan, self._nesting)
         return self._assembly
-
-    def of(self, tree: Any) -> Mapping[int, Gradient]:
-        """A user's nested gradients by variable index, checked; ValueError as `check_gradients`."""
-        return self.assembly.gradients(tree)
 
     def filled(self, peer: Peer, gradients: Mapping[int, Gradient]) -> Run | None:
         """A run with the gradients of all of a shard; None if some are missing, or are not dense."""

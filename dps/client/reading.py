@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from dps.client.pulling import filled
 from dps.client.turns import one_at_a_time
+from dps.errors import ConfigError
 from dps.reply import Reply, Version
 from dps.transport.wire import Array
 
 if TYPE_CHECKING:
     from dps.client.at_once import AtOnce
-    from dps.client.lookup import Lookups
+    from dps.client.held import Held
     from dps.client.watching import Watch
 
 from dps.client.running import Running
@@ -26,7 +27,8 @@ class Reading(Running):
     """The calls of a session that read."""
 
     _at_once: AtOnce
-    _made_lookups: Lookups | None
+    _newest: Callable[[float | None], Held]
+    """Reads the newest values in place, with a timeout."""
     _watch: Watch | None
     """Looks at the first pushes."""
     _replaced: Watch | None
@@ -68,8 +70,11 @@ class Reading(Running):
         self._waiter.check_open()
         if names is None and if_newer_than is None:
             if out is not None:
-                with self._held(timeout) as values:
-                    return self._filled(out, values)
+                held = self._newest(timeout)
+                try:
+                    return self._filled(out, held.take())
+                finally:
+                    held.release()
             if (values := self._at_once.pull()) is not None:
                 if self._watch is not None:
                     self._watch.pulled(values)
@@ -147,6 +152,8 @@ class Reading(Running):
         from dps.client.prefetching import prefetched
 
         self._waiter.check_open()
+        if self._connection.agreed.sync:  # where a gradient belongs to the step that it was computed from
+            raise ConfigError("prefetch in sync mode would take gradients from the step before; use pull or step")
         values = prefetched(self._pulls, names, self.should_stop, self._connection.caller.flush)
         return self._turns.each("prefetch", values)
 
@@ -171,10 +178,12 @@ class Reading(Running):
             0.0
             ```
         """
-        with ExitStack() as held:
-            values = self._turns.of("view", held.enter_context)(self._held(None))
-            held.callback(self._turns.of("view", held.pop_all().close))
-            yield values
+        self._waiter.check_open()
+        held = self._newest(None)
+        try:
+            yield self._turns.run("view", held.take)
+        finally:
+            self._turns.run("view", held.release)
 
     @one_at_a_time
     def averages(self, names: Sequence[str] | None = None, timeout: float | None = None) -> Any:
@@ -210,31 +219,6 @@ class Reading(Running):
 
         check_averages(self._connection.agreed.plan)
         return self._pulls.averages(names, timeout)
-
-    @contextmanager
-    def _held(self, timeout: float | None) -> Iterator[Any]:
-        """The newest values, read-only. Those of a ps on this machine stay in its memory until the block ends."""
-        self._waiter.check_open()
-        if (hold := self._at_once.held()) is not None:
-            try:
-                self._at_once.holds()
-                yield self._pulls.still(hold.memories)
-            finally:
-                hold.release()
-            return
-        operation = self._pulls.start(None, None, after=False, hold=True)
-        try:
-            yield self._pulls.finish(operation, timeout, still=True)
-        finally:
-            operation.release()
-
-    @property
-    def _lookups(self) -> Lookups:
-        if self._made_lookups is None:
-            from dps.client.lookup import Lookups
-
-            self._made_lookups = Lookups(self._connection)
-        return self._made_lookups
 
     @overload
     def lookup(self, /, name: str, rows: Any, timeout: float | None = None, out: Array | None = None) -> Array: ...
@@ -278,8 +262,10 @@ class Reading(Running):
             array([[1., 1.]], dtype=float32)
             ```
         """
+        from dps.client.lookup import looking_up  # here: `import dps` stays quick
+
         self._waiter.check_open()
-        operation = self._lookups.start(name, rows, out)
+        operation = looking_up(self._connection, name, rows, out)
         try:
             self._waiter.wait(operation, timeout, _looking_up(name))
             return operation.result()
@@ -315,8 +301,10 @@ class Reading(Running):
             array([[1., 1.]], dtype=float32)
             ```
         """
+        from dps.client.lookup import looking_up  # here: `import dps` stays quick
+
         self._waiter.check_open()
-        operation = self._lookups.start(name, rows, out)
+        operation = looking_up(self._connection, name, rows, out)
 
         def finish(timeout: float | None) -> Any:
             self._waiter.wait(operation, timeout, _looking_up(name))

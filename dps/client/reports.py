@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from math import isfinite
 from typing import TYPE_CHECKING, Any
@@ -12,21 +11,20 @@ from dps.client.waiting import Loss
 from dps.hooks.chain import Chain
 from dps.hooks.scalars import as_number
 from dps.reply import Push
+from dps.telemetry import log
 from dps.transport.wire import Array
 
 if TYPE_CHECKING:
-    from dps.client.session import Session
-    from dps.client.surplus import Surplus
-
-log = logging.getLogger("dps")
+    from dps.client.surplus import Held
+    from dps.hooks.loop import Loop
 
 
 class Reports:
     """The reports of one session."""
 
-    def __init__(self, session: Session, hooks: Chain) -> None:
+    def __init__(self, session: Loop, hooks: Chain) -> None:
         self._session, self._hooks = session, hooks
-        self._surplus: Surplus | None = None
+        self._surplus: Held = []
         self._warned = False
         """Whether a loss that is not finite was logged."""
         self._last_at = session.runtime.now()
@@ -44,8 +42,10 @@ class Reports:
     def settled(self, result: Push, loss: Any) -> None:
         """A push has its result."""
         session = self._session
-        if self._surplus is not None and self._surplus.give_back():
-            self._surplus = None
+        if self._surplus:
+            from dps.client.surplus import give_back
+
+            self._surplus = give_back(self._surplus)
         now = session.runtime.now()
         number = None if loss is None else as_number(loss, "loss")
         if number is not None and not isfinite(number):

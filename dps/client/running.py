@@ -11,7 +11,6 @@ from dps.client.pulling import Pulls
 from dps.client.pushing import Pushes
 from dps.client.turns import Turns, one_at_a_time
 from dps.client.waiting import Waiter
-from dps.errors import Aborted
 from dps.hooks.chain import Chain
 from dps.hooks.scalars import Scalars
 from dps.reply import Version
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Running:
-    """What all groups of a session's calls share, and the calls that concern the run as a whole."""
+    """The part that all groups of a session's calls share, and the calls that concern the run as a whole."""
 
     _server: Server
     _timeout: float
@@ -39,7 +38,7 @@ class Running:
     _hooks: Chain
     _calling: Calling | None = None
     scalars: Scalars
-    """What `summary` was given; hooks read it."""
+    """The numbers that `summary` was given; hooks read them."""
 
     @property
     def name(self) -> str:
@@ -67,8 +66,10 @@ class Running:
 
         None for a session without compressors. The object is a copy. Does not block.
         """
+        from copy import copy  # here: `import dps` stays quick
+
         compression = self._connection.compression
-        return None if compression is None else compression.traffic.copy()
+        return None if compression is None else copy(compression.traffic)
 
     @property
     def update(self) -> Update:
@@ -105,7 +106,7 @@ class Running:
         return self._stop or config.stop_requested.is_set() or server.stop_requested or server.exit_code is not None
 
     def request_stop(self) -> None:
-        """Make `should_stop` true in this session.
+        """Make `should_stop` true in this session. Does not block.
 
         Example:
             ```pycon
@@ -117,7 +118,7 @@ class Running:
         self._stop = True
 
     def summary(self, name: str, value: Any) -> None:
-        """Report a number, such as an accuracy, to the hooks that write logs and summaries.
+        """Report a number, such as an accuracy, to the hooks that write logs and summaries. Does not block.
 
         The newest value of a name counts.
 
@@ -251,9 +252,5 @@ class Running:
             ```
         """
         self._waiter.check_open()
-        deadline = self._waiter.deadline(None)
-        while True:
-            try:
-                return self._connection.stats(deadline)
-            except Aborted:  # a ps was lost meanwhile: ask those of the next run epoch
-                self._waiter.recover(deadline)
+        found: dict[str, Any] = self._waiter.retrying(self._connection.stats, None)
+        return found

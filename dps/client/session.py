@@ -1,10 +1,10 @@
-"""The session: what a training loop holds. The same text for every update mode."""
+"""The session of a training loop. The loop's text is the same for every update mode."""
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -28,14 +28,12 @@ from dps.variables.tree import Nesting, nested
 
 if TYPE_CHECKING:
     from dps.averages import MovingAverage
-    from dps.client.lookup import Lookups
     from dps.client.opening import Model
     from dps.client.watching import Watch
     from dps.compress import Compressor
     from dps.hooks.hook import Hook
     from dps.hooks.loop import Loop
 
-log = logging.getLogger("dps")
 
 FOREVER = float("inf")
 """A timeout for waits that may take as long as they like; who is waited for is logged every 10 s."""
@@ -100,6 +98,38 @@ class Session(Writing):
         >>> push
         Push(step=4, accepted=True, staleness=0)
         ```
+
+        All arguments, with values that differ from the defaults where that makes sense for one worker:
+
+        ```pycon
+        >>> with dps.Session(
+        ...     server,
+        ...     {"w": np.zeros(3, np.float32)},
+        ...     optimizer=dps.optim.Adagrad(0.1),
+        ...     update="async",  # or dps.Async(), dps.SyncReplicas(), dps.Bounded(4)
+        ...     durability="none",
+        ...     placement=dps.placement.Greedy(1),
+        ...     partitioner=dps.partition.Fixed(2),
+        ...     checkpoint_dir="run",
+        ...     hooks=[dps.StopAtStep(last_step=1)],
+        ...     moving_average=dps.optim.MovingAverage(0.999),
+        ...     init_fn=lambda params: {"w": np.ones(3, np.float32)},
+        ...     local_init_fn=lambda session: print("open at step", session.global_step),
+        ...     ready_fn=lambda session: True,
+        ...     check_finite=True,
+        ...     keep_checkpoints=3,
+        ...     shared_memory=True,
+        ...     compression={"w": dps.compress.TopK(0.5)},
+        ...     pull_compression=dps.compress.Float16(),
+        ...     pull_deltas=False,
+        ...     keys=None,  # "keys" where `server` is the address of a run with keys
+        ...     timeout=30.0,
+        ... ) as session:
+        ...     push = session.push({"w": np.ones(3, np.float32)})
+        open at step 0
+        >>> push.step
+        1
+        ```
     """
 
     # More than 12 attributes: the session is where its parts meet, and each call hands over to one or two of them.
@@ -152,7 +182,7 @@ class Session(Writing):
         self._stop = self._closed = self._opened = False
         self._connection: Connection
         self.scalars = Scalars()
-        """What `summary` was given; hooks read it."""
+        """The numbers that `summary` was given; hooks read them."""
         try:
             self._hooks = Chain(hooks, lambda: self.name, self._hook_failed, self._server.home().hooks)
             self._reports = Reports(self, self._hooks)
@@ -169,9 +199,9 @@ class Session(Writing):
             self._server.wait_joined(deadline)
             self._connection = Connection(self._server.home(), compressed, shared_memory, reads=params is None)
             if init_fn is not None:
-                from dps.client.first_values import FirstValues
+                from dps.client.first_values import first_values
 
-                self._connection.joining.first_values = FirstValues(init_fn, params, self.name)
+                self._connection.joining.first_values = partial(first_values, init_fn, params, self.name)
             self._open(opening.Model(params, optimizer, placement, partitioner, moving_average), settings, deadline)
         except BaseException as error:
             self._give_up(error)
@@ -202,9 +232,10 @@ class Session(Writing):
         self._pushes = Pushes(connection, self._waiter, nesting, self._reports.settled)
         self._pulls = Pulls(connection, self._waiter, self._pushes)
         from dps.client.at_once import AtOnce  # here: `import dps` stays quick
+        from dps.client.held import Held
 
         self._at_once = AtOnce(connection, self._pushes, self._pulls)
-        self._made_lookups: Lookups | None = None
+        self._newest = partial(Held, self._at_once, self._pushes, self._pulls)
         self._watch: Watch | None = None
         """Looks at the first pushes."""
         self._replaced: Watch | None = None
@@ -239,8 +270,6 @@ class Session(Writing):
         """The session takes part again, under a new incarnation and often in a new run epoch."""
         connection = self._connection
         self._pulls.roll_back()
-        if self._made_lookups is not None:
-            self._made_lookups.roll_back()
 
         def tell() -> None:
             if new_epoch:
@@ -257,8 +286,8 @@ class Session(Writing):
     def close(self) -> None:
         """Leave the run, as the end of a `with` block does.
 
-        Waits for the pushes on their way, calls the hooks' `end` and tells the chief. Blocks. A second call does
-        nothing.
+        Waits for the pushes on their way, calls the hooks' `end` and tells the chief; a worker waits up to 45 s for a
+        chief that is away. Blocks. A second call does nothing.
 
         Raises:
             HookError: A hook's `end` raised.
@@ -286,7 +315,7 @@ class Session(Writing):
         self._turns.take("close", self.runtime.tuning.client.farewell_s)
         try:
             self._closed = self._waiter.closed = True
-            self._connection.close(error, min(self.runtime.tuning.client.farewell_s, self._timeout))
+            self._connection.close(error, self._timeout)
         finally:
             self._turns.lock.release()
             self._end_own_server()

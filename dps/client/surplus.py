@@ -1,4 +1,4 @@
-"""Memory that first values leave behind: given back to the system when the program has let them go."""
+"""Returns the memory of large first values to the system once the program has released them."""
 
 from __future__ import annotations
 
@@ -11,37 +11,33 @@ from dps import config
 from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
 
+Held = list[weakref.ref[Array]]
+"""Large first values of a session that the program may still refer to.
 
-class Surplus:
-    """Large first values of a session that the program still refers to.
-
-    A task's malloc keeps large blocks for the next messages (see `config.MALLOC`). It would also keep the memory of a
-    table that a worker only brings along and then reads by rows.
-    """
-
-    def __init__(self, arrays: Iterable[Array]) -> None:
-        self._held = [weakref.ref(array) for array in arrays]
-
-    def give_back(self) -> bool:
-        """Give the memory of arrays that are gone back to the system; whether all are gone."""
-        left = [held for held in self._held if held() is not None]
-        if len(left) < len(self._held):
-            self._held = left
-            config.trim_memory()
-        return not left
+A task's malloc keeps large blocks for the next messages (see `config.MALLOC`). It would also keep the memory of a table
+that a worker only brings along and then reads by rows.
+"""
 
 
-def surplus_of(values: Iterable[Array], runtime: Runtime) -> Surplus | None:
-    """The large arrays to watch; None if there are none, or if malloc gives memory back by itself. Memory that is free
-    already is given back now."""
+def surplus_of(values: Iterable[Array], runtime: Runtime) -> Held:
+    """The large arrays to watch; none if malloc gives memory back by itself. Memory that is free already is given back
+    now."""
     # Not in the simulator: the real memory is that of the test's own process.
     if runtime.simulated or not runtime.keeps_blocks:
-        return None
-    large = [owner for owner in map(_owner, values) if owner.nbytes >= runtime.tuning.client.surplus_nbytes]
-    if not large:
-        return None
-    config.trim_memory()
-    return Surplus(large)
+        return []
+    least = runtime.tuning.client.surplus_nbytes
+    large = [weakref.ref(owner) for owner in map(_owner, values) if owner.nbytes >= least]
+    if large:
+        config.trim_memory()
+    return large
+
+
+def give_back(held: Held) -> Held:
+    """Return the memory of freed arrays to the system; those that are not freed."""
+    left = [array for array in held if array() is not None]
+    if len(left) < len(held):
+        config.trim_memory()
+    return left
 
 
 def _owner(array: Array) -> Array:

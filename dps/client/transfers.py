@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,6 @@ from dps.actors.messages import Done, Failed, Waiting
 from dps.actors.requests import Request
 from dps.client.cargo import Cargo
 from dps.client.lanes import Hold, Peer, held
-from dps.client.recycled import Taken
 from dps.errors import Aborted, ProtocolError, Unavailable
 from dps.protocol import (
     APPLIED,
@@ -23,7 +23,6 @@ from dps.protocol import (
     PushHeld,
     PushMissing,
     PushStatus,
-    RowsUnknown,
     SharedValues,
     Values,
 )
@@ -31,9 +30,6 @@ from dps.transport.endpoint import Runtime
 from dps.transport.message import Message, changed
 from dps.transport.wire import Array
 from dps.variables.plan import ShardLayout
-
-if TYPE_CHECKING:
-    from dps.client.arrived import Arrived
 
 
 class Transfer(Request):
@@ -72,67 +68,74 @@ def copy_steadily(runtime: Runtime, target: Array, source: Array) -> None:
         runtime.preempt()
 
 
+def answer_of(piece: Values) -> tuple[int, int, int]:
+    """What all pieces of one answer have in common: its number, its version, and what it is based on."""
+    return piece.answer, piece.counter, piece.base
+
+
 class Pieces:
-    """The pieces of one answer. They are kept as received while all of them end where parts do, else copied into a
-    run."""
+    """The pieces of one answer, copied into a run. Or, with the layout of the run, kept as received while all of them
+    end where parts do."""
 
     def __init__(
-        self, answer: tuple[int, int], layout: ShardLayout, take: Callable[[ShardLayout], Taken], whole: bool
-    ) -> None:
-        """`answer`: its number and version. `whole`: pieces may be kept as received."""
-        self.answer, self._layout, self._take = answer, layout, take
-        self._run = None if whole else take(layout)
+        self, first: Values, take: Callable[[], Array], check: Callable[[int, int], object],
+        layout: ShardLayout | None = None,
+    ) -> None:  # fmt: skip
+        """`first`: the first of them. `take` returns a run. `check` raises ProtocolError for an offset and a number of
+        bytes that are outside of the run."""
+        self.answer, self.wanted = answer_of(first), first.nbytes
+        self._take, self._check, self._layout = take, check, layout
+        self._run = take() if layout is None else None
         self._kept: dict[int, Array] = {}
         self._got: dict[int, int] = {}
+        self.nbytes, self.began = 0, 0.0
+        """Bytes received, and when the first came."""
 
     def put(self, offset: int, data: Array) -> None:
-        """Add bytes of the shard's run. Raises ProtocolError if they are outside of it."""
-        self._layout.check_range(offset, len(data))
+        """Add bytes. Raises ProtocolError if they are outside of the run."""
+        self._check(offset, len(data))
+        self.nbytes += len(data) - self._got.get(offset, 0)
         self._got[offset] = len(data)
-        if self._run is None and self._layout.is_whole(offset, len(data)):
+        if self._run is None and self._layout is not None and self._layout.is_whole(offset, len(data)):
             self._kept[offset] = data
             return
         if self._run is None:
-            self._run = self._take(self._layout)
+            self._run = self._take()
         for at, piece in {**self._kept, offset: data}.items():
-            self._run.bytes[at : at + len(piece)] = piece
+            self._run[at : at + len(piece)] = piece
         self._kept.clear()
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes received."""
-        return sum(self._got.values())
-
-    def values(self) -> Taken | Arrived:
-        """The values, once all pieces are here. They are the caller's."""
+    def values(self) -> Array | list[Array]:
+        """The run, or the parts where they were received, once all pieces are here. They are the caller's."""
         (run, kept), self._run, self._kept = (self._run, self._kept), None, {}
         if run is not None:
             return run
-        from dps.client.arrived import Arrived
+        from dps.client.arrived import arrived
 
-        return Arrived(self._layout, kept)
+        assert self._layout is not None, "what is kept as received is a run"
+        return arrived(self._layout, kept)
 
 
 class PullTransfer(Transfer):
     """A pull of one shard.
 
-    Values in the ps's memory are copied into `taken`. If the transfer `holds`, they are not copied: `hold` has them
-    until `release`.
+    `values` is a run of bytes, or a list of the parts where they were received. Values in the ps's memory are copied
+    into a run. If the transfer `holds`, they are not copied: `hold` has them until `release`.
     """
 
     def __init__(
-        self, peer: Peer, message: Pull, take: Callable[[ShardLayout], Taken] = Taken, holds: bool = False,
+        self, peer: Peer, message: Pull, take: Callable[[int], Array], holds: bool = False,
         behind: PushTransfer | None = None,
     ) -> None:  # fmt: skip
-        """`take(layout)` returns memory for the values. The message leaves at the next flush.
+        """`take(ps)` returns memory for the run. The message leaves at the next flush.
 
         `behind`: a push whose result may bring the values. The message is sent only if it does not."""
         super().__init__(peer)
-        self.taken: Taken | Arrived | None = None
+        self.values: Array | list[Array] | None = None
         self.hold: Hold | None = None
         self.counter, self.step, self.newer = -1, 0, True
         self._pieces: Pieces | None = None
-        self._message, self._take_run, self._holds, self._behind = message, take, holds, behind
+        self._message, self._take_run, self._holds, self._behind = message, partial(take, peer.ps), holds, behind
         if behind is None:
             self._ask()
         else:
@@ -156,7 +159,7 @@ class PullTransfer(Transfer):
     def again(self) -> Message:
         """Ask for short pieces: libzmq closes a connection on which one message takes too long, and a long piece may be
         why no answer came."""
-        return changed(self._message, whole=False) if self._message.whole else self._message
+        return changed(self._message, keeps_memory=False) if self._message.keeps_memory else self._message
 
     def feed(self, message: Message) -> bool:
         if isinstance(message, SharedValues):
@@ -183,11 +186,11 @@ class PullTransfer(Transfer):
             return False
         self.counter, self.step = counter, step
         if self._holds:
-            self.hold, self.taken = hold, None  # also not pieces of an earlier answer
+            self.hold, self.values = hold, None  # also not pieces of an earlier answer
             return True
-        self.taken = self._take_run(self.peer.layout)
+        self.values = run = self._take_run()
         for arena, memory in zip(self.peer.layout.arenas, hold.memories, strict=True):
-            target = self.taken.bytes[arena.offset : arena.offset + arena.nbytes]
+            target = run[arena.offset : arena.offset + arena.nbytes]
             copy_steadily(self._caller.runtime, target, memory)
         hold.release()
         return True
@@ -213,21 +216,32 @@ class PullTransfer(Transfer):
     def _take(self, piece: Values) -> bool:
         """Add a piece; whether all are here. Pieces of two versions, or of two answers after a resend, are never mixed:
         a higher one starts anew."""
-        answer, known = (piece.answer, piece.counter), self._pieces
+        answer, known, now = answer_of(piece), self._pieces, self._caller.now()
         if (known is not None and answer < known.answer) or len(piece.offsets) != len(piece.arrays):
             return False
+        if known is None or answer > known.answer:
+            self._pieces = known = self._begin(piece)
+            self.counter, self.step, known.began = piece.counter, piece.step, now
+        before = known.nbytes
+        for offset, data in zip(piece.offsets, piece.arrays, strict=True):
+            known.put(offset, data.reshape(-1).view(np.uint8))
+        if known.nbytes < known.wanted:
+            return False
+        if before and not self.parts:
+            self.peer.lane.rate = before / max(now - known.began, self._caller.runtime.tuning.serving.shortest_s)
+        self._finish(piece, known.values())
+        return True
+
+    def _begin(self, piece: Values) -> Pieces:
+        """The first piece of an answer has come. Raises ProtocolError if it is not the one that was asked for."""
         layout = self.peer.layout
         if not self.parts and piece.nbytes != layout.data_nbytes:
             raise ProtocolError(f"an answer of {piece.nbytes} bytes; wanted all {layout.data_nbytes} of the shard")
-        if known is None or answer > known.answer:
-            self.counter, self.step = piece.counter, piece.step
-            self._pieces = known = Pieces(answer, layout, self._take_run, self._message.whole)
-        for offset, data in zip(piece.offsets, piece.arrays, strict=True):
-            known.put(offset, data.reshape(-1).view(np.uint8))
-        if known.nbytes < piece.nbytes:
-            return False
-        self.taken = known.values()
-        return True
+        return Pieces(piece, self._take_run, layout.check_range, layout if self._message.keeps_memory else None)
+
+    def _finish(self, piece: Values, values: Array | list[Array]) -> None:
+        """All pieces of an answer are here; this is the last."""
+        self.values = values
 
     @property
     def parts(self) -> list[int]:
@@ -248,8 +262,8 @@ class PushTransfer(Transfer):
     """
 
     def __init__(self, cargo: Cargo, only_held: bool = False, credit: bool = False) -> None:
-        """`only_held`: complete once the ps has the whole push in its own memory (sync, not the step ps). `credit`: the
-        ps has granted it already. The messages leave at the next flush."""
+        """`only_held`: complete once the ps has all of the push in its own memory (sync, not the step ps). `credit`:
+        the ps has granted it already. The messages leave at the next flush."""
         super().__init__(cargo.peer)
         self._cargo, self._pieces, self._only_held = cargo, cargo.messages(), only_held
         self._push, self._epoch = cargo.about.number, cargo.about.epoch
@@ -288,10 +302,6 @@ class PushTransfer(Transfer):
             self._pieces, self._credit = self._cargo.messages(), False
             self._caller.send(self, self.again())
             return False
-        if isinstance(message, RowsUnknown) and self._cargo.in_full():
-            self._pieces = self._cargo.messages()
-            self._caller.send(self, self._pieces[0])
-            return False
         if isinstance(message, PushMissing) or (isinstance(message, Done) and not self._credit):
             self._send()
             return False
@@ -299,12 +309,6 @@ class PushTransfer(Transfer):
 
     def _send(self) -> None:
         """Send the gradient: after credit was granted, or again if the ps does not have it."""
-        if not self._credit:
-            self._credit = True
-            for piece in self._pieces:
-                self._caller.send(self, piece)
-        elif len(self._pieces) == 1:
-            self._caller.send(self, self._pieces[0])
-        else:
-            self._credit = False
-            self._caller.send(self, Credit(self._epoch, self._push))
+        self._credit = not self._credit or len(self._pieces) == 1
+        for message in self._pieces if self._credit else [Credit(self._epoch, self._push)]:
+            self._caller.send(self, message)

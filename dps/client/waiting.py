@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dps.client.connection import Connection
 from dps.errors import Aborted, DeadlineExceeded
+from dps.telemetry import log
 
 if TYPE_CHECKING:
     from dps.client.transfers import Transfer
-
-log = logging.getLogger("dps")
 
 
 class Loss(NamedTuple):
@@ -41,7 +39,7 @@ class Operation:
         raise NotImplementedError
 
     def waits_for(self) -> list[str]:
-        """What the ps that have not answered say they wait for; "" if they say nothing."""
+        """For whom the ps that have not answered wait, as they say; "" if they say nothing."""
         return [request.waits_for for request in self.requests() if not request.complete]
 
     def raise_error(self) -> None:
@@ -64,7 +62,7 @@ class Waiter:
             raise ValueError("the session is closed; open another dps.Session")
 
     def deadline(self, timeout: float | None) -> float:
-        """When a call has to end, on the caller's clock, which stands still while this process is stopped. `timeout`
+        """The deadline of a call on the caller's clock, which stands still while this process is stopped. `timeout`
         None: the session's."""
         return self._connection.caller.now() + (self._timeout_s if timeout is None else timeout)
 
@@ -82,11 +80,8 @@ class Waiter:
     def wait(self, operation: Operation, timeout: float | None, what: str) -> None:
         """Send and receive until an operation is complete. Raises DeadlineExceeded, which names who did not answer."""
         self.check_open()
-        connection, deadline, own = (
-            self._connection,
-            self.deadline(timeout),
-            self._connection.home.runtime.tuning.client,
-        )
+        connection, deadline = self._connection, self.deadline(timeout)
+        own = connection.home.runtime.tuning.client
         operation.start()
         started = now = connection.caller.now()
         look_at, report_at = started + own.slice_s, started + own.report_s
@@ -103,6 +98,7 @@ class Waiter:
                 raise DeadlineExceeded(self._late(operation, what, now - started), operation)
             if now >= look_at:
                 connection.lookout.look()
+                connection.joining.unreached.look()
                 look_at = now + own.slice_s
                 if now >= report_at:
                     report_at = now + own.report_s

@@ -1,8 +1,7 @@
-"""Looks for two mistakes, once each: values pushed instead of gradients, and pulls that undo what nobody assigned."""
+"""Warns of two mistakes, once each: values pushed instead of gradients, and pulls that undo what nobody assigned."""
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,35 +9,39 @@ from typing import Any
 import numpy as np
 
 from dps.errors import DpsError
+from dps.telemetry import log
 from dps.transport.dtypes import is_float
 from dps.transport.wire import Array
 from dps.variables.layout import Gradient
 from dps.variables.plan import Plan
 from dps.variables.tree import Variable, leaves, to_array
 
-log = logging.getLogger("dps")
-
 PUSHES = 2
-"""How many pushes of a session are looked at."""
+"""How many pushes of a session are checked."""
 PULLS = 5
-"""How many pulls into the caller's arrays are looked at, after the first push."""
+"""How many pulls into the caller's arrays are checked, after the first push."""
+EARLIER = 20
+"""How many pulls are checked before that."""
 VARIABLES = 100
-"""How many variables are looked at."""
+"""How many variables are checked."""
 
 
 class Watch:
-    """Of one session that trains. It keeps no array alive."""
+    """The watch over one session that trains. It keeps no array alive."""
 
     def __init__(self, name: str, params: Any) -> None:
         self._name = name
         self._seen: dict[str, Callable[[], Any]] = {}
         """The session's values, as it brought them or pulled them last."""
-        self._pushes = self._pulls = 0
+        self._pushes = self._pulls = self._earlier = 0
         self._with_gradient: set[int] = set()
         self.pulled(params)
 
     def pulled(self, tree: Any) -> None:
-        """These are the values of now."""
+        """These are the current values."""
+        if self._earlier == EARLIER:
+            return
+        self._earlier += 1
         for number, (name, leaf) in enumerate(leaves(tree)):
             if number == VARIABLES:
                 break
@@ -47,7 +50,8 @@ class Watch:
                 self._seen[name] = weakref.ref(leaf)
 
     def pushed(self, plan: Plan, gradients: Mapping[int, Gradient]) -> bool:
-        """Warn if all gradients are the values themselves, which are not all zero. Whether that was the last look."""
+        """Warn if all gradients are the values themselves, which are not all zero. Returns whether this was the last
+        check."""
         self._pushes += 1
         self._with_gradient.update(gradients)
         found = [(plan.variables[index].name, gradients[index]) for index in [*gradients][:VARIABLES]]
@@ -71,8 +75,8 @@ class Watch:
             return False
 
     def replaces(self, plan: Plan, name: str, here: Array, value: Array) -> None:
-        """A pull is about to write a value to the caller's array. Warn if it is another one, of a variable of floats
-        that gets no gradient."""
+        """A pull is about to write a value to the caller's array. Warn if it is a different one, of a variable of
+        floats that gets no gradient."""
         if self._pushes == 0 or self._pulls >= PULLS or plan.by_name[name] in self._with_gradient:
             return
         if is_float(value.dtype) and not np.array_equal(here, value, equal_nan=True):
@@ -84,6 +88,6 @@ class Watch:
             )  # fmt: skip
 
     def filled(self) -> bool:
-        """A pull has written all values to the caller's arrays. Whether that was the last look."""
+        """A pull has written all values to the caller's arrays. Returns whether this was the last check."""
         self._pulls += self._pushes > 0
         return self._pulls >= PULLS

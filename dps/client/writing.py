@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dps.client.pulling import PullOp
 from dps.client.pushing import PushOp
+from dps.client.reading import Reading
 from dps.client.reports import Reports
 from dps.client.turns import one_at_a_time
 from dps.hooks.scalars import as_number
 from dps.reply import Push, Reply
 from dps.variables.layout import Gradient
-
-if TYPE_CHECKING:
-    pass
-
-from dps.client.reading import Reading
 
 
 class Writing(Reading):
@@ -54,7 +50,7 @@ class Writing(Reading):
             ```
         """
         gradients = self._gradients(grads, loss)
-        made = self._at_once.push(gradients, loss)
+        made = self._at_once.push(gradients, loss, reads=False)
         if made is None or isinstance(made, PushOp):
             return self._pushes.finish(made or self._pushes.start(gradients, loss, timeout), timeout)
         self._reports.settled(made.result, loss)
@@ -113,7 +109,7 @@ class Writing(Reading):
             ```
         """
         gradients = self._gradients(grads, loss)
-        pushing = self._at_once.step(gradients, loss)
+        pushing = self._at_once.push(gradients, loss, reads=True)
         if pushing is not None and not isinstance(pushing, PushOp):
             peers = self._connection.peers
             self._reports.settled(pushing.result, loss)
@@ -179,11 +175,11 @@ class Writing(Reading):
 
     @one_at_a_time
     def gradients(self) -> Any:
-        """Arrays to write gradients to, which a push sends without copying them first.
+        """Arrays to write gradients to, which a push sends without copying them first. Does not block.
 
         Returns:
-            Arrays in the nesting of params, with undefined contents. They are the caller's until they are pushed, and
-            again when that push has its result.
+            Arrays in the nesting of params, of the variables' shapes and dtypes, with undefined contents. They are the
+            caller's until they are pushed, and again when that push has its result.
 
         Example:
             ```pycon
@@ -201,7 +197,7 @@ class Writing(Reading):
         self._waiter.check_open()
         if loss is not None:
             as_number(loss, "loss")  # before anything is sent
-        gradients = self._pushes.of(grads)
+        gradients = self._pushes.assembly.gradients(grads)
         if self._watch is not None and self._watch.pushed(self._connection.agreed.plan, gradients):
             self._watch = None
         self._hooks.call("before_run", self)

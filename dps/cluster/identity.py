@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dps.cluster.address import check_address
-from dps.cluster.spec import ClusterSpec, job_name
+from dps.cluster.address import at_port, check_address, parse, split
+from dps.cluster.spec import ClusterSpec, Task, job_name
 from dps.errors import ConfigError
 from dps.record import record
 
@@ -38,6 +38,7 @@ class Identity:
         cluster.check_servable()
         if job == "evaluator" and job not in cluster.jobs:
             return Identity._outside(cluster, job, task, bind)
+        lead = _lead(cluster, "cluster")
         if job is None:
             if len(cluster.jobs) != 1:
                 raise ConfigError(
@@ -50,19 +51,14 @@ class Identity:
             if len(indices) != 1:
                 raise ConfigError(f"which task of {job} is this? There are {list(indices)}: give --task or task=")
             task = indices[0]
-        told, lead = cluster.task_address(job, task), cluster.chief_task()
-        chief = told if lead is None else cluster.task_address(lead.job, lead.index)
-        hosts = _hosts_chief(cluster, job, task)
-        return Identity(job, task, _bound(bind, told), told if bind else "", chief, hosts, cluster)
+        told, chief = cluster.task_address(job, task), cluster.task_address(lead.job, lead.index)
+        hosts = (job, task) == (lead.job, lead.index)
+        return Identity(job, task, bound(bind, told), told if bind else "", chief, hosts, cluster)
 
     @staticmethod
     def _outside(cluster: ClusterSpec, job: str, task: int | None, bind: str) -> Identity:
         """A task that the cluster does not list."""
-        lead = cluster.chief_task()
-        if lead is None:
-            raise ConfigError(
-                f"{job}: got a cluster of {', '.join(cluster.jobs)}, wanted one with a chief or a worker to follow"
-            )
+        lead = _lead(cluster, job)
         return Identity(job, task or 0, bind, "", cluster.task_address(lead.job, lead.index), False, cluster)
 
     @staticmethod
@@ -72,8 +68,6 @@ class Identity:
             raise ConfigError("which job is this task of? Give job='chief', 'ps' or 'worker' (--job), or TF_CONFIG")
         job = job_name(job)
         if job == "chief":
-            if bind:
-                check_address(bind)  # the others have to know its port
             return Identity(job, 0, bind, "", bind, True, ClusterSpec({}))
         address = chief or DEFAULT_CHIEF
         check_address(address)
@@ -91,19 +85,20 @@ class Identity:
         return list(range(count or 0))
 
 
-def _bound(bind: str, told: str) -> str:
+def bound(bind: str, told: str) -> str:
     """Where to listen: `bind`, with the port of the address that others are told unless it has one of its own."""
-    host, mark, port = bind.rpartition(":")
     if not bind or "://" in bind:
         return bind or told
-    if mark and not bind.endswith("]"):
-        return bind if port != "0" else f"{host}:{told.rpartition(':')[2]}"
-    return f"{bind}:{told.rpartition(':')[2]}"
+    return at_port(bind, parse(told).port) if split(bind)[1] in (None, "0") else bind
 
 
-def _hosts_chief(cluster: ClusterSpec, job: str, task: int) -> bool:
-    """Whether a task hosts the chief: if there is no chief job, the first worker; without workers, the first task."""
-    if "chief" in cluster.jobs:
-        return job == "chief"
-    lead = "worker" if "worker" in cluster.jobs else cluster.jobs[0]
-    return job == lead and task == cluster.task_indices(lead)[0]
+def _lead(cluster: ClusterSpec, who: str) -> Task:
+    """The task that hosts the chief: that of the chief job, or the first worker. Raises ConfigError without either."""
+    lead = cluster.chief_task()
+    if lead is None:
+        raise ConfigError(
+            f"{who}: got a cluster of {', '.join(cluster.jobs)}, wanted one with a chief or a worker, which leads the "
+            'run: add "chief": ["HOST:PORT"] (--chief_hosts), or "worker": ["HOST:PORT"] (--worker_hosts); or give no '
+            "addresses but the chief's, with --chief"
+        )
+    return lead

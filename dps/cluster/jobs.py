@@ -1,14 +1,12 @@
-"""Says which jobs of a cluster nobody uses, and which ones it lacks for what is to run on it."""
+"""Reports the jobs of a cluster that nothing uses, and those that it needs and does not have."""
 
 from __future__ import annotations
 
 import difflib
-import logging
 from collections.abc import Sequence
 
 from dps.cluster.spec import ClusterSpec
-
-log = logging.getLogger("dps")
+from dps.telemetry import log
 
 JOBS = ("chief", "ps", "worker", "evaluator", "dataset")
 """The jobs whose tasks dps has work for."""

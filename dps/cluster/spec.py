@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dps.cluster.address import check_address, takes_any_port
+from dps.cluster.address import parse
 from dps.errors import ConfigError
 from dps.record import record
 
@@ -211,10 +211,10 @@ class ClusterSpec:
         for task in self.tasks():
             address = self.task_address(task.job, task.index)
             try:
-                check_address(address)
+                parsed = parse(address)
             except ConfigError as error:
                 raise ConfigError(f"{task}: {error}") from None
-            if takes_any_port(address):
+            if parsed.scheme == "tcp" and parsed.port == 0:  # the server chooses it
                 continue
             other = holder.setdefault(address, task)
             if other is not task:

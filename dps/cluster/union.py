@@ -1,4 +1,4 @@
-"""Joins what several resolvers found to one cluster."""
+"""Merges what several resolvers have found into one cluster."""
 
 from __future__ import annotations
 

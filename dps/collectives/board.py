@@ -1,4 +1,4 @@
-"""Small parts in shared memory that the members of one machine watch: an operation without any message.
+"""Boards in shared memory: members on one machine write small parts there and read each other's, without messages.
 
 Each member has a board with two places that operations take in turn. It writes its part, then the operation's number;
 the others look until the number is there. So a part is read only when it is whole, on processors that keep the order of
@@ -19,14 +19,14 @@ from dps.transport.wire import Array
 PLACE_NBYTES = 256 << 10
 """The largest part."""
 HEAD_NBYTES = 256
-"""The number of the operation, and the length of its description, and that."""
+"""The header of a part: the number of the operation, and the length of its description; the description follows."""
 TEXT = 16
 BOARD_NBYTES = 2 * (HEAD_NBYTES + PLACE_NBYTES)
 USABLE = platform.machine() in ("x86_64", "AMD64")
 
 
 class Place:
-    """One of the two places of a board, of this member's or of a peer's."""
+    """One of the two places of a board, this member's own or a peer's."""
 
     def __init__(self, board: Array, which: int) -> None:
         first = which * (HEAD_NBYTES + PLACE_NBYTES)
@@ -35,18 +35,18 @@ class Place:
         self._data = board[first + HEAD_NBYTES : first + HEAD_NBYTES + PLACE_NBYTES]
 
     def room(self, nbytes: int) -> Array:
-        """Where a part is written."""
+        """The memory to which a part is written."""
         return self._data[:nbytes]
 
     def show(self, number: int, what: str) -> None:
-        """The part is whole: it is that of this operation."""
+        """Publish the part that was written, as that of this operation."""
         text = what.encode()[: self._text.size]
         self._text[: len(text)] = np.frombuffer(text, np.uint8)
         self._numbers[1] = len(text)
         self._numbers[0] = number
 
     def look(self, number: int, nbytes: int) -> tuple[str, Array] | None:
-        """What an operation brings: its description, and a copy of the part; None while it is not there."""
+        """The description of an operation, and a copy of the part; None if they are not there yet."""
         if self._numbers[0] != number:
             return None
         what, data = bytes(self._text[: self._numbers[1]]).decode(errors="replace"), self._data[:nbytes].copy()
@@ -54,7 +54,7 @@ class Place:
 
 
 class Board:
-    """This member's board. `name` is [] where no memory can be shared."""
+    """This member's board. `name` is [] if no memory can be shared."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._region = Region(runtime, BOARD_NBYTES, USABLE)

@@ -1,4 +1,4 @@
-"""Which algorithm a sum takes: the one that is asked for, or the best for its size and place."""
+"""Chooses the algorithm of a sum: the one that the user names, or the fastest for its size and its members' places."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dps.collectives.routes import ALGORITHMS, Algorithm, direct, everyone, ring
 from dps.transport.wire import Array
 
 SMALL_NBYTES = 256 << 10
-"""Up to so many bytes of all members together, each sends its part to all others."""
+"""Up to this many bytes of all members together, each member sends its part to all others."""
 PAIR_NBYTES = 1 << 20
 """The same for two members."""
 PS = "ps"
 """The name of sums through a ps."""
 Own = Callable[[Sequence[Array]], Any]
-"""An algorithm of one's own: gets the arrays of all members, in their order, and returns the sum."""
+"""An algorithm of the user's: a function that gets the arrays of all members, in their order, and returns the sum."""
 
 
 def chosen(asked: str, op: str, nbytes: int, size: int, together: bool, shown: bool) -> Algorithm:

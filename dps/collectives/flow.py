@@ -15,9 +15,9 @@ from dps.errors import ProtocolError
 from dps.transport.wire import Array
 
 Bring = Callable[[int], Array]
-"""Returns this member's part of a piece; where it is to leave, as it then lies in `given`."""
+"""Returns this member's part of a piece. If the part is to be sent, it also lies in `given` then."""
 Total = Callable[[Array, Sequence[Array]], None]
-"""Writes the sum of arrays, added in their order, to the first argument, which is none of them."""
+"""Writes the sum of arrays, added in their order, to the first argument, which is not one of them."""
 
 
 def still(array: Array) -> Array:
@@ -28,7 +28,7 @@ def still(array: Array) -> Array:
 
 
 class Send(NamedTuple):
-    """A piece to send. `own`: as it is in `given`; else as it is in `result`. ASK carries nothing."""
+    """A piece to send, from `given` if it is `own`, else from `result`. ASK carries no data."""
 
     to: int
     piece: int
@@ -38,11 +38,11 @@ class Send(NamedTuple):
 
 OPEN, SENT, FINAL = range(3)
 ASKED = 4
-"""For so many pieces is asked at a time: when they come, the others do, too."""
+"""This many pieces are asked for at a time. When they come, the others do, too."""
 
 
 class Flow:
-    """`given` has this member's part, and does not change; `result` gets the result. Both are 1-D.
+    """`given` has this member's part, and does not change. `result` gets the result. Both are 1-D.
 
     More than 12 attributes: six say what is done, and are never changed; the others are how far it is.
     """
@@ -52,7 +52,7 @@ class Flow:
         given: Array, result: Array, total: Total, window: int = 16, bring: Bring | None = None, lends: bool = False,
     ) -> None:  # fmt: skip
         # More than 9 parameters: what is done, and where the data lie; nothing of it changes.
-        """`window`: at most so many of this member's pieces are under way. `given` may be `result`, where nothing is
+        """`window`: at most this many of the member's pieces are in flight. `given` may be `result` if nothing is
         added. `bring`: fills `given`, a piece at a time. `lends`: results in a peer's memory are not copied."""
         self.what, self.number = what, 0
         self.rank, self.parts, self.result = rank, parts, result
@@ -66,14 +66,14 @@ class Flow:
         """The results of peers, by rank, of which pieces were lent."""
         self._state = bytearray(len(parts))
         self._counted = bytearray(len(parts))
-        """Which pieces count for the window."""
+        """The pieces that count for the window."""
         self._held: dict[int, dict[int, Array]] = {}
-        """Parts that have come, by piece and sender, until all are there."""
+        """The parts that have arrived, by piece and sender, until all parts of the piece have."""
         self._next = self._under_way = self._finals = 0
         self._source = -1
-        """From whom all that is missing comes, after members were lost."""
+        """The member that sends all missing pieces, after members were lost."""
         self.shown = False
-        """Whether parts are shown on boards, so that none is sent."""
+        """Whether parts are written to boards, so that none is sent."""
         self.out: list[Send] = []
 
     @property
@@ -83,7 +83,7 @@ class Flow:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Changes whenever something has come that was missing."""
+        """A number that changes whenever a missing part or piece has arrived."""
         return self._finals, sum(map(len, self._held.values()))
 
     @property
@@ -92,7 +92,7 @@ class Flow:
         return self._source < 0 and self._routes[0].source == len(self._routes)
 
     def missing(self) -> list[int]:
-        """From whom a part of the first piece is missing; of operations that have one piece."""
+        """The members whose part of the first piece is missing, in operations that have one piece."""
         if self.done or self._state[0] == FINAL or self._source >= 0:
             return []
         return [rank for rank in self._route(0).takes if rank not in self._held.get(0, ())]
@@ -111,7 +111,7 @@ class Flow:
     # -- events -------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Send what can be sent."""
+        """Send the pieces that can be sent."""
         for index in range(len(self.parts)):
             route = self._route(index)
             if route.source < 0 and not route.takes:
@@ -121,7 +121,7 @@ class Flow:
         self._fill()
 
     def came(self, rank: int, index: int, phase: Phase, data: Array | None, lent: bool = False) -> None:
-        """A message about a piece has come; UP and DOWN carry data, which may lie in the peer's memory (`lent`)."""
+        """A message about a piece has arrived. UP and DOWN carry data, which may lie in the peer's memory (`lent`)."""
         span, state = self.span(index), self._state[index]
         if phase is Phase.ASK:
             self._asked(rank, index)
@@ -153,7 +153,7 @@ class Flow:
             self.out.append(Send(rank, index, Phase.UP, self._sends_own(route)))
 
     def again(self) -> None:
-        """Nothing has come for a while: ask for the first pieces that are missing, for they may have been lost."""
+        """Nothing has arrived for a while: ask for the first missing pieces, which may have been lost."""
         missing = [index for index in range(len(self.parts)) if self._state[index] != FINAL]
         for index in missing[:ASKED]:
             route = self._route(index)
@@ -164,7 +164,7 @@ class Flow:
                 self.out.append(Send(route.source, index, Phase.ASK, False))
 
     def follow(self, source: int) -> None:
-        """Members were lost; take what is missing from a member that has the whole result."""
+        """Members were lost: take the missing pieces from a member that has the whole result."""
         self._source = source
         self._held.clear()
         missing = [index for index in range(len(self.parts)) if self._state[index] != FINAL]
@@ -198,7 +198,7 @@ class Flow:
             self.out += [Send(rank, index, Phase.UP, True) for rank in route.up]
 
     def _add(self, index: int) -> None:
-        """All parts of a piece are here."""
+        """All parts of a piece have arrived."""
         span, route, parts = self.span(index), self._route(index), self._held.pop(index)
         parts[self.rank] = self._own(index) if self._state[index] == OPEN else self.given[span]
         self._total(self.result[span], [parts[rank] for rank in sorted(parts)])

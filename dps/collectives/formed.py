@@ -1,4 +1,4 @@
-"""Who is in a group: a worker as it joins, and a generation as the chief describes it."""
+"""The members of a group: a worker as it joins, and a generation as the chief describes it."""
 
 from __future__ import annotations
 
@@ -51,6 +51,6 @@ class Formed(NamedTuple):
     generation: int
     members: tuple[Other, ...]
     rank: int
-    """This member's place among them."""
+    """The rank of this member."""
     ps: Helper | None = None
     """Its rank is the number of the members."""

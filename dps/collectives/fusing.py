@@ -1,4 +1,4 @@
-"""Arrays of one dtype as one run: copied into it a piece at a time, and found in its sum again."""
+"""Copies arrays of one dtype into one run, a piece at a time, and takes their sums out of the run's sum."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Fused:
     """The arrays of one member, for one operation, and the pieces of which it consists."""
 
     def __init__(self, arrays: Sequence[Array], given: Array, parts: Sequence[Part], routes: Sequence[Route]) -> None:
-        """`routes`: of each root."""
+        """`routes`: the routes for each root."""
         self._flat = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
         self._starts = [0, *itertools.accumulate(array.size for array in arrays)]
         self._given, self._parts, self._routes = given, parts, routes
         self._scratch: Array = np.empty(0, given.dtype)
 
     def bring(self, index: int) -> Array:
-        """As of `Flow`: what is only added here does not need `given`, and stays in the caches."""
+        """As of `Flow`: a part that is only added here does not need `given`, and stays in the caches."""
         start, stop, root = self._parts[index]
         route = self._routes[root]
         if route.up and (route.early or not route.takes):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,24 +22,21 @@ from dps.collectives.routes import Part, direct, everyone, gather, owned, parts_
 from dps.errors import ConfigError, DeadlineExceeded, TaskLost
 from dps.kernels.totals import largest, total
 from dps.standing import Home
+from dps.telemetry import log
 from dps.transport.address import Binding
 from dps.transport.wire import Array
 
-log = logging.getLogger("dps")
-
 TOTALS = {"sum": total, "max": largest}
 LARGE_PIECES, LARGE = 16, 4
-"""Over sockets, runs of so many pieces are sent in pieces that are so many times as long: each costs both ends some
-tenths of a millisecond."""
+"""Over sockets, runs of this many pieces are sent in pieces that are this many times as long, because each piece costs
+both ends some tenths of a millisecond."""
 LOOK_S = 0.5
 """How often a wait looks whether the run has ended."""
 LINGER_S = 2.0
 """How long a member that leaves serves others, which may need its last result."""
 LEAVE_AGAIN_S = 0.05
-WATCH_S = 1e-4
-"""How long a member only looks at the others' boards, before it also receives messages."""
-WATCHES_S = 1e-3, 1e-2
-"""The longest time between two looks; and in the simulator, where each look costs as much as anything else."""
+ANSWER_S = 15.0
+"""How long a member that leaves waits for the chief's answer: longer than a node may be silent before it is lost."""
 HELLO = "the beginning of a generation"
 
 
@@ -94,12 +90,12 @@ class Group:
 
     @property
     def rank(self) -> int:
-        """This member's place among the members, which are in the order of their tasks."""
+        """The rank of this member. Members are in the order of their tasks."""
         return self._last.rank
 
     @property
     def size(self) -> int:
-        """How many members there are."""
+        """The number of members."""
         return len(self._last.members)
 
     @property
@@ -109,7 +105,7 @@ class Group:
 
     @property
     def replicas(self) -> list[int]:
-        """How many replicas each member has."""
+        """The number of replicas of each member."""
         return [other.replicas for other in self._last.members]
 
     # -- operations -------------------------------------------------------------------------------------------------
@@ -273,7 +269,8 @@ class Group:
     def _attempts(
         self, what: str, dtype: Any, count: Callable[[Formed], int], make: Callable[..., Any]
     ) -> Flow | None:  # fmt: skip
-        """Carry out an operation, again with those that are left when members are lost. None if `make` makes none."""
+        """Carry out an operation, and repeat it with the members that are left when some are lost. None if `make` makes
+        none."""
         if self._closed:
             raise ConfigError(f"{what}: the group is closed; make a new one")
         deadline = self._runtime.now() + self._timeout
@@ -287,7 +284,7 @@ class Group:
     def _attempt(
         self, what: str, dtype: Any, count: Callable[[Formed], int], make: Callable[..., Any], deadline: float
     ) -> Flow | bool | None:
-        """The operation, complete; None if `make` makes none; False if it is to be done again."""
+        """The complete operation; None if `make` makes none, False if it has to be repeated."""
         member, formed = self._member, self._formed
         if member.error is not None:
             raise member.error
@@ -326,20 +323,20 @@ class Group:
                 self._together, self._greeted = int(table.sum()) == size * (size - 1), formed.generation
 
     def _watch(self, ready: Callable[[], bool]) -> None:
-        """Look for a moment whether something is so, and do nothing else."""
-        if not self._runtime.simulated:
-            end = self._runtime.now() + WATCH_S
-            while not ready() and self._runtime.now() < end:
-                pass
+        """Poll for a moment whether `ready` is true, and do nothing else."""
+        end = self._runtime.now() + self._runtime.tuning.boards.watch_s
+        while not ready() and self._runtime.now() < end:
+            pass
 
     def _wait(self, ready: Callable[[], bool], what: str, timeout: float, watches: bool = False) -> None:
-        """Work until something is so; `watches`: no message tells when. Raises what has ended the group, TaskLost and
-        DeadlineExceeded."""
+        """Run the node until `ready` is true. `watches`: no message tells when. Raises the error that has ended the
+        group, TaskLost and DeadlineExceeded."""
         member, began, patience, waited_s = self._member, self._runtime.now(), Patience(), 0.0
+        boards = self._runtime.tuning.boards
         if watches:
             self._watch(ready)
         while True:
-            most_s = min(max(waited_s / 16, WATCH_S), WATCHES_S[self._runtime.simulated]) if watches else LOOK_S
+            most_s = min(max(waited_s / 16, boards.first_look_s), boards.last_look_s) if watches else LOOK_S
             if self._node.work(lambda: ready() or member.error is not None, max(0.0, min(most_s, timeout))):
                 break
             over, waited_s = self._over(), self._runtime.now() - began
@@ -356,19 +353,25 @@ class Group:
             raise member.error
 
     def close(self) -> None:
-        """Leave the group. Blocks until no other member can need a result of this one, or for 2 s. A second call does
-        nothing. Raises TaskLost if this member was taken for lost, and its last operation may not be that of others."""
+        """Leave the group. Blocks until no other member can need a result of this one, or for 2 s, and until the chief
+        has answered, up to 15 s. A second call does nothing. Raises TaskLost if this member was taken for lost, or the
+        chief does not answer: then its last operation may not be that of others."""
         if self._closed:
             return
         self._closed = True
-        deadline, told = self._runtime.now() + LINGER_S, list[Exception | None]()
+        began, told = self._runtime.now(), list[Exception | None]()
         while not told and self._over() is None:
-            final = self._member.error is not None or self._runtime.now() >= deadline
+            waited_s = self._runtime.now() - began
+            final = self._member.error is not None or waited_s >= LINGER_S
             self._member.leave(final, told.append)
-            self._node.work(lambda: bool(told), LEAVE_AGAIN_S)
-            if final:
-                self._node.work(lambda: bool(told), LEAVE_AGAIN_S)
-                break
+            self._node.work(lambda: bool(told), LEAVE_AGAIN_S * (1 + final))
+            if not told and waited_s >= (LINGER_S if self._member.error is not None else ANSWER_S):
+                told.append(
+                    TaskLost(
+                        f"{self._node.name}: left the group, and the chief did not answer for {waited_s:.0f} s; the "
+                        "others may have repeated the last operation without this worker"
+                    )
+                )
         self._node.close()
         self._member.memories.clear()
         if told and isinstance(told[0], TaskLost) and self._member.error is None:

@@ -1,8 +1,7 @@
-"""The actor on the chief's node that says who is in the groups of workers."""
+"""The actor on the chief's node that decides who is in each group of workers."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,8 +10,6 @@ from dps.actors.ref import Ref, Sender
 from dps.collectives.messages import LEFT, SUMS, JoinGroup, LeaveGroup, Serve
 from dps.collectives.roster import Roster
 from dps.errors import ConfigError, NotAuthenticated
-
-log = logging.getLogger("dps")
 
 GRACE_S = 1.0
 """How long a member's node may be disconnected before the group goes on without it."""
@@ -34,7 +31,7 @@ class Groups(Actor):
         self._ps, self._lacks = ps, lacks
         self.rosters: dict[str, Roster] = {}
         self._told: dict[str, tuple[int, bool]] = {}
-        """What the ps of each group knows of it: its generation, and whether it is over."""
+        """The generation that the ps of each group knows, and whether the group is over."""
 
     def on_JoinGroup(self, message: JoinGroup, sender: Sender) -> None:
         self._check(message.task, sender)
@@ -84,7 +81,7 @@ class Groups(Actor):
             self.node.ask(Ref(roster.ps[-1], SUMS), message, SERVE_S, lambda answer: None)
 
     def _check(self, task: int, sender: Sender) -> None:
-        """NotAuthenticated for a message of another process than the worker's."""
+        """Raise NotAuthenticated for a message of another process than the worker's."""
         if sender.peer.name != f"worker:{task}":
             who = sender.peer.name or "a stranger"
             raise NotAuthenticated(f"got a message in the name of worker:{task} of {who}; wanted it with its ticket")

@@ -1,8 +1,7 @@
-"""A worker in a group: an actor that carries out operations, one at a time, and goes on when others are lost."""
+"""A worker in a group: an actor that carries out operations, one at a time, and continues when others are lost."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -18,32 +17,31 @@ from dps.collectives.formed import Formed, Helper, Other, Who
 from dps.collectives.memory import GIVEN, RESULT, Memories, Peers, Region
 from dps.collectives.messages import GROUPS, LEFT, MEMBER, SUMS, GroupIs, JoinGroup, LeaveGroup, Phase, Piece
 from dps.errors import ConfigError, DeadlineExceeded, NotAuthenticated, TaskLost, Unavailable
+from dps.telemetry import log
 from dps.transport.message import Message
 from dps.transport.wire import Array
 
-log = logging.getLogger("dps")
-
 FIRST_S, LAST_S = 0.2, 5.0
-"""After so long without progress in an operation, first and last, what may have been lost is asked for."""
+"""After this time without progress in an operation, at first and at last, a member asks for what may have been lost."""
 ASK_AGAIN_S = 0.5
 """How often the chief is asked meanwhile."""
 FORMING_S = 0.02, 0.4
 """How often the chief is asked while a generation is formed: at first and at last."""
 ASK_S = 2.0
 EARLY, NEWER = 4096, 64
-"""The most pieces that are kept of an operation that this member has not begun, and of a generation that it does not
+"""The most pieces that are kept of an operation that this member has not begun, or of a generation that it does not
 know yet."""
 
 
 class Work:
-    """An operation under way, and where its data lie."""
+    """An operation in progress, and the place of its data."""
 
     def __init__(self, flow: Flow, given: Region, result: Region) -> None:
         self.flow, self.regions = flow, {GIVEN: given, RESULT: result}
 
 
 class Member(Actor):
-    """All of it runs on the thread that works its node.
+    """The member. All of it runs on the thread that runs its node.
 
     More than 12 attributes: one state, of the group as it is known here and of the operation under way."""
 
@@ -53,11 +51,11 @@ class Member(Actor):
         self.formed: Formed | None = None
         self.completed, self._frozen = 0, 0
         self.works: dict[int, Work] = {}
-        """The operation under way, and the last complete one."""
+        """The operation in progress, and the last complete one."""
         self.error: Exception | None = None
-        """Why the group is of no use any more."""
+        """The error that has ended the group."""
         self.late = ""
-        """Who is waited for, as the chief says."""
+        """For whom the group waits, as the chief says."""
         self.readers: frozenset[int] = frozenset()
         """The ranks that can read this member's shared memory."""
         self.gone: list[list[str]] = []
@@ -84,14 +82,14 @@ class Member(Actor):
 
     @property
     def awaits(self) -> str:
-        """Who is waited for, as far as it is known here."""
+        """For whom this member waits, as far as it knows."""
         work = self.works.get(self.completed + 1)
         if work is not None and work.flow.through and not self.late and self.formed and self.formed.ps:
             return f"waits for the sum of {self.formed.ps.name}"
         return self.late or "waits for the other workers"
 
     def _ask(self) -> None:
-        """Tell the chief how far this member is, and hear what the group is."""
+        """Tell the chief the last complete operation of this member, and ask for the group's newest generation."""
         if self._asked:
             return
         who, formed, doing = self.who, self.formed, self._doing
@@ -140,8 +138,8 @@ class Member(Actor):
         self.node.tickets.admit("sums", [[ps.ticket, ps.name, "ps", ()]] if ps else [])
         for name, why in known:
             rest = ", ".join(other.name for other in members)
-            level = logging.INFO if why.startswith(LEFT) else logging.WARNING
-            log.log(level, "%s: %s %s; group %r goes on with %s", self.node.name, name, why, self.who.group, rest)
+            tell = log.info if why.startswith(LEFT) else log.warning
+            tell("%s: %s %s; group %r goes on with %s", self.node.name, name, why, self.who.group, rest)
         if known and self._ends:
             text = "; ".join(f"{name} {why}" for name, why in known)
             self.fail(TaskLost(f"{text}: group {self.who.group!r} ends, as on_loss='end' says"))
@@ -160,7 +158,7 @@ class Member(Actor):
 
     @property
     def idle(self) -> bool:
-        """Whether the operation that was begun is over: complete, to be done again, or failed."""
+        """Whether the operation that was begun is over: complete, to be repeated, or failed."""
         return self.error is not None or self.completed + 1 not in self.works
 
     def begin(self, flow: Flow, given: Region, result: Region) -> None:
@@ -180,7 +178,7 @@ class Member(Actor):
                 self._take(message)
 
     def fail(self, error: Exception) -> None:
-        """Nothing more can be done in this group."""
+        """End this member's part in the group by an error."""
         self.error = self.error or error
 
     def _look_after(self, seconds: float) -> None:
@@ -189,7 +187,7 @@ class Member(Actor):
         self._timer = self.node.after(seconds, self._look)
 
     def _look(self) -> None:
-        """Look whether something may have been lost."""
+        """Ask for pieces that may have been lost."""
         work = self.works.get(self.completed + 1)
         if self.error is not None or (work is None and self.formed is not None and not self._frozen):
             return
@@ -248,7 +246,7 @@ class Member(Actor):
         self._carry_out(work)
 
     def _misfit(self, flow: Flow, other: str, what: str) -> None:
-        """Another member is in another operation. The others are told, too."""
+        """Another member is in another operation. Tell the others, too."""
         self.fail(
             ConfigError(
                 f"{other} is in {what}, {self.node.name} in {flow.what}: all workers must make the same calls in the "
@@ -267,11 +265,11 @@ class Member(Actor):
         return self.formed.generation << 32 | flow.number
 
     def room(self, number: int, nbytes: int) -> Array:
-        """Where this member's part of an operation is written that is shown."""
+        """The place on the board for this member's part of an operation."""
         return self._board.places[number % 2].room(nbytes)
 
     def look(self) -> bool:
-        """Look at the boards of the others, if that is how their parts come; whether the operation is over."""
+        """Look at the boards of the others, if their parts come that way; returns whether the operation is over."""
         work = self.works.get(self.completed + 1)
         if work is None or not work.flow.shown or self._frozen or self.error is not None:
             return self.idle
@@ -290,7 +288,7 @@ class Member(Actor):
         return self.idle
 
     def _read(self, flow: Flow, message: Piece) -> Array | None:
-        """The data of a piece in its sender's memory; None, and the sender is told, if it cannot be read."""
+        """The data of a piece in its sender's memory. If it cannot be read, returns None and tells the sender."""
         span, item = flow.span(message.index), flow.result.dtype.itemsize
         whole: Array
         try:
@@ -307,7 +305,7 @@ class Member(Actor):
         return whole[span]
 
     def _carry_out(self, work: Work) -> None:
-        """Send what the operation wants to be sent, and note that it is complete."""
+        """Send the messages of the operation, and note whether it is complete."""
         flow = work.flow
         while flow.out:
             sends, flow.out = flow.out, []
@@ -356,7 +354,7 @@ class Member(Actor):
         return found
 
     def leave(self, final: bool, then: Callable[[Exception | None], None]) -> None:
-        """Tell the chief that this member is done; `then` is called when it may go, or with what the chief says."""
+        """Tell the chief that this member leaves. `then` is called when it may, or with the chief's answer."""
 
         def answered(answer: Message | Exception) -> None:
             if isinstance(answer, GroupIs):

@@ -1,4 +1,4 @@
-"""The memory of a group's operations: two runs to give and two for results, which peers on this machine can read.
+"""The memory of a group's operations: two runs for inputs and two for results, which peers on this machine can read.
 
 Operations take them in turn. Each member brings something to each operation, and begins one when it has completed the
 one before. So when an operation is complete, nobody of a generation reads any more what belonged to the one before it.
@@ -19,7 +19,7 @@ LEAST, ALIGN = 1 << 16, 64
 
 
 class Region:
-    """Bytes of this process. `name` is [] if nobody else can read them."""
+    """Bytes of this process. `name` is [] if no other process can read them."""
 
     def __init__(self, runtime: Runtime, nbytes: int, shared: bool) -> None:
         self.name: list[Any] = []
@@ -54,7 +54,7 @@ class Memories:
         return found
 
     def clear(self) -> None:
-        """Take other memory from now on: members that were taken for lost may still read this, or be sent it."""
+        """Use new memory from now on: members that were given up as lost may still read the old one, or be sent it."""
         self._regions.clear()
 
 

@@ -1,4 +1,4 @@
-"""The messages of a group of workers: to the chief, which says who is in it, and from member to member."""
+"""The messages of a group of workers: to the chief, which decides who is in it, and from member to member."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from dps.transport.roles import ANSWER, CHIEF_ONLY, PS_ONLY, WORKERS
 from dps.transport.wire import Array
 
 GROUPS = "groups"
-"""The actor on the chief's node that says who is in a group."""
+"""The actor on the chief's node that decides who is in a group."""
 MEMBER = "member"
 """The actor of a worker in a group, on a node of its own."""
 SUMS = "sums"
 """The actor on a ps that sums for groups."""
 
 LEFT = "has left"
-"""How the reason begins why a worker is gone that was not lost."""
+"""The beginning of the reason for which a worker is gone that was not lost."""
 
 
 class Phase(IntEnum):
-    """Of a message about a piece."""
+    """The kind of a message about a piece."""
 
     UP = 0
     """The sender's part, or the sum of some members."""
     DOWN = 1
     """The result."""
     ASK = 2
-    """Whoever has the piece should send it (again)."""
+    """Asks for a piece (again)."""
     PLAIN = 3
     """The sender of this cannot read the receiver's shared memory."""
 
 
 class JoinGroup(Message, kind=140, roles=WORKERS):
-    """A worker wants to be in a group, or says how far it is. Answered with GroupIs.
+    """A worker joins a group, or reports its progress. Answered with GroupIs.
 
     More than 12 attributes: what a member says of itself, and of its group for a chief that was restarted.
     """
@@ -44,24 +44,24 @@ class JoinGroup(Message, kind=140, roles=WORKERS):
     member: int
     """A number that differs for each time that a worker joins."""
     address: str
-    """Of the node on which it is a member."""
+    """The node on which it is a member."""
     ticket: str
     """The digest of what that node presents to the other members."""
     replicas: int
     memory: list[Any]
     """The name of a piece of its shared memory; [] if it has none."""
     generation: int
-    """That it is in; 0: none yet."""
+    """The generation that it is in; 0: none yet."""
     frozen: int
-    """It completes nothing more in its generation, so that this one can be formed; 0: it does."""
+    """The generation for which it has frozen: it completes nothing more in its own. 0: it is not frozen."""
     completed: int
     """The number of its last operation that is complete."""
     doing: str
-    """The operation that it waits in; "" if it waits in none."""
+    """The operation in which it waits; "" if it does not wait."""
     through: bool
     """Whether it sums through a ps, so that the group needs one."""
     known: list[Any]
-    """The members of its generation, as of GroupIs, for a chief that was restarted."""
+    """The members of its generation, as in GroupIs, for a chief that was restarted."""
 
 
 class GroupIs(Message, kind=141, roles=ANSWER):
@@ -82,12 +82,12 @@ class GroupIs(Message, kind=141, roles=ANSWER):
     ps: list[Any]
     """[task, address, ticket, key] of the ps through which it sums; [] if it needs none."""
     text: str
-    """Who is waited for, for people."""
+    """For whom the worker waits, as text for people."""
 
 
 class LeaveGroup(Message, kind=142, roles=WORKERS):
-    """A member wants to leave. Answered with Done, or with GroupIs while another one may need a result of it. `final`:
-    it leaves all the same."""
+    """A member wants to leave. Answered with Done, or with GroupIs if another member may need a result of it. `final`:
+    it leaves in any case."""
 
     group: str
     task: int
@@ -97,17 +97,17 @@ class LeaveGroup(Message, kind=142, roles=WORKERS):
 
 
 class Piece(Message, kind=143, roles=WORKERS | PS_ONLY):
-    """A piece of an operation's data, or a question for one. Not answered; it may be sent again."""
+    """A piece of an operation's data, or a request for one. Not answered; it may be sent again."""
 
     generation: int
     op: int
     index: int
     rank: int
-    """The sender's place among the members; that of a ps that sums is after the last one."""
+    """The sender's rank. The rank of a ps that sums is after the last member's."""
     phase: int
     """A `Phase`."""
     what: str
-    """The operation in words; all members have to be in the same one."""
+    """The operation in words. All members must be in the same one."""
     memory: list[Any]
     """Where the data lie in the sender's shared memory: its name, and the first byte; [] if they are in `arrays`."""
     arrays: tuple[Array, ...] = ()
@@ -119,4 +119,4 @@ class Serve(Message, kind=144, roles=CHIEF_ONLY):
     group: str
     generation: int
     members: list[Any]
-    """As of GroupIs; [] when the group is over."""
+    """The members, as in GroupIs; [] when the group is over."""

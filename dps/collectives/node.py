@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dps.actors.system import Node
+from dps.cluster.address import at_port, split
 from dps.record import replace
-from dps.transport.address import Binding, parse, with_port
+from dps.transport.address import Binding
 
 
 class CallersNode(Node):
-    """A `Node` that is not started: one thread at a time calls `work`. Between two calls libzmq's threads receive."""
+    """A `Node` that is not started: one thread at a time runs it by `work`. Between two calls libzmq's threads
+    receive."""
 
     def begin(self) -> None:
-        """Tell the actors that they can begin."""
+        """Start the actors."""
         self._turned_at = self._time.now()
         for actor in list(self.actors.values()):
             actor.started()
@@ -26,7 +28,7 @@ class CallersNode(Node):
             left_s = deadline - self._time.now()
             if left_s <= 0:
                 return until()
-            self._turn(min(self._wait_s(), left_s))
+            self._turn(left_s)
         self._outbox.flush()
         return True
 
@@ -36,15 +38,8 @@ class CallersNode(Node):
 
 
 def beside(binding: Binding) -> Binding:
-    """How a second node of a task listens: as the first one, at another port."""
-    told = binding.advertise.rpartition(":") if ":" in binding.advertise.rpartition("]")[2] else None
-    advertise = binding.advertise if told is None else told[0]
+    """The binding of a second node of a task: as the first one, at another port."""
     if "://" in binding.address:
-        address = parse(binding.address)
-        if address.scheme != "tcp":
-            return replace(binding, address="", advertise="")
-        return replace(binding, address=str(with_port(address, 0)), advertise=advertise)
-    host, mark, port = binding.address.rpartition(":")
-    if mark and not binding.address.endswith("]") and port.isdigit():
-        return replace(binding, address=f"{host}:0", advertise=advertise)
-    return replace(binding, advertise=advertise)
+        return replace(binding, address="", advertise="")
+    address, advertise = binding.address, split(binding.advertise)[0]
+    return replace(binding, address=at_port(address, 0) if split(address)[1] else address, advertise=advertise)

@@ -1,4 +1,4 @@
-"""Arrays of any shapes and dtypes as bytes that say what they are: what one member brings to a gathering."""
+"""Encodes arrays of any shapes and dtypes, with these, as the part that one member brings to a gathering."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is in a group of workers, as the chief decides it: a state machine without clock, sockets or threads.
+"""Decides who is in a group of workers: the chief's state machine, without clock, sockets or threads.
 
     generation 0 (nobody is in it) -> forming 1 -> generation 1 -> a member is gone -> forming 2 -> generation 2 ...
 
@@ -18,13 +18,13 @@ from dps.errors import ConfigError, TaskLost
 
 @dataclass
 class Entry:
-    """A worker that has come, and what it said last."""
+    """A worker that has come, and its last report."""
 
     task: int
     member: int
     address: str
     about: list[Any] = field(default_factory=list)
-    """[ticket, key, replicas, memory], as others are told."""
+    """[ticket, key, replicas, memory], as other members get them."""
     frozen: int = 0
     completed: int = 0
     doing: str = ""
@@ -32,15 +32,15 @@ class Entry:
 
 
 class Through:
-    """The ps through which members sum, if they do: each as of `Cluster.helper`, [] for none."""
+    """The ps through which members sum, if they do, as `Cluster.helper` gives it; [] for none."""
 
     def __init__(self) -> None:
         self.wanted = False
         self.now: list[Any] = []
-        """Of the generation."""
+        """The ps of the current generation."""
         self._there: list[Any] = []
         self.lacks = ""
-        """The names of those that are not there."""
+        """The names of the ps that are missing."""
 
     def look(self, wanted: bool, there: Sequence[Any], lacks: str) -> None:
         """A member wants one or not; and which one is there now, where it wants one."""
@@ -184,12 +184,14 @@ class Roster:
         return GroupIs(*state, self.gone, self.ps[:4], self.text(task))
 
     def text(self, task: int) -> str:
-        """Who is waited for, as a worker asks that waits."""
-        absent = sorted(self.wanted - set(self.here))
+        """For whom the group waits; the answer to a worker that waits."""
+        absent, missing = sorted(self.wanted - set(self.here)), list[str]()
         if absent:
-            return f"{_named(absent)} {'have' if len(absent) > 1 else 'has'} not come to the group"
+            missing.append(f"{_named(absent)} {'have' if len(absent) > 1 else 'has'} not come to the group")
         if self._through.is_missing:
-            return f"the group sums through a ps, and waits for {self._through.lacks}"
+            missing.append(f"the group sums through a ps, and waits for {self._through.lacks}")
+        if missing:
+            return "; ".join(missing)
         asker = self.here.get(task)
         if asker is None or self.forming:
             late = [entry.task for entry in self.here.values() if entry.frozen != self.forming and entry.task != task]

@@ -1,4 +1,4 @@
-"""Which member sends which piece of a run to whom: the algorithms of a sum, as data."""
+"""The algorithms of a sum as data: which member sends which piece of a run to which other member."""
 
 from __future__ import annotations
 

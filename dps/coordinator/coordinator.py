@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from dps import config
-from dps.actors.changes import Changes
 from dps.actors.patience import Patience
 from dps.calls.arguments import RESOURCE, SESSION, VALUE, pack_arguments
 from dps.client.session import Session
@@ -21,8 +19,7 @@ from dps.errors import Cancelled, ConfigError, DeadlineExceeded, TaskLost
 from dps.functions import import_path
 from dps.queues.directory import Announcer
 from dps.server import Server
-
-log = logging.getLogger("dps")
+from dps.telemetry import log
 
 QUEUE = 262_144
 LOOK_S = 0.5
@@ -71,10 +68,10 @@ class Coordinator:
         self._server = Server.client(target, keys) if isinstance(target, str) else target
         runtime = self._server.runtime
         self._timeout, self._queue_size, self._closed = timeout, queue_size, False
-        self._lock, self._changes = threading.RLock(), Changes(runtime)
+        self._lock, self._changed = threading.RLock(), runtime.condition()
         self._schedule = Schedule(ps_errors)
         self._numbers = itertools.count(1)
-        self._dispatcher = Dispatcher(self._schedule, self._lock, self._changes.notify)
+        self._dispatcher = Dispatcher(self._schedule, self._lock, self._changed.notify)
         self._begin(runtime.random.getrandbits(61))
 
     def _begin(self, client: int) -> None:
@@ -123,12 +120,12 @@ class Coordinator:
             assigned = self._schedule.add(call)
         if assigned:
             self._post(lambda: self._dispatcher.carry_out(assigned))
-        return RemoteValue(self, call)
+        return RemoteValue(self._wait, call)
 
     def _mark(self, leaf: Any, needs: list[ScheduledCall]) -> tuple[int, Any] | None:
-        """How an argument travels that is neither plain nor an array."""
+        """Encode an argument that is neither plain nor an array."""
         if isinstance(leaf, RemoteValue):
-            if leaf._coordinator is not self:
+            if leaf._wait != self._wait:
                 raise ConfigError(f"{leaf!r} is of another coordinator; fetch it there, and pass what it returns")
             needs.append(leaf._call)
             return VALUE, len(needs) - 1
@@ -181,7 +178,7 @@ class Coordinator:
             if error is not None:
                 self._schedule.cancel("another call had failed")
         if error is not None:
-            self._changes.notify()
+            self._changed.notify()
             raise error()
 
     def fetch(self, values: Any, timeout: float | None = None) -> Any:
@@ -212,6 +209,8 @@ class Coordinator:
     def create_per_worker_value(self, function: Function) -> PerWorkerValue:
         """A value that each worker makes for itself, before the first of its calls that needs it, and keeps.
 
+        Returns at once.
+
         Args:
             function: Makes it, without arguments or with one: the worker's number. As of `schedule`.
 
@@ -224,7 +223,7 @@ class Coordinator:
         return PerWorkerValue(next(self._numbers), import_path(function))
 
     def create_per_worker_dataset(self, function: Function) -> PerWorkerDataset:
-        """A dataset that each worker makes for itself, before the first of its calls that needs it.
+        """A dataset that each worker makes for itself, before the first of its calls that needs it. Returns at once.
 
         Args:
             function: Returns the dataset, or anything else that `iter()` takes. As of `create_per_worker_value`.
@@ -244,7 +243,7 @@ class Coordinator:
         """Wait until `ready()`. Raises DeadlineExceeded that says who is waited for, and TaskLost after the run."""
         patience, limit_s = Patience(), self._timeout if timeout is None else timeout
         began = self._server.runtime.now()
-        while not self._changes.wait(ready, max(0.0, min(LOOK_S, limit_s))):
+        while not self._changed.wait(ready, max(0.0, min(LOOK_S, limit_s))):
             if self._closed:
                 raise Cancelled(f"{what}: the coordinator was closed before the call had ended")
             if config.stop_requested.is_set():
@@ -260,7 +259,7 @@ class Coordinator:
                 log.info("%s: %s; has waited %.0f s", self._server.name, text, now - began)
 
     def _text(self) -> str:
-        """Who is waited for."""
+        """For whom the program waits."""
         dispatcher, queued = self._dispatcher, self._schedule.queued
         text = [*dispatcher.doing(), *([f"{queued} calls wait for a worker"] if queued else [])]
         if not dispatcher.names:
@@ -283,7 +282,7 @@ class Coordinator:
         with self._lock:
             self._schedule.cancel("the coordinator was closed")
         self._post(self._dispatcher.leave)
-        self._changes.notify()
+        self._changed.notify()
         self._server.runtime.sleep(LEAVE_S if self._own_server else 0.0)
         self._end_own_server()
 

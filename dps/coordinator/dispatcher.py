@@ -23,37 +23,37 @@ FOREVER = float("inf")
 
 
 class Has(NamedTuple):
-    """What a worker has to run."""
+    """A call that a worker has to run."""
 
     call: ScheduledCall
     since: float
-    """On the node's clock."""
+    """When it was sent, on the node's clock."""
     drop: Callable[[], None]
     """Forgets the request."""
 
 
 class Dispatcher(Actor):
-    """Carries out what the schedule decides. It runs on the node's thread; `lock` guards the schedule, which the
+    """Carries out the decisions of the schedule. It runs on the node's thread. `lock` guards the schedule, which the
     threads of the program use, too."""
 
     def __init__(self, schedule: Schedule, lock: AbstractContextManager[object], changed: Callable[[], None]) -> None:
         """`changed` is called after each event."""
         self._schedule, self._lock, self._changed = schedule, lock, changed
         self.names: dict[str, str] = {}
-        """The workers that serve: the task of each, by its address."""
+        """The tasks of the workers that serve, by address."""
         self.known: list[str] = []
         """All workers that the chief knows, by name."""
         self.has: dict[str, Has] = {}
-        """What each worker has to run, by its address."""
+        """The call that each worker has to run, by its address."""
         self.moved_at = 0.0
-        """When a call ended, or a worker came, for the last time; on the runtime's clock."""
+        """The time when the last call ended or the last worker came, on the runtime's clock."""
         self.refusal = ""
-        """What a worker answers whose calls need another key."""
+        """The answer of a worker whose calls need another key."""
         self._greeted: set[str] = set()
         self._number = 0
 
     def begin(self, client: int, chief: str) -> None:
-        """Called before the node hosts this actor. `client`: by which workers know this coordinator."""
+        """Called before the node hosts this actor. `client`: the number by which workers know this coordinator."""
         self._client, self._chief = client, Ref(chief, CHIEF)
 
     def started(self) -> None:
@@ -76,7 +76,7 @@ class Dispatcher(Actor):
         self.node.after(LOOK_S, self._look)
 
     def _greet(self, address: str, user: str) -> None:
-        """Ask a worker whether it serves. `user`: whose key it has."""
+        """Ask a worker whether it serves. `user`: the owner of its key."""
         if address in self._greeted:
             return
         self._greeted.add(address)
@@ -173,7 +173,7 @@ class Dispatcher(Actor):
         self.node.actors.pop(self.name, None)
 
     def doing(self) -> list[str]:
-        """What each worker runs, and since when, for people. Any thread may call it."""
+        """The call that each worker runs, and since when, as text for people. Any thread may call it."""
         now, has, names = self.node.now(), dict(self.has), dict(self.names)
         return [
             f"{names.get(address, address)} runs {what.call.function} since {now - what.since:.0f} s"

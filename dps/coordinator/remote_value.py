@@ -1,4 +1,4 @@
-"""What a coordinator's program holds of calls: values to come, and what each worker keeps."""
+"""Remote values: the results that calls will have, and the values that each worker keeps."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 from dps.calls.arguments import unpack_value
 
 if TYPE_CHECKING:
-    from dps.coordinator.coordinator import Coordinator
     from dps.coordinator.schedule import ScheduledCall
+
+Wait = Callable[[Callable[[], bool], str, "float | None"], None]
+"""`wait(ready, what, timeout)` returns when `ready()` is true; see `Coordinator`."""
 
 
 class RemoteValue:
@@ -18,7 +20,7 @@ class RemoteValue:
     It may be an argument of later calls, which then wait for it; the program need not fetch it.
 
     Args:
-        coordinator: Who has scheduled the call.
+        wait: Waits for a call of the coordinator that has scheduled it.
         call: The call.
 
     Example:
@@ -30,8 +32,8 @@ class RemoteValue:
         ```
     """
 
-    def __init__(self, coordinator: Coordinator, call: ScheduledCall) -> None:
-        self._coordinator, self._call = coordinator, call
+    def __init__(self, wait: Wait, call: ScheduledCall) -> None:
+        self._wait, self._call = wait, call
 
     def __repr__(self) -> str:
         return f"<RemoteValue of {self._call.function}: {self._call.state.value}>"
@@ -60,7 +62,7 @@ class RemoteValue:
             DeadlineExceeded: No value in time. The call goes on.
         """
         call = self._call
-        self._coordinator._wait(lambda: call.over, f"fetch of {call.function}", timeout)
+        self._wait(lambda: call.over, f"fetch of {call.function}", timeout)
         if call.error is not None:
             raise call.error()
         assert call.value is not None, call.state

@@ -1,4 +1,4 @@
-"""Which call runs on which worker, as a state machine: no clock, no sockets, no threads.
+"""The schedule of calls on workers, as a state machine: no clock, no sockets, no threads.
 
     scheduled -> (WAITING for the values of its arguments ->) QUEUED -> RUNNING -> RETURNED or FAILED
     WAITING or QUEUED -> CANCELLED, when another call has failed;  RUNNING -> QUEUED, when its worker is lost
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from dps.calls.arguments import Packed
 
 MakeError = Callable[[], Exception]
-"""Makes the error of a call, anew for each who raises it."""
+"""Makes the error of a call, a new one each time it is raised."""
 
 
 class State(Enum):
-    """Of a call."""
+    """The state of a call."""
 
     WAITING = "waiting"
     QUEUED = "queued"
@@ -37,13 +37,13 @@ OVER = (State.RETURNED, State.FAILED, State.CANCELLED)
 
 
 class ScheduledCall:
-    """A call of a function, until its outcome is there."""
+    """A call of a function, until it has its outcome."""
 
     def __init__(self, function: str, arguments: Packed, needs: Sequence[ScheduledCall] = ()) -> None:
         """`needs`: the calls whose values are among the arguments, in the order of their marks."""
         self.function, self.arguments, self.needs = function, arguments, list(needs)
         self.dependents: list[ScheduledCall] = []
-        """Those that need this one's value."""
+        """The calls that need the value of this one."""
         self.state = State.WAITING
         self.ps_errors = 0
         """How often it failed because a ps did not answer."""
@@ -52,11 +52,11 @@ class ScheduledCall:
 
     @property
     def over(self) -> bool:
-        """Whether the outcome is there."""
+        """Whether it has its outcome."""
         return self.state in OVER
 
     def end(self, state: State, value: Packed | None = None, error: MakeError | None = None) -> list[ScheduledCall]:
-        """The outcome is there. Returns the calls that need the value; from now on nothing else is kept."""
+        """The call has its outcome. Returns the calls that need the value. Nothing else of it is kept."""
         dependents, self.dependents, self.needs, self.arguments = self.dependents, [], [], (b"", ())
         self.state, self.value, self.error = state, value, error
         return dependents
@@ -70,7 +70,7 @@ class Schedule:
     """The calls that are not over, and the workers. Each event returns the calls that workers have to begin now."""
 
     def __init__(self, most_ps_errors: int = 5) -> None:
-        """`most_ps_errors`: a call is run again so often when a ps does not answer it."""
+        """`most_ps_errors`: how often a call is run again when a ps does not answer it."""
         self._most_ps_errors = most_ps_errors
         self.queue: deque[ScheduledCall] = deque()
         self.waiting: dict[ScheduledCall, None] = {}
@@ -78,7 +78,7 @@ class Schedule:
         self.free: deque[str] = deque()
         """The workers without a call; the first has been free for longest."""
         self.error: MakeError | None = None
-        """That of the first call that failed since an error was reported."""
+        """The error of the first call that failed since an error was reported."""
 
     @property
     def queued(self) -> int:

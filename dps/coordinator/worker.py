@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import traceback
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from dps import config
-from dps.actors.changes import Changes
 from dps.calls.actor import CallsActor
 from dps.calls.arguments import SESSION, pack_value, unpack_arguments
 from dps.calls.functions import Served
@@ -18,14 +16,13 @@ from dps.calls.messages import CALLS, Call, Raised, Returned
 from dps.client.session import Session, join_run
 from dps.errors import Aborted, DeadlineExceeded, DpsError, TaskLost, Unavailable, usual_name
 from dps.server import Server
+from dps.telemetry import log
 from dps.transport.message import Message
-
-log = logging.getLogger("dps")
 
 LOOK_S = 0.5
 """How often a worker without calls looks whether it was told to end."""
 OF_PS = (Aborted, DeadlineExceeded, TaskLost, Unavailable)
-"""What a session raises when a ps does not answer."""
+"""The errors that a session raises when a ps does not answer."""
 
 
 class Worker:
@@ -33,28 +30,28 @@ class Worker:
 
     def __init__(self, server: Server, served: Served) -> None:
         self._server, self._served = server, served
-        self._changes = Changes(server.runtime)
+        self._changed = server.runtime.condition()
         self._calls: deque[Call] = deque()
         self._gone: deque[int] = deque()
         self._session: Session | None = None
         self._kept: dict[int, dict[int, Any]] = {}
-        """For each client, what its functions made for this worker: values, datasets and their iterators."""
+        """The values that each client's functions made for this worker: values, datasets and their iterators."""
         self._actor = CallsActor(served.entries, self._begin, self._gone.append, self._stop)
         server.host(CALLS, self._actor)
 
     def _begin(self, call: Call) -> None:
         self._calls.append(call)
-        self._changes.notify()
+        self._changed.notify()
 
     def _stop(self) -> None:
         self._server.ask_to_stop()
-        self._changes.notify()
+        self._changed.notify()
 
     def run(self) -> None:
         """Run the calls that come, until this task's part in the run is over or it is told to stop. Blocks."""
         try:
             while not self._over():
-                if not self._changes.wait(lambda: bool(self._calls), LOOK_S):
+                if not self._changed.wait(lambda: bool(self._calls), LOOK_S):
                     continue
                 self._forget()
                 outcome = self._outcome(self._calls.popleft())
@@ -105,7 +102,7 @@ class Worker:
         return Raised(call.number, usual_name(error), text, task, trace, isinstance(error, OF_PS))
 
     def _special(self, client: int, code: int, content: Any) -> Any:
-        """What a mark among the arguments stands for on this worker."""
+        """The object that a mark among the arguments stands for on this worker."""
         if code == SESSION:
             if self._session is None:
                 self._session = join_run(self._server)
@@ -113,7 +110,7 @@ class Worker:
         return self._made(client, content)
 
     def _made(self, client: int, content: Any) -> Any:
-        """What the client's function makes for this worker, made now unless that was done before."""
+        """The value that the client's function makes for this worker, made now unless it was made before."""
         kind, number, of = content
         kept = self._kept.setdefault(client, {})
         if number not in kept:

@@ -57,7 +57,7 @@ class Iterator:
         return {"epoch": self._epoch, "at": self._cursor.state()}
 
     def close(self) -> None:
-        """End the pass, and with it what reads ahead. A second call does nothing."""
+        """End the pass, and the task that reads ahead. Does not wait for it. A second call does nothing."""
         self._cursor.close()
 
 

@@ -1,4 +1,4 @@
-"""What a dataset task has read, given and knows to be finished, as a state machine: no clock, no sockets, no threads.
+"""The batches of a dataset task, as a state machine: read, given, finished. No clock, no sockets, no threads.
 
 A batch is given to one worker at a time. It goes to another one when its worker is lost, or leaves, before it has
 finished it. An epoch is over when all its batches are finished; so in each epoch every batch is finished once.
@@ -15,7 +15,7 @@ from dps.errors import Aborted, ConfigError
 from dps.queues.line import Action, Client, Ended, Line
 
 READER = 0
-"""The line's client that puts batches in."""
+"""The client of the queue that puts batches in."""
 
 
 class Feed:
@@ -25,7 +25,7 @@ class Feed:
         """`ahead`: batches that are kept ready. `position`: as of `position`."""
         self._name, self._ahead = name, ahead
         self._workers: dict[Client, tuple[str, str]] = {}
-        """Name and address of each."""
+        """The name and address of each worker."""
         self.begin(position)
 
     # -- epochs ------------------------------------------------------------------------------------------------
@@ -37,9 +37,9 @@ class Feed:
         self.line.open(READER, "the reader", "")
         self.epoch: int = start["from"]["epoch"]
         self._skipped = set(start["finished"])
-        """Batches from here on that an earlier run has finished."""
+        """The batches from here on that an earlier run has finished."""
         self._base: dict[str, Any] = start["from"]
-        """The dataset's position ahead of all batches that are not finished."""
+        """The dataset's position before all batches that are not finished."""
         self._after: deque[tuple[int, dict[str, Any]]] = deque()
         """Numbers of the batches read since, and the dataset's position after each."""
         self._finished = set(self._skipped)
@@ -76,7 +76,7 @@ class Feed:
     def want(
         self, worker: Client, epoch: int, number: int, floor: int, finished: list[int], asker: Any
     ) -> list[Action]:
-        """A worker wants a batch, perhaps again, and tells what it has finished."""
+        """A worker asks for a batch, perhaps again, and reports the batches that it has finished."""
         self._check(worker)
         if epoch != self.epoch:
             return [Ended(asker)] if epoch < self.epoch else []
@@ -89,14 +89,14 @@ class Feed:
         return epoch > self.epoch or (epoch == self.epoch and self.line.get_waits(worker, number))
 
     def finish(self, worker: Client, epoch: int, floor: int, finished: list[int]) -> list[Action]:
-        """A worker tells what it has finished, and wants nothing."""
+        """A worker reports the batches that it has finished, and asks for none."""
         self._check(worker)
         if epoch != self.epoch or worker not in self.line.clients:
             return []
         return self._finish(worker, floor, finished)
 
     def leave(self, worker: Client, epoch: int, floor: int, finished: list[int]) -> list[Action]:
-        """A worker ends its pass: what it has not finished goes to others."""
+        """A worker ends its pass: its unfinished batches go to others."""
         if worker not in self._workers:
             return []
         actions = self.finish(worker, epoch, floor, finished)
@@ -133,7 +133,7 @@ class Feed:
 
     @property
     def position(self) -> dict[str, Any]:
-        """Which batches are finished: all ahead of the dataset's position `from`, and these of the next ones."""
+        """The finished batches: all before the dataset's position `from`, and these of the next ones."""
         first = self._after[0][0] if self._after else self._read
         return {"from": self._base, "finished": sorted(number - first for number in self._finished)}
 
@@ -149,7 +149,7 @@ class Feed:
         return {"epoch": self.epoch, "finished": finished, "ready": len(self.line.items), "given": given}
 
     def unfinished(self) -> list[str]:
-        """The workers that have batches which they have not finished."""
+        """The workers that have unfinished batches."""
         return sorted(client.name for client in self.line.clients.values() if client.given)
 
 

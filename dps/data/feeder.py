@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -26,12 +25,12 @@ from dps.data.prefetching import Handover
 from dps.errors import DataError
 from dps.queues.directory import ANNOUNCE_S, DIRECTORY, Announce
 from dps.queues.line import Action, Ended, Given
+from dps.telemetry import log
 from dps.variables.items import pack
 
 if TYPE_CHECKING:
     from dps.data.dataset import Dataset, Iterator
 
-log = logging.getLogger("dps")
 
 GRACE_S = 1.0
 """How long a worker's node may be disconnected before its batches go to others."""
@@ -48,7 +47,7 @@ class DatasetActor(Actor):
         first: Iterator = dataset.iterator(None if position is None else checked(position)["from"])
         self.feed = Feed(name, ahead, position or {"from": first.position, "finished": []})
         self.error: Exception | None = None
-        """What ended the reading."""
+        """The error that ended the reading."""
         self._reading, self._line = first, Handover(1)
         self._came_at = 0.0
 
@@ -72,7 +71,7 @@ class DatasetActor(Actor):
         node.runtime.spawn(f"read {self._served}", lambda: read(iterator, line, lambda: node.post(self._fetch)))
 
     def _fetch(self) -> None:
-        """Take what the reader has ready, while there is room."""
+        """Take batches that the reader has ready, while there is room."""
         while self.feed.room() and (found := self._line.poll()) is not None:
             value, after = found
             self._came_at = self.node.now()

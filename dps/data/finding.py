@@ -1,4 +1,4 @@
-"""Finds the tasks that serve a dataset: the chief's node knows where they are, and they say how many there are."""
+"""Finds the tasks that serve a dataset: the chief's node has their addresses, and they say how many they are."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ LOOK_S = 0.2
 
 
 class Finder:
-    """Looks for who serves under one name. `tasks`: how many are wanted; None: as many as they say, else one."""
+    """Finds the tasks that serve under one name. `tasks`: how many are wanted; None: as many as they report, else
+    one."""
 
     def __init__(self, server: Server, name: str, tasks: int | None, timeout_s: float) -> None:
         self._server, self._name, self._tasks, self._timeout_s = server, name, tasks, timeout_s
@@ -37,7 +38,7 @@ class Finder:
             self._server.runtime.sleep(min(LOOK_S, left))
 
     def now(self, caller: Caller, timeout_s: float) -> tuple[list[Ref], int]:
-        """The tasks that are there now, and how many there are to be, as they say: 0 if they do not. Blocks."""
+        """The tasks that serve now, and how many there are to be, as they report it; 0 if they do not. Blocks."""
         answer = caller.ask(Ref(self._server.target, DIRECTORY), Find(self._name), timeout_s)
         assert isinstance(answer, Found), answer
         for address, role in zip(answer.addresses, answer.keys, strict=False):

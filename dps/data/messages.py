@@ -15,13 +15,13 @@ def feed_name(name: str) -> str:
 
 
 class JoinFeed(Message, kind=100, roles=TASKS):
-    """A worker wants batches, under a number that its process draws. Answered with FeedIs."""
+    """A worker joins the feed, under a number that its process draws. Answered with FeedIs."""
 
     client: int
     name: str
     """The worker's task, for messages to people."""
     address: str
-    """Its node: what it has not finished goes to others when that node is lost."""
+    """The address of its node. When that is lost, its unfinished batches go to others."""
 
 
 class FeedIs(Message, kind=101, roles=ANSWER):
@@ -32,7 +32,7 @@ class FeedIs(Message, kind=101, roles=ANSWER):
 
 
 class Want(Message, kind=102, roles=TASKS):
-    """A batch of an epoch is wanted, under a number that rises in the epoch. Answered with Batch or EpochEnded, with
+    """Asks for a batch of an epoch, under a number that rises in the epoch. Answered with Batch or EpochEnded, or with
     Waiting while there is none."""
 
     client: int
@@ -41,11 +41,11 @@ class Want(Message, kind=102, roles=TASKS):
     floor: int
     """All batches under lower numbers are finished."""
     finished: list[int]
-    """So are these."""
+    """These numbers are finished, too."""
 
 
 class Batch(Message, kind=103, roles=ANSWER):
-    """A batch. It is given to nobody else while its worker is there."""
+    """A batch. It is given to no other worker while this one lives."""
 
     number: int
     form: bytes
@@ -53,13 +53,13 @@ class Batch(Message, kind=103, roles=ANSWER):
 
 
 class EpochEnded(Message, kind=104, roles=ANSWER):
-    """All batches of the epoch are finished, by whomever."""
+    """All batches of the epoch are finished."""
 
     epoch: int
 
 
 class LeaveFeed(Message, kind=105, roles=TASKS):
-    """The worker ends its pass; all that it has not finished goes to others. Answered with Done."""
+    """The worker ends its pass. Its unfinished batches go to others. Answered with Done."""
 
     client: int
     epoch: int
@@ -72,15 +72,15 @@ class AskPosition(Message, kind=106, roles=TASKS):
 
 
 class PositionIs(Message, kind=107, roles=ANSWER):
-    """Which batches are finished, for a restart that gives the others."""
+    """The finished batches, for a restart that gives out the others."""
 
     task: str
-    """Who serves."""
+    """The name of the task that serves."""
     position: dict[str, Any]
 
 
 class Finish(Message, kind=108, roles=TASKS):
-    """The worker has finished batches, and asks for none. Answered with Done, once they go to nobody else."""
+    """The worker has finished batches, and asks for none. Answered with Done, once they are given to nobody else."""
 
     client: int
     epoch: int

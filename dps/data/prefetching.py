@@ -1,8 +1,7 @@
-"""Elements that are made ahead, by a task of their own, while others are used."""
+"""Makes elements ahead, in a task of its own, while the loop uses earlier ones."""
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -10,62 +9,45 @@ from typing import Any
 from dps.data.stage import Block, Cursor, Stage, State, check
 from dps.transport.current import runtime
 
-LOOK_S, SELDOM_S = 1e-3, 16e-3
-"""In the simulator a side that waits looks so often: at first, and when it has waited for long."""
-
 
 class Handover:
-    """A bounded line from one task to another. `put` and `get` block; `close` lets both go on."""
+    """A bounded queue from one task to one other. `put` and `get` block; `close` lets both continue."""
 
     def __init__(self, capacity: int) -> None:
-        self._runtime, self._capacity = runtime(), capacity
+        self._capacity = capacity
         self._line: deque[Any] = deque()
-        self._changed = threading.Condition()
+        self._changed = runtime().condition()
         self.closed = False
 
     def put(self, item: Any, tell: Callable[[], None] = lambda: None) -> bool:
-        """Wait for room, put the item there and `tell`; False when nobody wants it any more."""
-        self._wait(lambda: self.closed or len(self._line) < self._capacity)
-        with self._changed:
-            self._line.append(item)
-            self._changed.notify_all()
+        """Wait for room, put the item in and call `tell`; False if the other end is closed."""
+        self._changed.wait(lambda: self.closed or len(self._line) < self._capacity)
+        self._line.append(item)
+        self._changed.notify()
         tell()
         return not self.closed
 
     def get(self) -> Any:
         """Wait for the next item."""
-        self._wait(lambda: bool(self._line))
-        with self._changed:
-            item = self._line.popleft()
-            self._changed.notify_all()
+        self._changed.wait(lambda: bool(self._line))
+        item = self._line.popleft()
+        self._changed.notify()
         return item
 
     def poll(self) -> Any:
         """The next item, or None while there is none. Does not wait."""
-        with self._changed:
-            item = self._line.popleft() if self._line else None
-            self._changed.notify_all()
+        item = self._line.popleft() if self._line else None
+        self._changed.notify()
         return item
 
     def close(self) -> None:
-        """Nothing is wanted any more."""
-        with self._changed:
-            self.closed = True
-            self._changed.notify_all()
-
-    def _wait(self, ready: Callable[[], bool]) -> None:
-        if self._runtime.simulated:
-            pause_s = LOOK_S
-            while not ready():
-                self._runtime.sleep(pause_s)
-                pause_s = min(2 * pause_s, SELDOM_S)
-        else:
-            with self._changed:
-                self._changed.wait_for(ready)
+        """Close the queue: nothing more is put in or taken."""
+        self.closed = True
+        self._changed.notify()
 
 
 class Prefetch:
-    """Up to so many elements ahead."""
+    """Reads up to `count` elements ahead."""
 
     name = "prefetch"
 
@@ -78,7 +60,8 @@ class Prefetch:
 
 
 class PrefetchCursor:
-    """The other end of a task that reads. Its state is that of the last element taken, not of the last one read."""
+    """The reading end of a task that reads ahead. Its state is that of the last element taken, not of the last one
+    read."""
 
     def __init__(self, of: Cursor, count: int) -> None:
         self._line, self._of, self._state = Handover(count), of, of.state()
@@ -110,7 +93,7 @@ class PrefetchCursor:
 
 
 def _read(of: Cursor, line: Handover) -> None:
-    """Read until the end, an error, or nobody wants more."""
+    """Read until the end, an error, or the other end is closed."""
     goes_on = True
     while goes_on:
         state = of.state()

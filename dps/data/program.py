@@ -1,4 +1,4 @@
-"""The part of a dataset that one dataset task serves, as the program of the task says."""
+"""Finds the dataset of a dataset task in the task's program, and takes the task's part of it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from dps.server import Server
 
 @record
 class Part:
-    """What a dataset task serves. `position`: where to begin; None: at the beginning. `tasks`: how many there
-    are, if that is known."""
+    """The part of a dataset that a task serves. `position`: where to begin; None: at the beginning. `tasks`: how many
+    tasks there are, if that is known."""
 
     dataset: Dataset
     position: dict[str, Any] | None
@@ -77,7 +77,7 @@ def _named(program: str) -> Any:
 
 
 def _place(environ: Mapping[str, str], tasks: int | None) -> tuple[int, int | None]:
-    """Which one this task is among how many that serve; None: that is not known, and the program has its part."""
+    """The number of this task and how many tasks serve; None: that is not known, and the program has its part."""
     cluster = load_cluster(environ["DPS_CLUSTER"]) if environ.get("DPS_CLUSTER") else None
     if cluster is not None and "dataset" in cluster.jobs:
         numbers = cluster.task_indices("dataset")

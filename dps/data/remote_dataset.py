@@ -1,4 +1,4 @@
-"""A dataset that other tasks read and prepare, as a worker gets its batches."""
+"""A dataset that dataset tasks read and prepare, as a worker uses it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from dps.actors.caller import Caller
 from dps.data.finding import Finder
 from dps.data.messages import AskPosition, PositionIs
-from dps.data.remote_pass import RemotePass
+from dps.data.remote_pass import Remote, RemotePass
 from dps.errors import ConfigError
 from dps.server import Server
 
@@ -45,14 +45,12 @@ class RemoteDataset:
     """
 
     def __init__(self, server: Server, name: str, prefetch: int, tasks: int | None, timeout: float) -> None:
-        self.server, self.name, self.timeout, self.window = server, name, timeout, prefetch + 1
         listed = server.cluster.num_tasks(name) if server.cluster and name in server.cluster.jobs else None
-        self.finder = Finder(server, name, listed if tasks is None else tasks, timeout)
-        self.epochs: dict[str, int] = {}
-        """The next epoch, by the address of who serves; 0 at first."""
+        finder = Finder(server, name, listed if tasks is None else tasks, timeout)
+        self._remote = Remote(server, name, finder, prefetch + 1, timeout, {})
 
     def __iter__(self) -> RemotePass:
-        return RemotePass(self)
+        return RemotePass(self._remote)
 
     def position(self) -> dict[str, Any]:
         """Which batches are finished, for `dps.data.serve(position=...)` after a restart. Blocks.
@@ -63,11 +61,12 @@ class RemoteDataset:
         Raises:
             DeadlineExceeded: A task does not answer.
         """
-        caller = Caller(self.server.runtime, self.server.name, self.server.home().keys)
+        server = self._remote.server
+        caller = Caller(server.runtime, server.name, server.home().keys)
         try:
             found = {}
-            for to in self.finder.find(caller):
-                answer = caller.ask(to, AskPosition(), self.timeout)
+            for to in self._remote.finder.find(caller):
+                answer = caller.ask(to, AskPosition(), self._remote.timeout)
                 assert isinstance(answer, PositionIs), answer
                 found[answer.task] = answer.position
             return found

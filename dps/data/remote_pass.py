@@ -1,23 +1,24 @@
-"""One pass over a dataset that other tasks read and prepare: batches that come, are in use, and are finished."""
+"""One pass of a worker over a remote dataset: the batches that have come, that are in use and that are finished."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from dps.actors.caller import Caller
+from dps.actors.messages import ends
 from dps.actors.ref import Ref
 from dps.data.finishing import Finishing
 from dps.data.stream import Stream
 from dps.errors import Aborted, DeadlineExceeded, TaskLost
+from dps.telemetry import log
 from dps.variables.items import unpack
 
 if TYPE_CHECKING:
-    from dps.data.remote_dataset import RemoteDataset
+    from dps.data.finding import Finder
+    from dps.server import Server
 
-log = logging.getLogger("dps")
 
 LEAVE_S = 2.0
 REPORT_S = 10.0
@@ -25,6 +26,20 @@ CONFIRM_S = 10.0
 """How long a task may take to confirm that a batch is finished."""
 FOLLOW_S = 1.0
 """How often it is asked where a task serves whose connection is broken."""
+
+
+class Remote(NamedTuple):
+    """What the passes over one remote dataset share."""
+
+    server: Server
+    name: str
+    finder: Finder
+    window: int
+    """The most batches that are here or on their way."""
+    timeout: float
+    """Seconds that a loop waits for a batch at most."""
+    epochs: dict[str, int]
+    """The next epoch, by the address of the task that serves; 0 at first."""
 
 
 class RemotePass:
@@ -48,13 +63,13 @@ class RemotePass:
         ```
     """
 
-    def __init__(self, remote: RemoteDataset) -> None:
+    def __init__(self, remote: Remote) -> None:
         self._remote, self._server = remote, remote.server
         self._caller = Caller(self._server.runtime, self._server.name, self._server.home().keys)
         self._closed = False
         self._using: tuple[Stream, int] | None = None
-        """The batch that the loop has, and where it came from."""
-        self._finishing = Finishing(self)
+        """The batch that the loop has, and the stream that it came from."""
+        self._finishing = Finishing(self.confirm)
         self._streams: list[Stream] = []
         for to in remote.finder.find(self._caller):
             stream = Stream(self._caller, to, self._server, remote.window)
@@ -107,7 +122,7 @@ class RemotePass:
                     return unpack(found[1].form, found[1].arrays)
             self._mend()
             if all(stream.ended for stream in self._streams):
-                self._remote.epochs |= {stream.to.address: stream.epoch + 1 for stream in self._streams}
+                self._remote.epochs.update({stream.to.address: stream.epoch + 1 for stream in self._streams})
                 self.close()
                 raise StopIteration
             self._wait()
@@ -118,13 +133,13 @@ class RemotePass:
     def _mend(self) -> None:
         for stream in self._streams:
             if isinstance(stream.error, Aborted):
-                log.warning("%s: %s; what it had given is read again", self._server.name, stream.error)
+                log.warning("%s: %s; the batches that it had given are read again", self._server.name, stream.error)
                 stream.join(self._remote.timeout, stream.epoch)
             elif stream.error is not None:
                 raise stream.error
 
     def _follow(self) -> bool:
-        """Join tasks that were started again at another address; whether there were any."""
+        """Join tasks that were started again at another address; returns whether there were any."""
         lost = [stream for stream in self._going() if stream.to.address in self._caller.away]
         found: list[Ref] = []
         if lost:
@@ -133,7 +148,9 @@ class RemotePass:
         known = {stream.to.address for stream in self._streams}
         moved = list(zip(lost, [to for to in found if to.address not in known], strict=False))
         for stream, to in moved:
-            log.warning("%s serves at %s now; what it had given is read again", self._named(stream), to.address)
+            log.warning(
+                "%s serves at %s now; the batches that it had given are read again", self._named(stream), to.address
+            )
             stream.to = to
             stream.join(self._remote.timeout, stream.epoch)
         return bool(moved)
@@ -169,10 +186,13 @@ class RemotePass:
             raise TaskLost(f"dataset {self._remote.name!r}: {server.reason or 'the run has ended'}")
 
     def close(self) -> None:
-        """End the pass: batches that this worker has not finished go to others. A second call does nothing."""
+        """End the pass: batches that this worker has not finished go to others.
+
+        Blocks until the tasks that serve have answered, for a short time at most. A second call does nothing.
+        """
         if not self._closed:
             self._end()
-            asked = [self._caller.start(s.to, s.leave(), lambda answer: True) for s in self._streams]
+            asked = [self._caller.start(s.to, s.leave(), ends) for s in self._streams]
             self._caller.wait(asked, LEAVE_S)
             self._caller.close()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -30,13 +29,12 @@ from dps.queues.messages import (
     Withdrawn,
 )  # fmt: skip
 from dps.server import Server
+from dps.telemetry import log
 from dps.transport.message import Message
 from dps.variables.items import pack, unpack
 
-log = logging.getLogger("dps")
-
 REPORT_S = 10.0
-"""A wait that goes on is told to people so often."""
+"""How often a long wait is logged."""
 WITHDRAW_S = 2.0
 """How long a call whose time is over waits to hear that its request is void."""
 
@@ -76,7 +74,7 @@ class Queue:
         self._client = runtime.random.getrandbits(61)
         self._puts = self._gets = 0
         self._came: Item | None = None
-        """An item of the last get, of which it is not known yet whether it is this client's."""
+        """An item of the last get. It is not known yet whether it is this client's."""
         self._busy = False
         self._reason = ""
         opening = OpenQueue(name, capacity or 0, self._client, server.name, server.address)
@@ -101,7 +99,7 @@ class Queue:
         whole = Put(self.name, self._client, number, form, tuple(array.copy() for array in arrays))
         light = AskPut(self.name, self._client, number)
         missing = [True]
-        """Whether the next message has to bring the item: it has not come as far as is known."""
+        """Whether the next message has to carry the item, because it has not arrived as far as is known."""
 
         def again() -> Message:
             return whole if missing[0] else light
@@ -147,22 +145,35 @@ class Queue:
                 return unpack(item.form, item.arrays)
 
     def size(self) -> int:
-        """How many items can be got now.
+        """The number of items that can be got now. Blocks until the chief answers.
 
         Returns:
             The number, which others may change at any time.
+
+        Raises:
+            DeadlineExceeded: The chief did not answer within the queue's timeout.
+            Aborted: The chief was started again, and the items are lost.
+            TaskLost: The run has ended.
         """
         return self._ask(AskSize(self.name, self._client), SizeIs, "size", self._timeout).items
 
     def close(self) -> None:
-        """Close the queue for all tasks: nothing more can be put, and what is in it can still be got.
+        """Close the queue for all tasks: no more items can be put, and those in it can still be got. Blocks.
 
-        Everybody who waits with an item to put, or for an item that will not come, gets `QueueClosed`.
+        Every call that waits with an item to put, or for an item that will not come, raises `QueueClosed`.
+
+        Raises:
+            DeadlineExceeded: The chief did not answer within the queue's timeout.
+            Aborted: The chief was started again, and the items are lost.
+            TaskLost: The run has ended.
         """
         self._ask(CloseQueue(self.name, self._client), Done, "close", self._timeout)
 
     def leave(self) -> None:
-        """Give back what this `Queue` needs: sockets, and its place at the queue. Others use the queue as before."""
+        """Free the sockets of this `Queue`, and its place at the queue. Others use the queue as before.
+
+        Blocks until the chief answers, for a short time at most. Raises nothing.
+        """
         if self._client:
             try:
                 self._ask(LeaveQueue(self.name, self._client), Done, "leave", WITHDRAW_S)
@@ -183,7 +194,7 @@ class Queue:
         return self._timeout if timeout is None else timeout
 
     def _withdraw(self, put: int, get: int, late: DeadlineExceeded, unknown: str) -> bool:
-        """A request is void from now on. True where a put was accepted in the last moment."""
+        """Withdraw a request. Returns True if a put was accepted in the last moment."""
         try:
             return self._ask(Withdraw(self.name, self._client, put, get), Withdrawn, "withdrawing", WITHDRAW_S).accepted
         except DeadlineExceeded:

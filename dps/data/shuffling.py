@@ -11,7 +11,8 @@ from dps.data.stage import Block, Cursor, Stage, State, check, full
 
 
 class Buffer:
-    """Elements in the order in which they were read, out in random order: a function of seed and epoch alone.
+    """A shuffle buffer: elements go in in the order in which they were read and come out in random order, a function of
+    seed and epoch alone.
 
     It is filled first. Then one element is drawn for each that is read, which takes its place; at the end the rest
     leaves in random order. Elements are numbered as they are read, from 0.
@@ -21,22 +22,22 @@ class Buffer:
         self._bits = np.random.PCG64([seed, epoch])
         self._draws = _draws(self._bits)
         self.held: list[tuple[int, Any]] = []
-        """Numbers and elements."""
+        """The numbers and elements in the buffer."""
         self.filled = self.given = self.drained = 0
-        """Elements that were put in, given for another one, and given at the end."""
+        """How many elements were put in, given in exchange for another one, and given at the end."""
 
     @property
     def read(self) -> int:
-        """How many elements have come."""
+        """How many elements were put in."""
         return self.filled + self.given
 
     def fill(self, elements: Iterable[Any]) -> None:
-        """Put elements in."""
+        """Put elements in the buffer."""
         self.held.extend(enumerate(elements, self.read))
         self.filled = len(self.held)
 
     def give(self, elements: Iterable[Any]) -> list[Any]:
-        """An element for each of these."""
+        """Exchange each of these elements for one of the buffer."""
         held, found, first = self.held, [], self.read
         size = len(held)
         for (number, element), draw in zip(enumerate(elements, first), self._draws, strict=False):
@@ -47,7 +48,7 @@ class Buffer:
         return found
 
     def drain(self, count: int) -> list[Any]:
-        """Up to `count` elements, for nothing."""
+        """Take up to `count` elements out."""
         if not self.drained:
             order = np.argsort(self._bits.random_raw(len(self.held)), kind="stable").tolist()
             self.held = [self.held[place] for place in order]
@@ -63,7 +64,7 @@ def _draws(bits: np.random.PCG64) -> Iterator[int]:
 
 
 class Shuffle:
-    """Elements in random order, as far as a buffer of them allows."""
+    """Gives elements in random order, as far as a buffer of them allows."""
 
     name = "shuffle"
 
@@ -79,7 +80,8 @@ class Shuffle:
 
 
 def restored(of: Cursor, at: State, epoch: int) -> Buffer:
-    """The buffer of a cursor's state, its elements read again. `of` stands at the element of the number `first`."""
+    """Fill the buffer of a cursor's state by reading its elements again. `of` is at the element of the number
+    `first`."""
     buffer = Buffer(at["seed"], epoch)
     buffer.fill(range(at["filled"]))
     buffer.give(range(at["given"]))
@@ -100,7 +102,7 @@ class ShuffleCursor:
     def __init__(self, of: Cursor, size: int, seed: int, buffer: Buffer, noted: tuple[int, State]) -> None:
         self._of, self._size, self._seed, self._buffer = of, size, seed, buffer
         self._noted = [noted]
-        """Numbers of elements, and the states of the stage before when it was about to give them."""
+        """Element numbers, and the states of the stage before when it was about to give these elements."""
 
     def take(self, count: int) -> Block:
         buffer = self._buffer
@@ -117,7 +119,7 @@ class ShuffleCursor:
         return found
 
     def _note(self) -> None:
-        """Note a state once in a while, and forget those that are needed no more."""
+        """Keep a state from time to time, and drop those that are no longer needed."""
         buffer, noted = self._buffer, self._noted
         if buffer.read - noted[-1][0] >= self._size:
             noted.append((buffer.read, self._of.state()))

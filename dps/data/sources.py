@@ -1,4 +1,4 @@
-"""Where examples come from: arrays in memory, a generator, or files that a function reads."""
+"""The sources of examples: arrays in memory, a generator, or files that a function reads."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class ArrayCursor:
         return {"stage": ArraySource.name, "rows": self._rows, "next": self._next}
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing, because no file is open."""
 
 
 class GeneratorSource:
-    """What a function's generator yields."""
+    """Examples that a function's generator yields."""
 
     name = "from_generator"
     arrays = None
@@ -60,7 +60,7 @@ class GeneratorSource:
 
 
 class GeneratorCursor:
-    """The generator, begun anew and read up to where the cursor is to be."""
+    """The generator, started again and read up to the cursor's position."""
 
     def __init__(self, function: Callable[[], Iterable[Any]], first: int) -> None:
         self._what = f"from_generator: {named(function)}"
@@ -104,7 +104,7 @@ class FileSource:
 
 
 class FileCursor:
-    """One file at a time, opened when its first example is wanted."""
+    """Reads one file at a time, opened when its first example is wanted."""
 
     def __init__(self, paths: list[str], read: Callable[[str], Iterable[Any]], file: int, skipped: int) -> None:
         self._paths, self._read, self._file, self._skipped = paths, read, file, skipped
@@ -157,7 +157,7 @@ def named(function: Callable[..., Any]) -> str:
 
 
 def guarded(call: Callable[[], Any], what: str, told: Callable[[], str]) -> Any:
-    """What `call` returns. Its errors become a DataError of one line; those of dps pass as they are."""
+    """The result of `call`. Its errors become a DataError of one line; those of dps are raised as they are."""
     try:
         return call()
     except DpsError:

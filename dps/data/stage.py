@@ -1,4 +1,4 @@
-"""What a dataset is made of: stages, and the cursors that read through them.
+"""The interfaces of a dataset's stages, and of the cursors that read through them.
 
 A stage is a part of a pipeline, such as a shuffle. It is plain settings and may be opened any number of times. A cursor
 is one reading of a stage: it gives the next elements, and says where it is as plain data.
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from dps.data.arrays import Arrays
 
 State = dict[str, Any]
-"""Where a cursor is: numbers, text, lists and dicts. `stage` names the stage, `of` is that of the stage before."""
+"""The state of a cursor: numbers, text, lists and dicts. `stage` names the stage, `of` is the state of the stage
+before."""
 
 Block = Any
 """Consecutive elements: a list of them, or where the stage has `arrays`, their row numbers, as a list or an array."""
@@ -29,7 +30,7 @@ class Cursor(Protocol):
         """The next elements: from 1 to `count` of them, or none at the end. May block while they are read."""
 
     def state(self) -> State:
-        """Where the cursor is: a cursor that is opened there gives what this one gives next."""
+        """The state of the cursor. A cursor that is opened with it gives the elements that this one gives next."""
 
     def close(self) -> None:
         """Nothing more is read; a second call does nothing."""

@@ -62,7 +62,7 @@ class MapCursor:
 
 
 def takes_parts(function: Callable[..., Any]) -> int:
-    """How many arguments a function must be given, where that is more than one; else 0."""
+    """How many arguments a function needs, if that is more than one; else 0."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

@@ -1,9 +1,9 @@
-"""Batches that come from one dataset task in one pass: wanted, here, in use and finished."""
+"""The batches of one dataset task in one pass: requested, received, in use and finished."""
 
 from __future__ import annotations
 
 from dps.actors.caller import Caller
-from dps.actors.messages import Failed, Waiting
+from dps.actors.messages import Failed, Waiting, ends
 from dps.actors.ref import Ref
 from dps.actors.requests import Question, Request
 from dps.data.messages import Batch, EpochEnded, FeedIs, Finish, JoinFeed, LeaveFeed, Want
@@ -18,7 +18,7 @@ class Numbers:
         self.window, self.floor = window, 1
         """`floor`: all lower numbers are finished."""
         self.finished: set[int] = set()
-        """Those from the floor on that are finished."""
+        """The numbers from the floor on that are finished."""
         self._next = 1
 
     def take(self) -> int:
@@ -35,7 +35,7 @@ class Numbers:
 
 
 class Stream:
-    """What comes from one task in one pass: batches wanted, here, in use and finished."""
+    """The batches of one task in one pass: requested, received, in use and finished."""
 
     def __init__(self, caller: Caller, to: Ref, server: Server, window: int) -> None:
         self.to, self._caller, self._server = to, caller, server
@@ -109,7 +109,7 @@ class Stream:
         def message() -> Message:
             return Finish(client, epoch, numbers.floor, sorted(numbers.finished))
 
-        told = Question(lambda answer: True, message, lambda: None)
+        told = Question(ends, message, lambda: None)
         self._caller.open(self.to, message(), told)
         self.want()  # both leave together
         return told

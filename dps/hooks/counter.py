@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from dps.hooks.hook import Hook
 from dps.hooks.timer import Timer
 from dps.reply import Push
+from dps.telemetry import log
 
 if TYPE_CHECKING:
     from dps.hooks.loop import Loop
-
-log = logging.getLogger("dps")
 
 
 class StepCounter(Hook):

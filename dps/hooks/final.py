@@ -1,4 +1,4 @@
-"""Computes something at the end of a session, while it still works."""
+"""Calls a function of the program at the end of a session, while the session still works."""
 
 from __future__ import annotations
 

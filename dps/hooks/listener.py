@@ -1,4 +1,4 @@
-"""Code that a program runs around each checkpoint of a `dps.CheckpointSaver`."""
+"""Listeners: code of a program that runs around each checkpoint of a `dps.CheckpointSaver`."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +10,10 @@ from dps.hooks.hook import Hook
 from dps.hooks.scalars import as_number
 from dps.hooks.timer import Timer
 from dps.reply import Push
+from dps.telemetry import log
 
 if TYPE_CHECKING:
     from dps.hooks.loop import Loop
-
-log = logging.getLogger("dps")
 
 
 class LogMetrics(Hook):

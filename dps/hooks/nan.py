@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +9,10 @@ from dps.errors import NotFinite
 from dps.hooks.hook import Hook
 from dps.hooks.scalars import as_number
 from dps.reply import Push
+from dps.telemetry import log
 
 if TYPE_CHECKING:
     from dps.hooks.loop import Loop
-
-log = logging.getLogger("dps")
 
 
 class NanGuard(Hook):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,11 +14,11 @@ from dps.hooks.hook import Hook
 from dps.hooks.scalars import as_number
 from dps.hooks.timer import Timer
 from dps.reply import Push
+from dps.telemetry import log
 
 if TYPE_CHECKING:
     from dps.hooks.loop import Loop
 
-log = logging.getLogger("dps")
 
 CALLS = ("pull", "push", "step", "lookup", "gradients", "averages", "save", "restore", "stats")
 REPLIES = ("pull_async", "push_async", "lookup_async")
@@ -118,7 +117,7 @@ class Trace:
         self._depth, self._left_at = 0, self._runtime.now()
         self.pushes = 0
         self.over: Callable[[], None] | None = None
-        """What to do when the present call returns."""
+        """The action for the return of the present call."""
         for name in (*CALLS, *REPLIES):
             setattr(session, name, self._traced(name, getattr(session, name)))  # before the method of the class
         setattr(session, "view", self._viewed(getattr(session, "view")))  # noqa: B009, B010

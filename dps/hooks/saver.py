@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +10,11 @@ from dps.errors import CheckpointError, ConfigError
 from dps.hooks.hook import Hook
 from dps.hooks.timer import Timer
 from dps.reply import Push
+from dps.telemetry import log
 
 if TYPE_CHECKING:
     from dps.hooks.listener import CheckpointSaverListener
     from dps.hooks.loop import Loop
-
-log = logging.getLogger("dps")
 
 
 class CheckpointSaver(Hook):

@@ -1,4 +1,4 @@
-"""What a program has done when its session opens, before its hooks and its loop: `local_init_fn` and `ready_fn`."""
+"""Calls `local_init_fn` and `ready_fn` when a session opens, before its hooks and its loop."""
 
 from __future__ import annotations
 

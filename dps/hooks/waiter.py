@@ -1,4 +1,4 @@
-"""Lets a worker begin later than others: when training has reached a step."""
+"""Delays a worker's loop until training has reached a given step."""
 
 from __future__ import annotations
 

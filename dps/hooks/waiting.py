@@ -1,18 +1,17 @@
-"""Waits in a session's thread for what other tasks do: with a deadline, and told to people while they last."""
+"""Waits in a session's thread for other tasks, with a deadline, and logs whom it waits for."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dps.actors.patience import Patience
 from dps.errors import ConfigError, DeadlineExceeded
+from dps.telemetry import log
 
 if TYPE_CHECKING:
     from dps.hooks.loop import Loop
 
-log = logging.getLogger("dps")
 
 ASK_AGAIN_S = 0.5
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from typing import Any
 
 from dps.errors import CheckpointError, ConfigError
 from dps.hooks.files import EventFile, JsonLines, SummaryFile
 from dps.hooks.scalars import RESERVED, as_number
+from dps.telemetry import log
 from dps.transport.current import runtime
-
-log = logging.getLogger("dps")
 
 
 class SummaryWriter:

@@ -75,10 +75,6 @@ class Headers:
             _read(_place(self._objects), self._table, _KIND)
             self.known = bool((self._table[:, NDIM] <= DIMS).all())
 
-    def referred(self, more: int) -> None:
-        """Ignore `more` further references to each array: those of a tree that is kept."""
-        self._table[:, REFERENCES] += more
-
     def unchanged(self) -> bool:
         """Whether none of the arrays has more references (also weak ones) than when this was made, and none has
         changed: its shape, its dtype, whether it is writable."""

@@ -2,7 +2,7 @@
 
 Nothing here holds state: the caller owns variables and slots, counts updates and steps, and may call from any thread
 on arrays that no other thread writes. `t` is the number of this update of the variable, from 1 (Adam's bias
-corrections); `step` is the global step (schedules); `scale` multiplies the rate (staleness damping).
+corrections); `step` is the global step before the update (schedules); `scale` multiplies the rate (staleness damping).
 
 All arrays of one call have one dtype, float32 or float64, and are C-contiguous. The arithmetic is elementwise: the
 bits of an element do not depend on where the run that it lies in begins or ends.
@@ -61,10 +61,12 @@ class Bound:
         """`kernels`: those of where the arrays are, `dps.kernels.cpu` or `dps.kernels.cuda`.
 
         Raises ValueError for an optimizer without kernels."""
-        binding = _ROWWISE if optimizer.row_slots else _BINDINGS.get(type(optimizer))
+        bindings, rowwise = (_ROWWISE, "(rowwise=True)") if optimizer.row_slots else (_BINDINGS, "")
+        binding = bindings.get(type(optimizer))
         if binding is None:
-            known = ", ".join(cls.__name__ for cls in _BINDINGS)
-            raise ValueError(f"got {optimizer!r}, wanted an optimizer with kernels; try one of {known}")
+            known = ", ".join(f"{cls.__name__}{rowwise}" for cls in bindings)
+            wanted = "an optimizer with kernels" + (" for slots with one element per row" if rowwise else "")
+            raise ValueError(f"got {optimizer!r}, wanted {wanted}; try one of {known}")
         self.optimizer, self._binding, self._number = optimizer, binding, np.dtype(dtype).type
         self.counts = isinstance(optimizer, Adam)
         """Whether an update depends on `t`."""
@@ -116,7 +118,8 @@ class Bound:
 
     def _of(self, t: int, step: int, scale: float) -> list[Any]:
         """The scalars of an update, in the arrays' dtype; none where nothing changes."""
-        lr = rate_at(self.optimizer.learning_rate, step) * scale
+        rate = self.optimizer.learning_rate
+        lr = (rate if rate.__class__ is float else rate_at(rate, step)) * scale
         key = (lr, t if self.counts else 0)
         if key != self._scalars[0]:
             if lr == 0 and isinstance(self.optimizer, Ftrl):  # its formula divides by the rate
@@ -145,7 +148,6 @@ def _ftrl(optimizer: Ftrl, lr: float, t: int) -> Scalars:
     return lr, -optimizer.learning_rate_power, optimizer.l1, 2 * optimizer.l2, optimizer.beta
 
 
-_ROWWISE = _Binding("adagrad_rowwise", ("row_accumulator",), lambda o, lr, t: (lr, o.epsilon))
 _MOMENTS = ("first_moment", "second_moment")
 _BINDINGS: dict[type[Optimizer], _Binding] = {
     SGD: _Binding("sgd", (), lambda o, lr, t: (lr, o.weight_decay)),
@@ -156,6 +158,10 @@ _BINDINGS: dict[type[Optimizer], _Binding] = {
     AdamW: _Binding("adam", _MOMENTS, _adam),
     Ftrl: _Binding("ftrl", ("accumulator", "linear"), _ftrl),
 }
+_ROWWISE: dict[type[Optimizer], _Binding] = {
+    Adagrad: _Binding("adagrad_rowwise", ("row_accumulator",), lambda o, lr, t: (lr, o.epsilon)),
+}
+"""The bindings of optimizers that have `row_slots`."""
 
 
 def _cast(scalars: Scalars, dtype: Any) -> list[Any]:

@@ -45,7 +45,7 @@ class Asking:
             ) from None
 
     def ps(self, chief: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        """What each ps says of itself, by its number, beside its address. `chief`: what the chief has said."""
+        """The report of each ps on itself, by its number, beside its address. `chief`: the chief's report."""
         found = {}
         for task, address in chief["cluster"].get("ps", {}).items():
             self._caller.expect(address, PS)

@@ -103,11 +103,14 @@ def run_list(args: argparse.Namespace) -> int:
 
 def run_status(args: argparse.Namespace) -> int:
     """`dps status`: a run by its number, or the cluster of a chief."""
+    if args.run_or_chief and args.chief:
+        raise ConfigError(f"got {args.run_or_chief} and --chief {args.chief}; give one run's number or one address")
     if args.run_or_chief and args.run_or_chief.isdecimal():
         return run_status_of_run(args.run_or_chief, args.json)
+    from dps.cluster.identity import DEFAULT_CHIEF
     from dps.launch.asking import Asking
 
-    address = args.run_or_chief or args.chief
+    address = args.run_or_chief or args.chief or DEFAULT_CHIEF
     with Asking(address, "dps status") as asking:
         with slow(f"asks the chief at {address} and its ps"):
             chief = asking.chief()

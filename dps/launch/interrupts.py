@@ -1,4 +1,4 @@
-"""Counts what asks a launcher to end: Ctrl-C, SIGTERM, the end of its terminal, and orders from elsewhere."""
+"""Counts requests to end a launcher: Ctrl-C, SIGTERM, the end of its terminal, and orders from elsewhere."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from dps.config import allowed_cpus, parse_threads
 from dps.errors import ConfigError
+from dps.flags import MOST_TASKS
 from dps.launch.engines.choice import LOCAL, engine
 from dps.launch.plan import DATASET, SERVING, Job, Plan, plan_from, small_plan
 from dps.launch.runs import folder, keeper, keeping
@@ -148,6 +149,8 @@ def check_flags(args: argparse.Namespace, ps: int, workers: int) -> None:
     """Raise ConfigError for flags that a run cannot be started with."""
     if ps < 0 or workers < 1:
         raise ConfigError(f"got --ps {ps} --workers {workers}; wanted --workers from 1 and --ps from 0")
+    if (most := max(ps, workers, args.datasets or 0)) > MOST_TASKS:
+        raise ConfigError(f"got {most} tasks of a job; wanted at most {MOST_TASKS}")
     if args.serve:
         check_serves(args)
     check_datasets(args)

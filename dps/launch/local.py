@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -18,13 +17,13 @@ from dps.launch.processes import Processes
 from dps.launch.run import LocalRun
 from dps.launch.supervisor import Supervisor
 from dps.launch.threads import Threads
+from dps.telemetry import log
 from dps.transport.current import runtime
 from dps.update import parse
 
 if TYPE_CHECKING:
     from dps.launch.serving import Serving
 
-log = logging.getLogger("dps")
 
 SESSION_S = 60.0
 """The default timeout of a session."""
@@ -127,7 +126,8 @@ class LocalCluster:
         self._tasks = self._begun()
         _running = self
         if self._serving is not None:
-            self._serving.begin(self)
+            program, args = self._serving.program(self.processes)
+            self.run(program, *args)
         return self
 
     def _begun(self) -> Processes | Threads:

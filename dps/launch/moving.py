@@ -1,4 +1,4 @@
-"""What a supervisor does when machines give notice or are lost: tasks, or the whole run, are started again."""
+"""Starts tasks, or the whole run, again on other machines when machines give notice or are lost."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from dps.launch.plan import runs_program
 
 
 class Moving:
-    """Tasks whose place goes. `notice` may be called on any thread, all else on the supervisor's.
+    """Handles tasks whose place is about to go. `notice` may be called on any thread, all else on the supervisor's.
 
-    A place that is about to go: its tasks are told to end in order. A worker ends after its step, and a ps once its
-    values are saved; both are started again elsewhere. The chief is known by its address, so it cannot move, and a run
-    needs a worker: if the chief's place goes, or those of all workers, the chief is told to end the run in order.
+    The tasks of such a place are told to end in order. A worker ends after its step, and a ps once its values are
+    saved; both are started again elsewhere. The chief is known by its address, so it cannot move, and a run needs a
+    worker: if the chief's place goes, or those of all workers, the chief is told to end the run in order.
     """
 
     def __init__(self, children: Mapping[str, Started], say: Callable[[str], None]) -> None:
         self._children, self._say = children, say
         self._notices: queue.SimpleQueue[tuple[Sequence[str], str]] = queue.SimpleQueue()
         self._told: set[Started] = set()
-        """Tasks that were told to end because their place goes."""
+        """Tasks that were told to end because their place is about to go."""
         self.all = False
         """Whether the run ends because its machines go, and not because it is done."""
 
@@ -31,7 +31,7 @@ class Moving:
         self._notices.put((names, where))
 
     def heed(self) -> None:
-        """Tell tasks to end whose place goes."""
+        """Tell the tasks to end whose place is about to go."""
         while not self._notices.empty():
             names, where = self._notices.get()
             going = [child for name in names if (child := self._children.get(name)) is not None and child.alive]

@@ -1,4 +1,4 @@
-"""What an operator asks of a running chief: a join token (`dps token`), and the end of the run (`dps kill ADDRESS`)."""
+"""Requests of an operator to a running chief: a join token (`dps token`), the end of the run (`dps kill ADDRESS`)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 
 from dps.actors.caller import Caller
 from dps.actors.ref import Ref
+from dps.chief.tokens import MOST_USES
 from dps.cluster.address import check_address
 from dps.errors import ConfigError, DeadlineExceeded, Unavailable
 from dps.launch.asking import ANSWER_S
@@ -23,6 +24,8 @@ LOOK_S, AWAY_S = 0.2, 0.5
 
 def make_token(chief: str, role: str, uses: int, ttl: str) -> Token:
     """A new join token of a run. Only its public half goes to the chief."""
+    if not 1 <= uses <= MOST_USES:
+        raise ConfigError(f"got --uses {uses}; wanted 1 to {MOST_USES}")
     ttl_s = duration("--ttl", ttl)
     pair = Pair.new()
     answer = _ask(chief, ENROLMENT, MakeToken(pair.public, role, uses, ttl_s))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dps.cluster.address import at_port, split
 from dps.record import made, record
 
 STDIN = "-"
@@ -20,7 +21,7 @@ LOOPBACK = "127.0.0.1:0"
 
 @record
 class Resources:
-    """What each task of a role gets. None: nothing is said, and nothing is changed. `memory` in bytes."""
+    """The resources of each task of a role. None: no wish, and nothing is changed. `memory` in bytes."""
 
     cpus: int | None = None
     memory: int | None = None
@@ -86,7 +87,7 @@ class Plan:
         """The variables of a task that its plan sets."""
         made = {**self.env, **self.job(name).env}
         if name != "chief":
-            hosts = {"DPS_BIND": f"{host_of(self.bind)}:0", "DPS_ADVERTISE": host_of(made.get("DPS_ADVERTISE", ""))}
+            hosts = {"DPS_BIND": at_port(self.bind, 0), "DPS_ADVERTISE": split(made.get("DPS_ADVERTISE", ""))[0]}
             made |= {variable: value for variable, value in hosts.items() if variable in made}
         return made
 
@@ -151,8 +152,3 @@ def has_program(role: str) -> bool:
 def runs_program(name: str) -> bool:
     """Whether a task runs a user's program, as workers and evaluators do."""
     return name.startswith(("worker:", "evaluator:"))
-
-
-def host_of(address: str) -> str:
-    """The host of "HOST" or "HOST:PORT"."""
-    return address if address.endswith("]") else address.rpartition(":")[0] or address

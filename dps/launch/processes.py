@@ -42,7 +42,7 @@ class Processes:
         except BaseException:
             self.supervisor.stop()
             raise
-        self.target = self.supervisor.target
+        self.target = self.supervisor.chief.address
         self._over = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="dps watches tasks", daemon=True)
         self._watcher.start()
@@ -57,11 +57,11 @@ class Processes:
 
     def states(self) -> dict[str, str]:
         """The states of the chief and the ps."""
-        return {name: state for name, state in self.supervisor.states.items() if not name.startswith("worker")}
+        return {name: state for name, state in self.supervisor.tasks.states.items() if not name.startswith("worker")}
 
     def run(self, run: LocalRun, train: Callable[..., Any], args: tuple[Any, ...]) -> None:
         """Run `train(server, *args)` in a process for each worker; returns at once."""
-        if lost := self.supervisor.lost():
+        if lost := self.supervisor.tasks.lost():
             raise TaskLost(f"{lost} of this cluster is gone; stop it and start another one")
         function, code = path_of(train)
         order = {
@@ -123,10 +123,10 @@ class Processes:
         run.ended(task, result, failure)
 
     def ask_to_stop(self, task: int) -> None:
-        self.supervisor.children[f"worker:{task}"].signal(signal.SIGTERM)
+        self.supervisor.tasks.children[f"worker:{task}"].signal(signal.SIGTERM)
 
     def end(self, task: int) -> None:
-        self.supervisor.children[f"worker:{task}"].signal(signal.SIGKILL)
+        self.supervisor.tasks.children[f"worker:{task}"].signal(signal.SIGKILL)
 
     def say(self, text: str) -> None:
         self._line("dps", text)

@@ -6,6 +6,7 @@ import os
 import sys
 
 from dps.errors import ConfigError, DpsError
+from dps.flags import said
 
 
 def run_program(program: str, arguments: list[str], verbose: bool) -> int:
@@ -14,14 +15,14 @@ def run_program(program: str, arguments: list[str], verbose: bool) -> int:
 
     sys.argv = [program, *arguments]
     try:
-        target, _, function = program.rpartition(":")
-        if target and function.isidentifier():
+        if _parted(program)[1]:
             from dps.functions import load
 
             load(program)()
         elif program.endswith(".py") or os.path.exists(program):
-            if not os.path.exists(program):
-                raise ConfigError(f"--program {program}: no such file; wanted FILE or package.module")
+            _check_file(program, program)
+            if os.path.isdir(program) and not os.path.exists(os.path.join(program, "__main__.py")):
+                raise ConfigError(f"--program {program}: a folder without __main__.py; wanted FILE or package.module")
             sys.path.insert(0, os.path.dirname(os.path.abspath(program)))
             runpy.run_path(program, run_name="__main__")
         else:
@@ -32,7 +33,7 @@ def run_program(program: str, arguments: list[str], verbose: bool) -> int:
     except DpsError as error:
         if verbose:
             sys.excepthook(*sys.exc_info())
-        print(f"dps: {error}", file=sys.stderr)
+        print(f"dps: {said(error)}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
@@ -41,6 +42,31 @@ def run_program(program: str, arguments: list[str], verbose: bool) -> int:
     except Exception as error:
         show(error)
         return 1
+
+
+def check_program(program: str) -> None:
+    """Raise ConfigError for a program that is not there. Runs nothing of it."""
+    target, _ = _parted(program)
+    if target.endswith(".py") or os.path.exists(target):
+        _check_file(program, target)
+        return
+    sys.path.insert(0, os.getcwd())
+    try:
+        check_module(target)
+    finally:
+        sys.path.pop(0)
+
+
+def _parted(program: str) -> tuple[str, str]:
+    """The file or module of a program, and the name of its function; "" if it names none."""
+    target, _, function = program.rpartition(":")
+    return (target, function) if target and function.isidentifier() else (program, "")
+
+
+def _check_file(program: str, path: str) -> None:
+    """Raise ConfigError if the program's file is missing."""
+    if not os.path.exists(path):
+        raise ConfigError(f"--program {program}: no such file; wanted FILE or package.module")
 
 
 def check_module(name: str) -> None:

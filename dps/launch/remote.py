@@ -71,7 +71,7 @@ def _function(order: dict[str, Any]) -> Callable[..., Any]:
 
 
 def _shipped(code: bytes) -> Callable[..., Any]:
-    """A notebook's function, from the parent process on this machine through a private pipe (design, decision 10)."""
+    """A notebook's function, from the parent process on this machine through a private pipe (decision 46)."""
     import importlib
 
     function: Callable[..., Any] = importlib.import_module("cloudpickle").loads(code)

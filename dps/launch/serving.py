@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dps import config
 from dps.actors.caller import Caller
@@ -20,9 +20,6 @@ from dps.launch.program import run_program
 from dps.run_protocol import CHIEF, AskCluster, ClusterIs
 from dps.server import Server
 from dps.transport.current import keys_for, runtime
-
-if TYPE_CHECKING:
-    from dps.launch.local import LocalCluster
 
 TELL_S = 2.0
 
@@ -71,7 +68,7 @@ def dismiss(chief: str) -> None:
 
 
 class Serving:
-    """What the workers of a LocalCluster serve: modules, files and functions."""
+    """The modules, files and functions that the workers of a LocalCluster serve."""
 
     def __init__(self, serve: str | Callable[..., Any] | Sequence[str | Callable[..., Any]]) -> None:
         """Raises ConfigError for what is none of them."""
@@ -81,22 +78,18 @@ class Serving:
         self.entries = [each for each in given if isinstance(each, str)]
         self.functions = {import_path(each): each for each in given if not isinstance(each, str)}
 
-    def begin(self, local: LocalCluster) -> None:
-        """Have the cluster's workers serve."""
-        if local.processes:
-            function, args = self.for_processes()
-            local.run(function, *args)
-        else:
-            local.run(self.in_process())
+    def program(self, processes: bool) -> tuple[Callable[..., None], tuple[Any, ...]]:
+        """What workers run, and its arguments. `processes`: they are not threads of this process."""
+        return self.for_processes() if processes else (self.in_process(), ())
 
     def in_process(self) -> Callable[[Server], None]:
-        """What workers run that are threads of this process."""
+        """The function that workers run if they are threads of this process."""
         entries, functions = self.entries, self.functions
         return lambda server: serve(server, Served(entries, functions))
 
     def for_processes(self) -> tuple[Callable[..., None], tuple[Any, ...]]:
         """What worker processes run, and its arguments. A notebook's functions travel with it, through the private pipe
-        of each worker (decision 10); all others by their paths."""
+        of each worker (decision 46); all others by their paths."""
         own = {path: each for path, each in self.functions.items() if path.startswith("__main__:")}
         entries = [*self.entries, *(path for path in self.functions if path not in own)]
         return (_with(entries, own), ()) if own else (serve_entries, tuple(entries))

@@ -36,7 +36,7 @@ class Place(Protocol):
         ...
 
     def fetch(self, array: Any) -> Any:
-        """What an array of this step holds now, as a host array that belongs to the caller. Waits for the kernels."""
+        """The contents of an array of this step, as a host array that belongs to the caller. Waits for the kernels."""
         ...
 
     def finish(self) -> None:

@@ -79,6 +79,6 @@ def rotated(items: Sequence[Item], by: int) -> list[Item]:
 
 
 def steady(probes: Sequence[float], moved: float = MOVED) -> list[int]:
-    """The rounds whose probe is within `moved` of the median."""
-    middle = statistics.median(probes)
+    """The rounds whose probe is within `moved` of the median; at least one, as the lower of two medians counts."""
+    middle = statistics.median_low(probes)
     return [i for i, probe in enumerate(probes) if abs(probe / middle - 1) <= moved]

@@ -1,22 +1,26 @@
-"""`dps doctor --chief ADDRESS`: checks the way from this machine to a chief, and says what blocks it."""
+"""`dps doctor --chief ADDRESS`: checks the connection from this machine to a chief, and reports what blocks it."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 
 import numpy as np
 
 from dps.actors.caller import Caller
 from dps.actors.ref import Ref
+from dps.actors.unreached import to_reach
 from dps.chief.examiner import EXAMINER, LONGEST_NBYTES, Examine, Examined, version
+from dps.cluster.address import parse
 from dps.cluster.environment import trusts_network
 from dps.errors import DeadlineExceeded, DpsError, NotAuthenticated, Unavailable
 from dps.monitor.doctor import Finding
-from dps.transport.address import is_loopback, parse, resolve
+from dps.run_protocol import CHIEF, AskCluster, ClusterIs
+from dps.transport.address import is_loopback, resolve
 from dps.transport.current import keys_for, runtime
 from dps.transport.interfaces import greets, reaching
 from dps.transport.message import Message
-from dps.transport.probing import marked
+from dps.transport.probing import ASKED, marked, word
 
 ANSWER_S = 3.0
 """How long each answer may take."""
@@ -26,6 +30,8 @@ MEASURED_S, MEASURED_NBYTES, AT_ONCE = 1.0, 64 << 20, 4
 EXAMPLE_NBYTES = 100_000_000
 INT8_S, BFLOAT16_S = 4.7e-9, 1.2e-9
 """Seconds of packing and restoring an element on one core, with the residual (measured, docs/compression.md)."""
+AT_MOST = 32
+"""The most ps that are tried at one time."""
 WORTH = 0.75
 """Compression is advised where it needs at most this part of the time: it costs some accuracy, or one setting."""
 CLOCK_S = 1.0
@@ -42,7 +48,7 @@ class Way:
         self.findings: list[Finding] = []
 
     def check(self) -> list[Finding]:
-        """All findings. Blocks, at most for some ten seconds."""
+        """All findings. Blocks, at most for some ten seconds. Raises UnknownHost for a name without an address."""
         if self._address.scheme == "tcp" and not (self._finds_name() and self._finds_port()):
             return self.findings
         try:
@@ -55,6 +61,7 @@ class Way:
                 self._finds_round_trip(caller)
                 self._finds_bandwidth(caller)
                 self._finds_machine(caller)
+                self._finds_ps(caller)
                 self._finds_keys()
         except NotAuthenticated as error:
             self._wrong("keys", str(error), "give --keys the folder of this machine's keys")
@@ -73,8 +80,8 @@ class Way:
 
     def _finds_name(self) -> bool:
         host = self._address.host
+        self._host = resolve(host)
         try:
-            self._host = resolve(host)
             source = self._host if is_loopback(self._host) else reaching(self._host)
         except Unavailable as error:
             return self._wrong("name", str(error), "give --chief the address that the chief prints at its start")
@@ -89,12 +96,14 @@ class Way:
             what = f"is the chief started there, on --bind 0.0.0.0:{port}? Is port {port} open in its firewall?"
             return self._wrong("port", str(error), what)
         if not zmtp:
-            return self._wrong("port", f"{port} is open, and who listens there is not dps", "look at the port's number")
+            return self._wrong(
+                "port", f"{port} is open, but the program that listens there is not dps", "look at the port's number"
+            )
         self._finds("port", f"{port} is open")
         return True
 
     def _ask(self, caller: Caller, nbytes: int = 0) -> Examined:
-        answer = caller.ask(self._to, Examine(nbytes, [], b""), ANSWER_S)
+        answer = caller.ask(self._to, Examine(nbytes, []), ANSWER_S)
         assert isinstance(answer, Examined)
         return answer
 
@@ -148,7 +157,7 @@ class Way:
         def feed(answer: Message) -> bool:
             return isinstance(answer, Examined)
 
-        message = Examine(got, [], b"", arrays)
+        message = Examine(got, [], arrays)
         on_the_way = [caller.start(self._to, message, feed, resend_s=ANSWER_S) for _ in range(AT_ONCE)]
         while on_the_way:
             if not caller.wait(on_the_way[:1], ANSWER_S):
@@ -160,15 +169,27 @@ class Way:
         return moved / (self._runtime.now() - began)
 
     def _finds_machine(self, caller: Caller) -> None:
-        try:
-            own = marked(self._runtime)
-        except Unavailable as error:
-            return self._finds("machine", f"sockets carry everything: {error}")
-        answer = caller.ask(self._to, Examine(0, own.name, own.array.tobytes()), ANSWER_S)
+        own = marked(self._runtime)
+        if own is None:
+            return self._finds("machine", "sockets carry everything: no memory can be shared here")
+        answer = caller.ask(self._to, Examine(0, own.name), ANSWER_S)
         assert isinstance(answer, Examined)
-        if answer.shared:
+        if answer.proof == word(own, ASKED):
             return self._finds("machine", f"the same as here ({answer.host}): tasks share memory")
         return self._finds("machine", f"another one than here, or another container ({answer.host}): sockets")
+
+    def _finds_ps(self, caller: Caller) -> None:
+        """One line for each ps: whether it can be reached from here."""
+        answer = caller.ask(Ref(self._chief, CHIEF), AskCluster(), ANSWER_S)
+        assert isinstance(answer, ClusterIs)
+        ps = {f"ps:{task}": address for task, address in answer.cluster["ps"].items()}
+        with ThreadPoolExecutor(AT_MOST) as threads:  # each that cannot be reached takes ANSWER_S
+            for (name, address), problem in zip(ps.items(), threads.map(unreachable, ps.values()), strict=True):
+                if problem:
+                    what = f"{address}, where it told the chief that it is: {problem}"
+                    self._wrong(name, what, to_reach(name, address))
+                else:
+                    self._finds(name, f"{address} can be reached from here")
 
     def _finds_keys(self) -> None:
         if keys := self._environ.get("DPS_KEYS"):
@@ -184,8 +205,19 @@ class Way:
             self._finds("keys", "none", why, "export DPS_TRUSTED_NETWORK=1")
 
 
+def unreachable(address: str) -> str:
+    """Why a node of dps cannot be reached from here; "" if it can. Blocks up to twice ANSWER_S."""
+    told = parse(address)
+    try:
+        if told.scheme == "tcp" and not greets(resolve(told.host), told.port, ANSWER_S):
+            return "the program that listens there is not dps"
+    except Unavailable as error:
+        return str(error)
+    return ""
+
+
 def compression_advice(up: float, down: float) -> str:
-    """What compression would gain on a link of so many bytes a second up and down; "" if little."""
+    """The gain of compression on a link of so many bytes a second up and down, as text; "" if it is small."""
     push_s, pull_s = EXAMPLE_NBYTES / up, EXAMPLE_NBYTES / down
     elements = EXAMPLE_NBYTES / 4
     packed_push_s, packed_pull_s = push_s / 4 + INT8_S * elements, pull_s / 2 + BFLOAT16_S * elements

@@ -55,7 +55,7 @@ APPLIED = " applied"
 """Suffix of a push that also waits for the pass that applies it. A large push over a socket is answered before its pass
 (decision 19); elsewhere the difference is one small message each way."""
 REPEATED = " repeated"
-"""Suffix of sparse works whose row lists repeat, so that row numbers are sent once (decision 14)."""
+"""Suffix of sparse works whose row lists repeat, so that each is sorted once (decision 14)."""
 FRESH_LISTS, REPEATED_LISTS = 48, 4
 """How many row lists the sparse works use in turn. A session remembers 32 lists, so with 48 it has forgotten each list
 before it is used again."""

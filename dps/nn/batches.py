@@ -1,4 +1,4 @@
-"""What fit, evaluate and predict are given, as batches: arrays, datasets, or any iterable of batches."""
+"""Makes batches of the inputs of fit, evaluate and predict: arrays, datasets, or any iterable of batches."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Batches:
         self._source: Iterable[Any] | None = None
         self._whole: Batch | None = None
         self._pass: Iterator[Any] | None = None
-        """Of an iterator, which is read once over all epochs."""
+        """Batches of an iterator, which is read once over all epochs."""
         self._begun: tuple[Batch, Iterator[Any]] | None = None
         """The first batch, and a pass that begins with it: of a dataset, each pass is another one."""
         if y is None and targets and _is_arrays(x, targets):

@@ -1,8 +1,7 @@
-"""Callbacks of `fit`: what is called before and after epochs and batches; history, early stopping, saved weights."""
+"""Callbacks of `fit`, which it calls before and after epochs and batches: history, early stopping, saved weights."""
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -11,8 +10,6 @@ from dps.errors import ConfigError
 
 if TYPE_CHECKING:
     from dps.nn.model import Model
-
-log = logging.getLogger("dps")
 
 
 class Callback:

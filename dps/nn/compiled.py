@@ -1,4 +1,4 @@
-"""What `compile` is told: optimizer, loss and metrics; and what they say of a batch."""
+"""The settings of `compile`: optimizer, loss and metrics, and what these compute for a batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Compiled:
         self.metrics: dict[str, Metric] = metrics_of(metrics, self.loss)
 
     def sums(self, y: Any, out: Any, losses: Any) -> Any:
-        """Of a batch: the number of examples, the sum of the losses, and those of the metrics."""
+        """The sums of a batch: the number of its examples, the sum of their losses, and the sums of the metrics."""
         found = [float(len(out)), float(np.sum(losses, dtype=np.float64))]
         return np.array(found + [measured(metric, name, y, out) for name, metric in self.metrics.items()])
 

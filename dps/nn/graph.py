@@ -13,12 +13,12 @@ from dps.nn.symbol import Symbol
 
 
 class Passed(NamedTuple):
-    """What a forward pass has made."""
+    """The results of a forward pass."""
 
     out: Any
     """The output, on the device."""
     kept: list[Any]
-    """What each call keeps for its backward pass."""
+    """The values that each call keeps for its backward pass."""
 
 
 class Graph:

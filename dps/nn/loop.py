@@ -1,4 +1,4 @@
-"""What hooks see of a training without a session: the steps of a strategy that keeps its variables in this process."""
+"""The loop that hooks see when a model trains without a session: the steps of a strategy."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from dps.strategy.summing import summed
 
 
 class Pass(NamedTuple):
-    """What a training pass has made: the outputs, the loss of each example, and the gradients by layer and name."""
+    """The results of a training pass: the outputs, the loss of each example, and the gradients by layer and name."""
 
     out: Any
     losses: Any

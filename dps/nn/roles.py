@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,9 +12,8 @@ from dps.nn.batches import Batches
 from dps.nn.model import Model
 from dps.server import Server
 from dps.strategy.default import get_strategy
+from dps.telemetry import log
 from dps.variables.tree import leaves
-
-log = logging.getLogger("dps")
 
 
 def train_and_evaluate(

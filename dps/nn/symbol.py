@@ -1,4 +1,4 @@
-"""What stands for a batch while a model is put together: its shape, and the call of a layer that makes it."""
+"""Symbols, which stand for batches while a model is built: a shape, and the layer call that makes the batch."""
 
 from __future__ import annotations
 

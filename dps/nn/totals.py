@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,8 @@ from dps.errors import DataError
 from dps.nn.metrics import MOST
 from dps.optim import Optimizer
 from dps.strategy.variables import Variables
+from dps.telemetry import log
 from dps.variables.tree import Variable
-
-log = logging.getLogger("dps")
 
 KEY = "training_totals"
 CELLS = 4 + MOST
@@ -43,7 +41,7 @@ class SharedTotals:
         self._began = self._run_epoch()
 
     def gradient(self, sums: Any) -> dict[str, Any]:
-        """What this worker adds in a step."""
+        """The numbers that this worker adds in a step."""
         cells = np.zeros(CELLS)
         cells[: 2 + len(sums)] = [1, self._epoch, *sums]
         return {KEY: -cells}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -23,8 +22,6 @@ from dps.optim import SGD
 from dps.strategy.strategy import Strategy
 from dps.strategy.values import PerReplica
 from dps.strategy.variables import Variables
-
-log = logging.getLogger("dps")
 
 
 def parts_of(batch: Batch, parts: int) -> list[Batch]:

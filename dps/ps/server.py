@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-
 from dps.actors.actor import Actor
 from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
-from dps.actors.tickets import digest
-from dps.checkpoint import load
-from dps.errors import Aborted, DpsError, NotAuthenticated, ProtocolError, Unavailable
+from dps.actors.tickets import Unproven, digest
+from dps.checkpoint import load_told
+from dps.errors import Aborted, DpsError, NotAuthenticated, ProtocolError
 from dps.outer import as_applied
 from dps.protocol import (
-    PARTS,
+    WINDOW,
     Credit,
     Decide,
     Enter,
@@ -25,10 +23,8 @@ from dps.protocol import (
     PushStatus,
     Release,
     Report,
-    RowsUnknown,
 )
 from dps.ps.intake.intake import State
-from dps.ps.intake.parts import unknown_list
 from dps.ps.intake.receiving import receive
 from dps.ps.intake.staged import Staged
 from dps.ps.modes.asynchronous import AsyncMode, BoundedMode
@@ -51,37 +47,33 @@ from dps.run_protocol import (
     Stats,
 )
 from dps.transport.endpoint import Memory
-from dps.transport.probing import marked, starts_with
+from dps.transport.probing import ASKED, ASKER, marked, read, word
 from dps.update import Async, Bounded, SyncReplicas, Update, from_wire, on_ps
 from dps.variables.plan import Plan
-
-log = logging.getLogger("dps")
 
 
 class PsActor(Actor):
     """Serves one shard. Everything it holds belongs to a run epoch; a new epoch starts from nothing."""
 
     def __init__(self, device: str = "", threads: int = 1) -> None:
-        """`device`: where variables live whose placement says nothing of it, as "gpu:0"; "" is the CPU. `threads`: as
-        of `Store`.
-
-        Raises ConfigError for a device that cannot be used."""
+        """`device`: the device of variables whose placement names none, such as "gpu:0"; "" is the CPU. `threads`: as
+        of `Store`. Raises ConfigError for a device that cannot be used."""
         check_device(device)
         self.device, self.threads = device, threads
         self.shard: Shard | None = None
         self.epoch = 0
         """The highest run epoch seen."""
         self._configuration: Configure | None = None
-        """What the shard was made of."""
+        """The message that configured the shard."""
         self._ended = 0, 0
-        """The last run epoch that trained here and is over, and how far it got; 0 where this was not its step ps."""
+        """The last run epoch that trained here and is over, and its last step; 0 if this was not its step ps."""
         self._probe: Memory | None = None
 
     def started(self) -> None:
         self.node.after(self.node.runtime.tuning.intake.credit_s / 2, self._expire_credit)
 
     def too_late(self) -> DpsError:
-        """Sessions ask the chief what comes now: another epoch, or the end of the run."""
+        """Have sessions ask the chief what comes next: another epoch, or the end of the run."""
         return Aborted(f"{self.node.name} has stopped")
 
     # -- from the chief ---------------------------------------------------------------------------------------
@@ -111,8 +103,9 @@ class PsActor(Actor):
         own = self.device, self.threads
         shard = Shard(self.node, message.epoch, plan, message.shard, addresses, message.settings, *own)
         if message.restore:
-            manifest = load(self.node.runtime.storage, message.checkpoint_dir, message.restore, verify=False)
+            manifest = load_told(self.node.runtime.storage, message.checkpoint_dir, message.restore, self.node.name)
             restore(shard.store, plan, message.shard, self.node, message.checkpoint_dir, manifest)
+        self.node.accepted.allow(2 * WINDOW * shard.layout.nbytes)
         update = on_ps(from_wire(message.settings["update"]))
         shard.mode = _mode(shard, update)
         warm(shard.layout.arenas, _together(update))
@@ -178,58 +171,57 @@ class PsActor(Actor):
         self._shard(message.epoch).reading.give_back(sender, message)
 
     def on_Probe(self, message: Probe, sender: Sender) -> None:
-        """Whether each can read the other's memory."""
+        """Find out whether a session and this ps read each other's memory. The first answer says where to read."""
         if not sender.peer.name:
-            raise NotAuthenticated(f"{self.node.name} shares memory only with processes that the chief has admitted")
-        try:
-            reached = starts_with(self.node.runtime, message.memory, message.token)
-            self._probe = self._probe or marked(self.node.runtime)
-        except Unavailable:
-            reached = False
-        if not reached or self._probe is None:
-            self.node.answer(sender, Probed([], b""))
+            raise Unproven(f"{self.node.name} shares memory only with processes that the chief has admitted")
+        self._probe = self._probe or marked(self.node.runtime)
+        proof = read(self.node.runtime, message.memory, ASKED)
+        if not proof or self._probe is None:
+            self.node.answer(sender, Probed([]))
             return
-        direct = self.node.pair(sender.route, message.direct)
-        self.node.answer(sender, Probed(self._probe.name, self._probe.array.tobytes(), direct))
+        peer = sender.peer
+        peer.near = peer.near or message.proof == word(self._probe, ASKER)
+        direct = self.node.tickets.pair(sender.route, message.direct) if peer.near else b""
+        self.node.answer(sender, Probed(self._probe.name, proof, peer.near, direct))
 
     def on_Lookup(self, message: Lookup, sender: Sender) -> None:
         self._shard(message.epoch).reading.lookups.ask(sender, message)
 
     def on_Enter(self, message: Enter, sender: Sender) -> None:
         shard = self._shard(message.epoch)
-        shard.ledger(sender, message.epoch)
+        shard.ledger(sender)
         shard.mode.enter(sender)
 
     def on_Credit(self, message: Credit, sender: Sender) -> None:
         shard = self._shard(message.epoch)
-        ledger = shard.ledger(sender, message.epoch)
+        ledger = shard.ledger(sender)
         key = sender.incarnation, message.number
         if key in shard.credits.held or ledger.is_complete(message.number):
             self.node.answer(sender)
             return
         ledger.check_reach(message.number)
-        shard.credits.wanted(key, sender)
+        shard.credits.wanted[key] = sender
         self._grant(shard)
-        if shard.credits.waits(key):
+        if key in shard.credits.wanted:
             most = self.node.runtime.tuning.intake.credits
             self.node.answer(sender, Waiting(f"{self.node.name} takes {most} large pushes at a time"))
 
     def _needs_no_credit(self, shard: Shard, key: tuple[int, int]) -> None:
-        """The memory of a push that has credit has gone, or is on its way into a step."""
+        """All of a push that has credit is here."""
         shard.credits.over(key, self.node.runtime.now())
         self._grant(shard)
 
     def _grant(self, shard: Shard) -> None:
-        """Give credit to whom it is due."""
+        """Give credit to the sessions that may have it now."""
         now = self.node.runtime.now()
-        for sender in shard.credits.grants(now, shard.spares):
+        for sender in shard.credits.grants(now, shard.saves_memory):
             self.node.answer(sender)
         seconds = shard.credits.asks_again(now)
         if seconds is not None:
             self.node.after(seconds, lambda: None if shard.ended else self._grant(shard))
 
     def _expire_credit(self) -> None:
-        """Take credit and staged pieces from senders that bring nothing."""
+        """Take credit and pieces from senders that have sent nothing for too long."""
         self.node.after(self.node.runtime.tuning.intake.credit_s / 2, self._expire_credit)
         shard = self.shard
         if shard is None:
@@ -242,18 +234,18 @@ class PsActor(Actor):
 
     def on_Push(self, message: Push, sender: Sender) -> None:
         shard = self._shard(message.epoch)
-        ledger, number = shard.ledger(sender, message.epoch), message.number
-        shard.reading.heard(message, sender)
+        ledger, number = shard.ledger(sender), message.number
+        if message.released:
+            shard.reading.released(sender.incarnation, message.released)
         if shard.mode.at_once(message, ledger, sender):
             return
+        shard.reading.lending.note(sender.incarnation, sender.request, message.lend)
         if ledger.is_complete(number):
             shard.mode.again(ledger, number, sender)
-        elif message.form == PARTS and (missing := unknown_list(message, ledger.memory)):
-            self.node.answer(sender, RowsUnknown(missing))
         else:
             came = receive(message, ledger, shard.layout, shard.checks_finite, shard.mode.begin)
             if isinstance(came, Staged):
-                shard.mode.whole(came, sender)
+                shard.mode.completed(came, sender)
                 if (key := (sender.incarnation, number)) in shard.credits.held:
                     self._needs_no_credit(shard, key)
             elif came.state is State.LOST:
@@ -263,7 +255,7 @@ class PsActor(Actor):
 
     def on_PushStatus(self, message: PushStatus, sender: Sender) -> None:
         shard = self._shard(message.epoch)
-        ledger = shard.ledger(sender, message.epoch)
+        ledger = shard.ledger(sender)
         if ledger.is_complete(message.number):
             shard.mode.again(ledger, message.number, sender)
         else:
@@ -293,7 +285,8 @@ class PsActor(Actor):
 
 
 def _together(update: Update) -> int:
-    """How many pushes make an update; in sync, before it is known how many workers come, the least that share one."""
+    """The number of pushes that make an update. In sync, before the number of workers is known: the least number of
+    pushes that make a step."""
     return (update.replicas_to_aggregate or 2) if isinstance(update, SyncReplicas) else 1
 
 

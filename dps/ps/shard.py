@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from dps.actors.ref import Ref, Sender
@@ -20,7 +21,7 @@ from dps.variables.plan import Plan, ShardLayout
 
 
 class Shard:
-    """What a ps holds between two Configure messages. All methods run on the node's thread.
+    """The state of a ps between two Configure messages. All methods run on the node's thread.
 
     More than 12 attributes: the rooms of a ps meet here, and each has a part of its own.
     """
@@ -31,22 +32,25 @@ class Shard:
     ) -> None:  # fmt: skip
         """`device`, `threads`: as of `Store`, which may raise ConfigError for the device."""
         self.node, self.epoch, self.plan, self.ps = node, epoch, plan, ps
+        self.step_ps = plan.ps[0]
+        """The task of the ps that counts the steps."""
+        self.is_step_ps = ps == self.step_ps
         self.store = Store(plan.layouts[ps], node.runtime, device, threads)
         self.layout: ShardLayout = self.store.layout
-        """How the shard's parts lie in a run of bytes."""
+        """The order of the shard's parts in a run of bytes."""
         self.peers = {task: Ref(address, "ps") for task, address in addresses.items()}
         for address in addresses.values():
             node.expect(address, "ps")
         self.ledgers: dict[int, Ledger] = {}
         self.members: Members | None = None
-        """The newest; None while the shard has no first values."""
-        self.saving = Saving(self.store, plan, ps, node, self._decided)
+        """The newest list of sessions; None while the shard has no first values."""
+        self.saving = Saving(self.store, plan, ps, node, self._results)
         self.checks_finite = bool(settings.get("check_finite", True))
         trained = len(self.layout.arenas) == 1 and bool(self.layout.trained)
         self.is_small = trained and self.layout.nbytes <= node.runtime.tuning.small_nbytes
-        """Whether a push is one run of few bytes."""
+        """Whether the shard has one arena, which is trained, and at most `small_nbytes`."""
         self.ended = False
-        """A newer run epoch has replaced this shard; what it still asked for is moot."""
+        """Whether a newer run epoch has replaced this shard. Answers to its requests are then ignored."""
         self.mode: Mode
         self.counts = {"applied": 0, "dropped": 0, "refused": 0, "pulls": 0, "copied_pulls": 0, "aborted": 0}
         self.credits = Credits(self.layout.gradient_nbytes, node.runtime.tuning)
@@ -58,26 +62,18 @@ class Shard:
         return self.members is not None
 
     @property
-    def step_ps(self) -> int:
-        """The task of the ps that counts the steps."""
-        return self.plan.ps[0]
-
-    @property
-    def is_step_ps(self) -> bool:
-        return self.ps == self.step_ps
-
-    @property
-    def spares(self) -> bool:
-        """Whether memory is worth that pushes come one after the other."""
+    def saves_memory(self) -> bool:
+        """Whether pushes come one after the other, to save memory."""
         return self.store.is_large and self.mode.frees
 
     # -- sessions ---------------------------------------------------------------------------------------------
 
-    def ledger(self, sender: Sender, epoch: int) -> Ledger:
-        """The ledger of a message's session; Aborted for another epoch or an incarnation not admitted."""
-        if epoch != self.epoch or self.members is None:
+    def ledger(self, sender: Sender) -> Ledger:
+        """The ledger of the session that sent a message of this run epoch. Raises Aborted for an incarnation that is
+        not admitted."""
+        if self.members is None:
             self.counts["aborted"] += 1
-            raise Aborted(f"run epoch {epoch} is not the one of {self.node.name}, which is {self.epoch}")
+            raise Aborted(f"{self.node.name} has no members in run epoch {self.epoch} yet; {sender.name} is too early")
         found = self.ledgers.get(sender.incarnation)
         if found is None:
             self.counts["aborted"] += 1
@@ -85,14 +81,15 @@ class Shard:
         return found
 
     def set_members(self, message: Members) -> None:
-        """Admit new sessions and, in its own time, the mode forgets those that ended."""
+        """Admit new sessions. The mode forgets those that have ended, when it may."""
         if self.members is not None and message.version <= self.members.version:
             return
         self.members = message
         self.node.tickets.admit("sessions", message.tickets)
         for incarnation, name, task, _ in message.live:
             if incarnation not in self.ledgers:
-                self.ledgers[incarnation] = Ledger(task, incarnation, name, Borrowed(self.node.runtime))
+                memory = Borrowed(self.node.runtime, partial(self.node.tickets.is_near, incarnation))
+                self.ledgers[incarnation] = Ledger(task, incarnation, name, memory)
         self.mode.members(message)
         self.reading.wake()
 
@@ -103,11 +100,11 @@ class Shard:
             ledger.clear()
         self.reading.forget(incarnation)
 
-    def _decided(self) -> list[list[int]]:
-        """Of each session the number of its last push that has a result, with all before it."""
+    def _results(self) -> list[list[int]]:
+        """The number of each session's last push up to which all have results."""
         return sorted([incarnation, ledger.done] for incarnation, ledger in self.ledgers.items() if ledger.done)
 
-    def decide(self, ledger: Ledger, result: Pushed) -> Pushed:
+    def record_result(self, ledger: Ledger, result: Pushed) -> Pushed:
         """Record a push's result on this shard."""
         ledger.record(result)
         self.counts[result.status] += 1

@@ -1,8 +1,8 @@
-"""Kernels made ready before the first push needs them: loaded from numba's cache, or compiled.
+"""Prepares kernels before the first push needs them: loads them from numba's cache, or compiles them.
 
-Numba readies each kernel at its first call (some ms from its cache, half a second to compile), and itself at the very
-first one (some hundredths of a second; a quarter where it compiles). Here a small shard of the same dtypes and
-optimizers is updated once in each way that a push may take.
+Numba loads each kernel at its first call (some ms from its cache, half a second to compile), and itself at the very
+first one (some hundredths of a second; a quarter if it compiles). Here a small shard of the same dtypes and optimizers
+is updated once in each way that a push may take.
 """
 
 from __future__ import annotations
@@ -25,21 +25,20 @@ from dps.variables.plan import Arena, Part, ShardLayout
 
 DIM = 4
 TRAINED = ("float32", "float64", "float16", "bfloat16")
-"""What there are optimizers for."""
+"""The dtypes for which there are optimizers."""
 LARGE_NBYTES = ORDINARY.store.stream_nbytes
 _ready: set[tuple[str, str, bool, bool, int, bool]] = set()
 _warming = threading.Lock()
 
 
 def start() -> None:
-    """Have numba itself ready, once in a process, before a session comes. Blocks for 0.03 s."""
+    """Load numba itself, once in a process, before a session comes. Blocks for 0.03 s."""
     is_finite(np.zeros(DIM, np.float32))
 
 
 def warm(arenas: Iterable[Arena], together: int = 1) -> None:
-    """Have ready what the trained ones of these arenas need, each kind once in a process. Blocks meanwhile.
-
-    `together`: so many pushes make an update; each number has a kernel of its own.
+    """Load the kernels that the trained arenas among these need, each kind once in a process. Blocks until that is
+    done. `together`: so many pushes make an update; each number has a kernel of its own.
     """
     for arena in arenas:
         dtype = np.dtype(arena.dtype).name
@@ -54,8 +53,8 @@ def warm(arenas: Iterable[Arena], together: int = 1) -> None:
 
 
 def warm_all(progress: Callable[[str, int, int], None]) -> None:
-    """Have all kernels of a ps ready, and those of a session with very many variables. `progress` gets what comes next,
-    its number from 1, and how many there are."""
+    """Load all kernels of a ps, and those of a session with very many variables. `progress` gets the name of the next
+    step, its number from 1, and how many there are."""
     optimizers: list[optim.Optimizer] = [
         optim.SGD(0.1), optim.Momentum(0.1), optim.Adagrad(0.1), optim.RMSProp(0.1), optim.Adam(), optim.AdamW(),
         optim.Ftrl(0.1),
@@ -86,7 +85,7 @@ def _update_once(arena: Arena, together: int) -> None:
     gradients = [Gradient(layout.flats(np.zeros(layout.nbytes, np.uint8)), {}, checked=False) for _ in range(together)]
     store.apply(gradients[0], 1)
     hold = store.hold()
-    assert hold is not None, "there is a spare buffer"
+    assert hold is not None, "there is a free buffer"
     with hold:  # so that the update goes to it
         store.apply(gradients[0], 2)
     store.apply(combined(gradients, layout), 2)

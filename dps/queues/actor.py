@@ -71,7 +71,8 @@ class QueuesActor(Actor):
         return line
 
     def _of(self, name: str, client: Client) -> Line:
-        """The queue that a client writes of, whose node is watched from then on: it may have been lost before."""
+        """The queue that a client's message names. The client's node is watched from then on, because it may have been
+        lost before."""
         line = self._line(name)
         if client in line.clients:
             self.node.watch(line.clients[client].address, GRACE_S)

@@ -1,4 +1,4 @@
-"""Which tasks serve something under a name, such as a dataset: an actor on the chief's node."""
+"""The directory of what tasks serve under a name, such as a dataset: an actor on the chief's node."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ NONE: list[str] = []
 
 
 class Announce(Message, kind=95, roles=TASKS):
-    """The node at an address serves something under a name. Answered with Done."""
+    """Announces that the node at an address serves something under a name. Answered with Done."""
 
     name: str
     address: str
     tasks: int = 0
-    """How many tasks serve under this name; 0: it does not know."""
+    """The number of tasks that serve under this name; 0: unknown."""
 
 
 class Find(Message, kind=96, roles=NODES):
@@ -40,9 +40,9 @@ class Found(Message, kind=97, roles=ANSWER):
 
     addresses: list[str]
     keys: list[str] = NONE
-    """Whose key each has, as of `Accepted.user`; empty without keys."""
+    """The owner of each one's key, as in `Accepted.user`; empty without keys."""
     tasks: int = 0
-    """How many there are to be, as they say; 0: nobody says."""
+    """The number of tasks that there are to be, as they report it; 0: unknown."""
 
 
 class Announcer(Actor):
@@ -57,12 +57,12 @@ class Announcer(Actor):
 
 
 class Directory(Actor):
-    """Names and addresses, as long as their nodes are there. Those nodes end with the run."""
+    """The served names and their addresses, while their nodes are there. Those nodes end with the run."""
 
     def __init__(self) -> None:
         self._addresses: dict[str, dict[str, tuple[str, str, int]]] = {}
-        """By name: where this node dials each that serves it, where others are told that it is, whose key it has, how
-        many it says that there are."""
+        """For each task that serves, by name: the address that this node dials, the address that others are told, the
+        owner of its key, and how many tasks it says that there are."""
 
     def on_Announce(self, message: Announce, sender: Sender) -> None:
         address = self.node.dials(message.address)

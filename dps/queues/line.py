@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 from dps.errors import Aborted, ConfigError, ProtocolError
 
 WINDOW = 64
-"""Gets of one client that may be open at one time."""
+"""The most gets of one client that may be open at one time."""
 
 ACCEPTED, WAITING, MISSING, REFUSED = "accepted", "waiting", "missing", "refused"
-"""What became of a put. Missing: it has not come, or was withdrawn. Refused: the queue is closed."""
+"""The outcome of a put. Missing: it has not come, or was withdrawn. Refused: the queue is closed."""
 
 
 class Entry(NamedTuple):
@@ -47,19 +47,19 @@ class Taken(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """An action: nothing will come for a get any more, for the queue is closed and empty."""
+    """An action: no item will come for a get any more, because the queue is closed and empty."""
 
     asker: Any
 
 
 Action = Given | Taken | Ended
 Client = int | tuple[str, int]
-"""Who uses a line: the ticket of a process and the number that the process gave, or a number within this process."""
+"""A user of a queue: the ticket of a process and the number that the process gave, or a number within this process."""
 
 
 @dataclass
 class Known:
-    """What the queue knows of one client."""
+    """The state of one client of the queue."""
 
     name: str
     address: str
@@ -67,26 +67,27 @@ class Known:
     put_result: str = MISSING
     floor: int = 1
     given: dict[int, Entry] = field(default_factory=dict)
-    """By the number of the get: given, and not yet acknowledged."""
+    """The items that were given and not acknowledged, by the number of the get."""
     finished: set[int] = field(default_factory=set)
-    """Gets from the floor on whose items are the client's."""
+    """The gets from the floor on whose items are the client's."""
 
 
 class Line:
-    """One queue and its clients. An `asker` is whom an action is answered to; the last one of a request counts."""
+    """One queue and its clients. An `asker` is the sender to whom an action is answered; the last one of a request
+    counts."""
 
     def __init__(self, name: str, capacity: int) -> None:
         self.name, self.capacity, self.closed = name, capacity, False
         self.clients: dict[Client, Known] = {}
         self.items: list[Entry] = []
-        """In order."""
+        """The items, in order."""
         self._accepted = 0
         self._putting: dict[Client, tuple[Any, Any]] = {}
-        """Values that wait for room, and askers, by client, in the order in which they came."""
+        """The values that wait for room, and their askers, by client, in the order in which they came."""
         self._getting: dict[tuple[Client, int], Any] = {}
-        """Gets that wait: askers by client and number, in the order in which they came."""
+        """The waiting gets: askers by client and number, in the order in which they came."""
         self.last_put = self.last_got = ""
-        """Whose they were."""
+        """The clients that got and put the last items."""
 
     # -- clients -----------------------------------------------------------------------------------------------
 
@@ -95,7 +96,7 @@ class Line:
         self.clients.setdefault(client, Known(name, address))
 
     def leave(self, client: Client) -> list[Action]:
-        """A client ends; nothing is kept of it."""
+        """A client ends; its state is dropped."""
         if client not in self.clients:
             return []
         self._forget(client)
@@ -103,8 +104,8 @@ class Line:
         return self._settle()
 
     def lost(self, address: str) -> list[Action]:
-        """A node is lost: what its clients have not acknowledged goes back, and they wait for nothing. Their numbers
-        are kept, for they may come back."""
+        """A node is lost: items that its clients have not acknowledged go back, and its clients wait for nothing. Their
+        numbers are kept, because they may come back."""
         for number, client in self.clients.items():
             if client.address == address:
                 self._forget(number)
@@ -127,7 +128,7 @@ class Line:
     # -- puts --------------------------------------------------------------------------------------------------
 
     def put(self, client: Client, number: int, value: Any, asker: Any) -> list[Action]:
-        """An item came, perhaps again."""
+        """A client puts an item, perhaps again."""
         known = self._known(client)
         if number < known.put_number or (number == known.put_number and known.put_result != MISSING):
             return self.ask_put(client, number, asker)
@@ -139,7 +140,7 @@ class Line:
         return self._settle()
 
     def ask_put(self, client: Client, number: int, asker: Any) -> list[Action]:
-        """What became of a put? No action while it waits."""
+        """Ask for the outcome of a put. No action while it waits."""
         known = self._known(client)
         result = known.put_result if number == known.put_number else MISSING
         if result == WAITING:
@@ -153,7 +154,7 @@ class Line:
         return number == known.put_number and known.put_result == WAITING
 
     def withdraw(self, client: Client, number: int) -> bool:
-        """The put is not waited for any more. Whether it was accepted all the same; else it never will be."""
+        """The client no longer waits for the put. Returns whether it was accepted; if not, it never will be."""
         known = self._known(client)
         if number == known.put_number and known.put_result == ACCEPTED:
             return True
@@ -165,7 +166,7 @@ class Line:
     # -- gets --------------------------------------------------------------------------------------------------
 
     def get(self, client: Client, number: int, floor: int, asker: Any) -> list[Action]:
-        """An item is wanted, perhaps again."""
+        """A client asks for an item, perhaps again."""
         known = self._known(client)
         self._raise_floor(client, known, floor)
         if number < known.floor or number in known.finished:
@@ -182,14 +183,15 @@ class Line:
         return (client, number) in self._getting
 
     def finish(self, client: Client, number: int) -> tuple[bool, list[Action]]:
-        """The item of a get came, perhaps told again. Whether it is the client's."""
+        """The client has received the item of a get, as it says, perhaps again. Returns whether the item is the
+        client's."""
         known = self._known(client)
         if known.given.pop(number, None) is not None:
             known.finished.add(number)
         return number in known.finished, self._settle()
 
     def drop(self, client: Client, number: int) -> list[Action]:
-        """A get, and all before it, are not waited for any more."""
+        """The client no longer waits for a get and all before it."""
         self._raise_floor(client, self._known(client), number + 1)
         return self._settle()
 
@@ -209,7 +211,7 @@ class Line:
     # -- all ---------------------------------------------------------------------------------------------------
 
     def close(self) -> list[Action]:
-        """Nothing more is accepted; what is there can be got."""
+        """Close the queue: no more items are accepted; those that are there can be got."""
         self.closed = True
         refused: list[Action] = []
         for client, (_, asker) in self._putting.items():
@@ -220,7 +222,7 @@ class Line:
         return [*refused, *self._settle()]
 
     def _settle(self) -> list[Action]:
-        """Let in who waits for room, give to who waits for items, until neither can go on."""
+        """Accept items that wait for room, and give items to waiting gets, as long as that is possible."""
         actions: list[Action] = []
         while (self._putting and len(self.items) < self.capacity) or (self._getting and self.items):
             if self._getting and self.items:
@@ -250,18 +252,18 @@ class Line:
 
     @property
     def over(self) -> bool:
-        """Whether it is closed and nothing can come any more: what was given may still come back."""
+        """Whether it is closed and no item can come any more; an item that was given may still come back."""
         return self.closed and not self.items and not any(client.given for client in self.clients.values())
 
     def entries(self) -> Iterator[Entry]:
-        """All that was accepted and is not finished."""
+        """All items that were accepted and are not finished."""
         yield from self.items
         for client in self.clients.values():
             yield from client.given.values()
 
 
 def checked_capacity(line: Line, capacity: int) -> None:
-    """ConfigError where a client wants another capacity than the queue has."""
+    """Raise ConfigError if a client wants another capacity than the queue has."""
     if capacity and capacity != line.capacity:
         raise ConfigError(
             f"queue {line.name!r}: got capacity {capacity}, it was made with {line.capacity}; give the same, or none"

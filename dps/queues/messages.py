@@ -16,26 +16,26 @@ QUEUES = "queues"
 
 
 class OpenQueue(Message, kind=80, roles=TASKS):
-    """A client wants to use a queue, which is made where it is not there. Answered with QueueOpened."""
+    """A client wants to use a queue, which is made if it does not exist. Answered with QueueOpened."""
 
     queue: str
     capacity: int
-    """Items; 0: as the queue has it."""
+    """The number of items that it holds; 0: as the queue has it."""
     client: int
     name: str
     """The client's task, for messages to people."""
     address: str
-    """Its node: what the client has not acknowledged goes to others when that node is lost."""
+    """The address of its node. When that is lost, items that the client has not acknowledged go to others."""
 
 
 class QueueOpened(Message, kind=81, roles=ANSWER):
-    """The client is known."""
+    """The queue knows the client."""
 
     capacity: int
 
 
 class Put(Message, kind=82, roles=TASKS):
-    """An item. Answered with Done once it is in the queue, with Waiting while there is no room."""
+    """Puts an item. Answered with Done once it is in the queue, and with Waiting while there is no room."""
 
     queue: str
     client: int
@@ -46,7 +46,7 @@ class Put(Message, kind=82, roles=TASKS):
 
 
 class AskPut(Message, kind=83, roles=TASKS):
-    """What became of a put? Answered as Put, or with PutMissing."""
+    """Asks for the outcome of a put. Answered as Put, or with PutMissing."""
 
     queue: str
     client: int
@@ -60,13 +60,14 @@ class PutMissing(Message, kind=84, roles=ANSWER):
 
 
 class Get(Message, kind=85, roles=TASKS):
-    """An item is wanted. Answered with Item, with Waiting while there is none."""
+    """Asks for an item. Answered with Item, and with Waiting while there is none."""
 
     queue: str
     client: int
     number: int
     floor: int
-    """All gets of the client below this number are over: what was given for them and not acknowledged goes back."""
+    """All gets of the client below this number are over. Items that were given for them and not acknowledged go
+    back."""
 
 
 class Item(Message, kind=86, roles=ANSWER):
@@ -78,7 +79,7 @@ class Item(Message, kind=86, roles=ANSWER):
 
 
 class Finish(Message, kind=87, roles=TASKS):
-    """The item of this get came. Answered with Finished."""
+    """The client has received the item of this get. Answered with Finished."""
 
     queue: str
     client: int
@@ -86,13 +87,13 @@ class Finish(Message, kind=87, roles=TASKS):
 
 
 class Finished(Message, kind=88, roles=ANSWER):
-    """Whether the item is the client's; else it went back meanwhile, and to another one."""
+    """Whether the item is the client's; if not, it went back and to another client."""
 
     yours: bool
 
 
 class Withdraw(Message, kind=89, roles=TASKS):
-    """A put and a get (0: none) are not waited for any more. Answered with Withdrawn."""
+    """The client no longer waits for a put and a get (0: none). Answered with Withdrawn."""
 
     queue: str
     client: int
@@ -101,7 +102,7 @@ class Withdraw(Message, kind=89, roles=TASKS):
 
 
 class Withdrawn(Message, kind=90, roles=ANSWER):
-    """Whether the put is in the queue all the same; the get is over."""
+    """Whether the put was accepted before; the get is over."""
 
     accepted: bool
 
@@ -127,7 +128,7 @@ class CloseQueue(Message, kind=93, roles=TASKS):
 
 
 class LeaveQueue(Message, kind=94, roles=TASKS):
-    """The client needs the queue no more. Answered with Done."""
+    """The client no longer needs the queue. Answered with Done."""
 
     queue: str
     client: int

@@ -1,4 +1,4 @@
-"""Where a thread is: in the scope of a strategy, or in one of its replicas."""
+"""The context of a thread: the strategy in whose scope it is, or the replica that it runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ replica_now: ContextVar[ReplicaContext | None] = ContextVar("dps_replica", defau
 
 @contextmanager
 def entered(strategy: Strategy | None, replica: ReplicaContext | None) -> Iterator[None]:
-    """Be in the scope of a strategy, and in a replica of it or in none."""
+    """Enter the scope of a strategy, and a replica of it or none."""
     before = scope_now.set(strategy), replica_now.set(replica)
     try:
         yield
@@ -59,18 +59,18 @@ class ReplicaContext:
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas sum their gradients."""
+        """The number of replicas that sum their gradients."""
         return self.strategy.num_replicas_in_sync
 
     def all_reduce(self, op: str, value: Any) -> Any:
-        """Reduce a value over all replicas, and return the result to each.
+        """Reduce a value over all replicas, and return the result to each. Blocks until all replicas call it.
 
         Args:
             op: "sum", "mean" or "max".
             value: A number, an array, or a nesting of them; of the same shapes on all replicas.
 
         Returns:
-            The reduced value, in the same nesting. Arrays are read-only, for all replicas share them.
+            The reduced value, in the same nesting. Arrays are read-only, because all replicas share them.
 
         Raises:
             ConfigError: Values that do not fit together, or replicas that make different calls.
@@ -86,14 +86,14 @@ class ReplicaContext:
         return self.meet(f"all_reduce {op!r}", value, decide)
 
     def all_gather(self, value: Any, axis: int = 0) -> Any:
-        """Put the arrays of all replicas one after the other, in replica order, and return the result to each.
+        """Put the arrays of all replicas one after the other, in replica order. Blocks until all replicas call it.
 
         Args:
             value: An array, or a nesting of arrays, whose other dimensions are the same on all replicas.
             axis: Along which axis.
 
         Returns:
-            The longer arrays, in the same nesting. They are read-only, for all replicas share them.
+            The longer arrays, in the same nesting. They are read-only, because all replicas share them.
 
         Raises:
             ConfigError: Arrays that do not fit together, or replicas that make different calls.
@@ -110,11 +110,12 @@ class ReplicaContext:
     def merge_call(
         self, function: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Call a function once for all replicas of this process, outside of them, and return to each what it returns.
+        """Call a function once for all replicas of this process, outside of them, and return its result to each.
 
-        Under `MultiWorkerMirrored` it is called in each worker, and `reduce` and `apply_gradients` in it reach all of
-        them. Under `ParameterServer` there is one replica in each process: the function sees that alone, as under
-        TensorFlow's strategy of that name, also in sync; `apply_gradients` sums over the workers on the ps.
+        Blocks until all replicas of this process call it. Under `MultiWorkerMirrored` it is called in each worker, and
+        `reduce` and `apply_gradients` in it reach all of them. Under `ParameterServer` there is one replica in each
+        process: the function sees that alone, as under TensorFlow's strategy of that name, also in sync;
+        `apply_gradients` sums over the workers on the ps.
 
         Args:
             function: Called as `function(strategy, *args, **kwargs)`. It may call `reduce` and `apply_gradients`.
@@ -152,7 +153,7 @@ class ReplicaContext:
 
 
 def _still(value: Any) -> Any:
-    """An array that all replicas get is not to be changed by one."""
+    """Make an array read-only that all replicas get, so that none changes it."""
     if hasattr(value, "setflags"):
         value.setflags(write=False)
     return value

@@ -1,14 +1,12 @@
-"""Which of the devices that a strategy is asked for are there."""
+"""Checks which of the devices that a strategy is asked for exist."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 from dps.cluster.device import Device
 from dps.errors import ConfigError
-
-log = logging.getLogger("dps")
+from dps.telemetry import log
 
 
 def present(devices: Sequence[str | Device] | None, strategy: str) -> list[str]:
@@ -38,7 +36,7 @@ def present(devices: Sequence[str | Device] | None, strategy: str) -> list[str]:
 
 
 def gpu_of(device: str) -> int | None:
-    """The number of a GPU; None for the CPU."""
+    """The number of the device's GPU; None for the CPU."""
     return int(device.rpartition(":")[2]) if device.startswith("/gpu") else None
 
 
@@ -53,7 +51,7 @@ def _short(spec: str | Device, strategy: str) -> str:
 
 
 def _gpus() -> int:
-    """How many GPUs this process may use. Imports numba.cuda."""
+    """The number of GPUs that this process may use. Imports numba.cuda."""
     try:
         from dps.kernels import device
     except ConfigError:  # it cannot be imported

@@ -81,9 +81,8 @@ class Distributed:
 
 
 def split(batch: Any, parts: int) -> list[Any]:
-    """A global batch in parts, by the first axis of its arrays; the first `size mod parts` have an example more.
-
-    ConfigError for arrays of different lengths, and for a number where an array should be.
+    """Split a global batch into parts by the first axis of its arrays. The first `size mod parts` parts have one
+    example more. Raises ConfigError for arrays of different lengths, and for a number in place of an array.
     """
     sizes: dict[str, int] = {}
 
@@ -141,7 +140,7 @@ def batches_of_function(strategy: Strategy, function: Callable[[InputContext], A
 
 
 def empty(batch: Any, what: str) -> Any:
-    """A batch like another one, but of no examples."""
+    """A batch like another one, without examples."""
 
     def leaf(path: str, of: Any) -> Any:
         if not getattr(of, "shape", ()):
@@ -155,7 +154,7 @@ def empty(batch: Any, what: str) -> Any:
 
 
 def _given(strategy: Strategy, batches: Iterator[list[Any]], to_device: bool) -> Iterator[Any]:
-    """What `run` takes as argument. `to_device`: arrays are copied to the replicas' GPUs, one step ahead."""
+    """The inputs as `run` takes them. `to_device`: arrays are copied to the replicas' GPUs, one step ahead."""
     if not to_device:
         yield from map(regrouped, batches)
         return

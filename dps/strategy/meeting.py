@@ -1,21 +1,17 @@
-"""Where the replicas of one step wait for each other: each call is a barrier with a deadline, and one of them acts."""
+"""The barriers of one step: its replicas wait there for each other, with a deadline, and the last one acts."""
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from dps.errors import ConfigError, DeadlineExceeded
+from dps.telemetry import log
 from dps.transport.current import runtime
 
-log = logging.getLogger("dps")
-
-LOOK_S = 1e-3
-"""In the simulator a replica that waits looks so often."""
 REPORT_S = 10.0
-"""So often the log is told who is waited for."""
+"""How often the log names the replicas that are waited for."""
 
 
 class StepOver(BaseException):
@@ -31,19 +27,19 @@ class Meeting:
 
     def __init__(self, count: int, timeout_s: float) -> None:
         self._count, self._timeout_s, self._runtime = count, timeout_s, runtime()
-        self._changed = threading.Condition()
+        self._lock, self._changed = threading.Lock(), runtime().condition()
         self._come: dict[int, tuple[str, Any]] = {}
         self._round = 0
         self._made: list[Any] = []
         """The results of the round that was decided last; the next one needs all who get them."""
         self.ended: dict[int, Any] = {}
-        """What each replica that has returned has returned."""
+        """The results of the replicas that have returned."""
         self.error: BaseException | None = None
         """Why the step is over."""
 
     def meet(self, replica: int, what: str, value: Any, decide: Callable[[list[Any]], list[Any]]) -> Any:
-        """Wait for all replicas; this replica's result. Blocks."""
-        with self._changed:
+        """Wait for all replicas. Returns this replica's result. Blocks."""
+        with self._lock:
             number = self._round
             self._come[replica] = what, value
             self._look_for_misfits(what)
@@ -56,9 +52,9 @@ class Meeting:
             except BaseException as error:
                 self.fail(error)
                 raise StepOver from error
-            with self._changed:
+            with self._lock:
                 self._made, self._come, self._round = made, {}, number + 1
-                self._changed.notify_all()
+                self._changed.notify()
             return made[replica]
         self._wait(lambda: self._round > number, lambda: self._missing(what))
         if self._round == number:
@@ -67,19 +63,19 @@ class Meeting:
 
     def leave(self, replica: int, result: Any) -> None:
         """A replica has returned."""
-        with self._changed:
+        with self._lock:
             self.ended[replica] = result
             self._look_for_misfits("the end of the step")
-            self._changed.notify_all()
+            self._changed.notify()
 
     def fail(self, error: BaseException) -> None:
         """The step is over for all. The first error counts."""
-        with self._changed:
+        with self._lock:
             self.error = self.error or error
-            self._changed.notify_all()
+            self._changed.notify()
 
     def all_ended(self) -> list[Any]:
-        """Wait for the end of all replicas, on the thread that has called `run`; what each has returned."""
+        """Wait for the end of all replicas, on the thread that has called `run`. Returns the results of all."""
         self._wait(lambda: len(self.ended) == self._count, lambda: self._missing("the end of the step"), leads=True)
         if self.error is not None:
             raise self.error
@@ -88,27 +84,20 @@ class Meeting:
     # -- waiting ------------------------------------------------------------------------------------------------
 
     def _wait(self, ready: Callable[[], bool], missing: Callable[[], str], leads: bool = False) -> None:
-        """Until `ready`, or the step is over. The deadline counts from the moment that some replica waits."""
+        """Wait until `ready` is true, or the step is over. The deadline counts from the time when a replica begins to
+        wait."""
         now = self._runtime.now
         since, told = now(), now()
-        with self._changed:
-            while not ready() and self.error is None:
-                if leads and not self.ended:
-                    since = told = now()  # replicas compute, or wait for each other
-                elif now() - since > self._timeout_s:
-                    self.error = DeadlineExceeded(f"{missing()} for {self._timeout_s:g} s")
-                    self._changed.notify_all()
-                elif now() - told > REPORT_S:
-                    told = now()
-                    log.warning("%s for %.0f s", missing(), now() - since)
-                if not self._runtime.simulated:
-                    self._changed.wait(min(1.0, max(0.001, since + self._timeout_s - now())))
-                else:
-                    self._changed.release()
-                    try:
-                        self._runtime.sleep(LOOK_S)
-                    finally:
-                        self._changed.acquire()
+        while not ready() and self.error is None:
+            if leads and not self.ended:
+                since = told = now()  # replicas compute, or wait for each other
+            elif now() - since > self._timeout_s:
+                self.fail(DeadlineExceeded(f"{missing()} for {self._timeout_s:g} s"))
+            elif now() - told > REPORT_S:
+                told = now()
+                log.warning("%s for %.0f s", missing(), now() - since)
+            left_s = min(1.0, max(0.001, since + self._timeout_s - now()))
+            self._changed.wait(lambda: ready() or self.error is not None, left_s)
 
     def _missing(self, what: str) -> str:
         here = {**self._come, **self.ended}
@@ -127,7 +116,7 @@ class Meeting:
             here = {replica: barrier for replica, (barrier, _) in self._come.items() if barrier == what}
             text = f"{_named(here)} is in {what}, {_named(others)} in {_all(others)}"
         self.error = ConfigError(f"{text}: every replica must make the same calls in the same order")
-        self._changed.notify_all()
+        self._changed.notify()
 
 
 def _named(replicas: Any) -> str:

@@ -69,7 +69,7 @@ class MirroredVariables(Variables):
 
     @property
     def step(self) -> int:
-        """How many steps were made."""
+        """The number of steps that were made."""
         return self._step
 
     # -- reading --------------------------------------------------------------------------------------------------
@@ -112,7 +112,8 @@ class MirroredVariables(Variables):
         return {self._plan.variables[index].name: gradient for index, gradient in gradients.items()}
 
     def _apply(self, of_replicas: Sequence[Mapping[str, Any]]) -> Push:
-        """One step with the sum over the replicas, in their order; nothing of it if some gradient is not finite."""
+        """Make one step with the sum over the replicas, in their order. If a gradient is not finite, nothing is
+        changed."""
         sums: dict[str, Any] = {}
         for name in self._plan.by_name:
             found = [gradients[name] for gradients in of_replicas if name in gradients]
@@ -197,7 +198,7 @@ def _copy(value: Array, optimizer: Optimizer | None, gpu: int | None) -> Copy:
 
 
 def _of(value: Any, replica: int) -> Any:
-    """A replica's gradient; what all replicas share counts once."""
+    """A replica's gradient. A gradient that all replicas share counts once."""
     if isinstance(value, PerReplica):
         return value.values[replica]
     return value if replica == 0 else None

@@ -99,12 +99,12 @@ class MultiWorkerMirrored(Strategy):
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas the workers have together."""
+        """The number of replicas of all workers."""
         return sum(self.group.replicas)
 
     @property
     def first_replica(self) -> int:
-        """The place of this worker's first replica among those in sync."""
+        """The number of this worker's first replica among those in sync."""
         return sum(self.group.replicas[: self.group.rank])
 
     @property

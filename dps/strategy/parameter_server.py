@@ -72,12 +72,12 @@ class ParameterServer(Strategy):
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many workers sum their gradients; 1 where none waits for another."""
+        """The number of workers that sum their gradients; 1 if none waits for another."""
         return self._workers
 
     @property
     def first_replica(self) -> int:
-        """The place of this worker among those in sync."""
+        """The number of this worker among those in sync."""
         if self._workers == 1 or isinstance(self.server, str):
             return 0
         known = self.server.cluster
@@ -87,7 +87,7 @@ class ParameterServer(Strategy):
         return tasks.index(self.server.task)
 
     def check_all_replicas_are_here(self, what: str) -> None:
-        """ConfigError where replicas in sync are in other processes."""
+        """Raise ConfigError if replicas in sync are in other processes."""
         if self._workers > 1:
             raise ConfigError(
                 f"{what}: the other {self._workers - 1} replicas are in other workers, and a ps sums gradients "
@@ -117,7 +117,7 @@ class ParameterServer(Strategy):
 
 
 def workers_in_sync(server: Server | str, update: Update | None) -> int:
-    """How many workers sum their gradients. ConfigError if that cannot be known."""
+    """The number of workers that sum their gradients. Raises ConfigError if that cannot be known."""
     if not isinstance(update, SyncReplicas):
         return 1
     aggregated, total = update.replicas_to_aggregate, update.total_num_replicas

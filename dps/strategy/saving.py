@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -25,15 +24,14 @@ from dps.checkpoint import (
 )
 from dps.checkpoint.names import join
 from dps.optim import from_wire
+from dps.telemetry import log
 from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
 from dps.variables.plan import Plan
 from dps.variables.saved import check_saved
 
-log = logging.getLogger("dps")
-
 KEPT = 5
-"""How many of the newest checkpoints are kept, as by a session."""
+"""The number of newest checkpoints that are kept, as by a session."""
 
 
 class Checkpoints:

@@ -53,7 +53,7 @@ class Strategy:
 
     @property
     def local_replicas(self) -> int:
-        """How many replicas this process runs."""
+        """The number of replicas that this process runs."""
         return len(self.devices)
 
     @property
@@ -178,7 +178,7 @@ class Strategy:
         return each_leaf(lambda path, *leaves: gathered(leaves, axis), *values)
 
     def any_goes_on(self, here: bool) -> bool:
-        """Whether some process of those that are reached has more batches. A barrier where there are several.
+        """Whether some process of those that are reached has more batches. Blocks until all of them call it.
 
         Args:
             here: Whether this process has.
@@ -263,7 +263,7 @@ class Strategy:
     # -- variables and input ----------------------------------------------------------------------------------------
 
     def variables(self, params: Any, optimizer: Optimizer | None = None) -> Variables:
-        """Make variables, inside `scope()`.
+        """Make variables, inside `scope()`. Blocks until they have their first values, also those on a ps.
 
         Args:
             params: Their first values: arrays in any nesting of dicts, lists and tuples. A `dps.Variable` gives one

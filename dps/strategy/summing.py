@@ -41,7 +41,7 @@ def _dense(gradient: Rows, shape: tuple[int, ...]) -> Array:
 
 
 def not_finite(name: str, gradient: Array | Rows) -> str:
-    """That a gradient has NaN or infinite values, as a sentence; "" if it has none."""
+    """A sentence that says that a gradient has NaN or infinite values; "" if it has none."""
     array = np.asarray(gradient.values if isinstance(gradient, Rows) else gradient)
     sound = halves.all_finite(array) if halves.is_half(array.dtype) else bool(cpu.all_finite(array.reshape(-1)))
     return "" if sound else f"the gradient of {name} {NOT_FINITE}"

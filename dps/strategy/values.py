@@ -63,8 +63,8 @@ class MirroredValue(PerReplica):
 
 
 def each_leaf(function: Callable[..., Any], tree: Any, *others: Any, path: str = "") -> Any:
-    """`function(path, leaf, ...)` for the leaves of dicts, lists and tuples, nested as they are. All have one nesting;
-    ConfigError names the place where one differs."""
+    """Call `function(path, leaf, ...)` for the leaves of dicts, lists and tuples; the results are nested in the same
+    way. All arguments have one nesting; ConfigError names the place where one differs."""
     if isinstance(tree, Mapping):
         for index, other in enumerate(others, 1):
             if not isinstance(other, Mapping) or list(other) != list(tree):
@@ -98,7 +98,8 @@ def _differs(path: str, index: int, first: Any, other: Any) -> ConfigError:
 
 
 def of_replica(tree: Any, replica: int, replicas: int, what: str) -> Any:
-    """What one replica gets of nested arguments. ConfigError for a PerReplica of another number of replicas."""
+    """The part of nested arguments that one replica gets. Raises ConfigError for a PerReplica of another number of
+    replicas."""
 
     def leaf(path: str, value: Any) -> Any:
         if not isinstance(value, PerReplica):

@@ -39,7 +39,7 @@ class Variables:
         self.strategy = strategy
 
     def read(self, on_device: bool = False) -> Any:
-        """The values now.
+        """The current values. Blocks if they are on a ps.
 
         Args:
             on_device: In a replica on a GPU: its own copy, as arrays of that GPU, which change with the next update.
@@ -56,7 +56,7 @@ class Variables:
         raise NotImplementedError
 
     def apply_gradients(self, grads: Any, loss: Any = None) -> Push:
-        """Sum the gradients of all replicas, and make one step with the sum.
+        """Sum the gradients of all replicas, and make one step with the sum. Blocks until all replicas call it.
 
         Args:
             grads: This replica's gradients in the nesting of params, of the variables' shapes and dtypes. A missing
@@ -75,7 +75,7 @@ class Variables:
         raise NotImplementedError
 
     def assign(self, values: Any) -> None:
-        """Set values.
+        """Set values. Blocks if they are on a ps or other replicas have to call it, too.
 
         Args:
             values: Arrays in the nesting of params; what is left out stays as it is. In a replica, a variable with
@@ -91,7 +91,7 @@ class Variables:
         raise NotImplementedError
 
     def _replica(self, what: str) -> ReplicaContext | None:
-        """The replica that the caller is. ConfigError for one of another strategy."""
+        """The replica that calls. Raises ConfigError for one of another strategy."""
         replica = replica_now.get()
         if replica is not None and replica.strategy is not self.strategy:
             raise ConfigError(

@@ -41,7 +41,7 @@ class WorkerVariables(MirroredVariables):
         self._begin_alike()
 
     def _check_agreed(self) -> None:
-        """ConfigError if another worker has other variables."""
+        """Raise ConfigError if another worker has other variables."""
         own = [f"{spec.name} {spec.dtype}{list(spec.shape)} {spec.optimizer}" for spec in self._plan.variables]
         texts = self.strategy.group.gather([np.frombuffer("\n".join(own).encode(), np.uint8)])
         for name, (text,) in zip(self.strategy.group.members, texts, strict=True):
@@ -115,7 +115,7 @@ class WorkerVariables(MirroredVariables):
         return {**found, **self._over_rows(with_rows, sums, found)}
 
     def _dense(self, name: str, gradient: Array | Rows | None) -> Array:
-        """A gradient as it travels; zeros for none, and for rows, which travel by themselves."""
+        """A gradient as it is sent; zeros if there is none, and for rows, which are sent separately."""
         if gradient is not None and not isinstance(gradient, Rows):
             return np.asarray(halves.widened(gradient))
         zeros = self._zeros.get(name)

@@ -1,7 +1,7 @@
-"""Addresses of nodes: "HOST:PORT" (tcp), "tcp://HOST:PORT", "ipc://PATH" and "inproc://NAME"; and where a node listens.
+"""Where nodes listen and are dialled: addresses are resolved, and bindings become addresses.
 
-Parsing never uses the network. `url` and `listening_url` resolve a host name, which may query DNS and so block.
-Numeric hosts and `localhost` (always 127.0.0.1) never do.
+`url` and `listening_url` resolve a host name, which may query DNS and so block. Numeric hosts and `localhost` (always
+127.0.0.1) never do.
 """
 
 from __future__ import annotations
@@ -13,90 +13,42 @@ from typing import Any
 
 import zmq
 
+from dps.cluster.address import WILDCARDS, Address, parse, parse_ports, split
 from dps.errors import ConfigError, NotAuthenticated, Unavailable
 from dps.record import record, replace
 
-_HOST = re.compile(r"\*|[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_.])?")
-MAX_PORT = 65535
-_PORTS = re.compile(r"([0-9]+)(?:-([0-9]+))?")
-WILDCARDS = ("0.0.0.0", "::", "*")
-_FORMS = '"HOST:PORT", "tcp://HOST:PORT", "ipc://PATH" or "inproc://NAME"'
+
+class UnknownHost(Unavailable):
+    """A host name has no address: it is written wrongly, or this machine's resolver does not know it."""
+
+    exit_code = 2
 
 
-@record
-class Address:
-    """One address: `host` and `port` for tcp, `path` (a file or a name) for ipc and inproc."""
-
-    scheme: str
-    host: str = ""
-    port: int = 0
-    path: str = ""
-    prefix: str = ""
-    """The prefix with which a tcp address was written: "" or "tcp://". Kept, so that addresses compare as text."""
-
-    def __str__(self) -> str:
-        if self.scheme != "tcp":
-            return f"{self.scheme}://{self.path}"
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.prefix}{host}:{self.port}"
-
-
-def parse(text: str) -> Address:
-    """The parts of an address. Raises ConfigError if it is malformed."""
-    scheme, found, rest = text.partition("://")
-    if not found:
-        return _parse_tcp(text, text, "")
-    if scheme == "tcp":
-        return _parse_tcp(text, rest, "tcp://")
-    if scheme not in ("ipc", "inproc"):
-        raise ConfigError(f"address {text!r} begins with {scheme!r}; write {_FORMS}")
-    if not rest or "\0" in rest or rest[0] in "*@":
-        raise ConfigError(f"address {text!r} names no {'file' if scheme == 'ipc' else 'endpoint'}; write {_FORMS}")
-    if scheme == "ipc" and len(rest.encode()) > zmq.IPC_PATH_MAX_LEN:
-        longest = zmq.IPC_PATH_MAX_LEN
-        raise ConfigError(f"address {text!r} has {len(rest.encode())} bytes of path; at most {longest} are possible")
-    return Address(scheme, path=rest)
-
-
-def _parse_tcp(text: str, rest: str, prefix: str) -> Address:
-    host, found, port = rest.rpartition(":")
-    if not found:
-        raise ConfigError(f"address {text!r} has no port; write {_FORMS}")
-    if not (port.isascii() and port.isdigit() and int(port) <= MAX_PORT):
-        raise ConfigError(f"address {text!r} has port {port!r}; a port is a number from 0 to {MAX_PORT}")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-        if not _is_ip(host, 6):
-            raise ConfigError(f"address {text!r} has {host!r} in brackets, which is no IPv6 address")
-    elif not _HOST.fullmatch(host):
-        raise ConfigError(f"address {text!r} has host {host!r}; write {_FORMS}, IPv6 as [::1]:PORT")
-    return Address("tcp", host, int(port), prefix=prefix)
-
-
-def url(address: Address) -> str:
+def url(text: str) -> str:
     """The URL that libzmq connects to, the same for all spellings of one address. May query DNS.
 
-    Raises ConfigError for port 0 and Unavailable for a host that has no address.
+    Raises ConfigError for a malformed address and port 0, and Unavailable for a host that has no address.
     """
-    if address.scheme != "tcp":
-        return str(address)
-    if address.port == 0:
+    address = parse(text)
+    if address.scheme == "tcp" and address.port == 0:
         raise ConfigError(f"cannot connect to {address}: port 0 means 'choose one'; give the port that was chosen")
-    return str(replace(address, host=resolve(address.host), prefix="tcp://"))
+    return listening_url(address)
 
 
 def listening_url(address: Address) -> str:
     """The URL that libzmq binds to. May query DNS."""
-    return str(replace(address, host=resolve(address.host), prefix="tcp://") if address.scheme == "tcp" else address)
+    if address.scheme != "tcp":
+        return str(address)
+    return f"tcp://{replace(address, host=resolve(address.host))}"
 
 
-def with_port(address: Address, port: int) -> Address:
-    """The address in the same spelling, with the port that was really bound."""
-    return replace(address, port=port)
+def of_url(url: str) -> Address:
+    """The address that has this URL."""
+    return parse(url.removeprefix("tcp://"))
 
 
 def resolve(host: str) -> str:
-    """The numeric address of a host, IPv4 before IPv6. Raises Unavailable if it has none. May query DNS."""
+    """The numeric address of a host, IPv4 before IPv6. Raises UnknownHost if it has none. May query DNS."""
     if host == "localhost":
         return "127.0.0.1"
     if host == "*":
@@ -106,7 +58,8 @@ def resolve(host: str) -> str:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        raise Unavailable(f"host {host!r} has no address ({error}); check the name, or give its number") from error
+        why = getattr(error, "strerror", None) or error
+        raise UnknownHost(f"host {host!r} has no address ({why}); check the name, or give its number") from error
     best = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     return str(best[4][0])
 
@@ -127,7 +80,7 @@ def dialled(told: str, origin: str, named: Collection[str] = ()) -> str:
         return told
     numeric = "127.0.0.1" if given.host == "localhost" else given.host
     here = is_numeric(numeric) and is_loopback(numeric) and is_loopback(origin)
-    return told if here or numeric == origin else str(replace(given, host=origin, prefix=""))
+    return told if here or numeric == origin else str(replace(given, host=origin))
 
 
 def is_loopback(host: str) -> bool:
@@ -175,7 +128,7 @@ def user(source: Any) -> str:
 
 @record
 class Binding:
-    """What a node is told about its own address. Nothing is looked up before it listens."""
+    """The settings of a node's own address. Nothing is looked up before it listens."""
 
     address: str = ""
     """Where to listen: an address, a host name, an interface or a wildcard, with a port or without, and all other forms
@@ -213,7 +166,7 @@ class Binding:
         return replace(made, host=address_of(made.host)) if is_interface(made.host) else made
 
     def told(self, bound: Address) -> Address:
-        """What others are told of an address that was bound with its real port."""
+        """The address that others are told of one that was bound with its real port."""
         if bound.scheme != "tcp":
             return bound
         if self.advertise:
@@ -247,9 +200,16 @@ class Binding:
     def check_trusted(self, asked: Address, keyed: bool = False) -> bool:
         """Whether other machines can reach this address. May query DNS.
 
-        Raises NotAuthenticated if they can, there are no keys (`keyed`) and `trusted` is false."""
-        if asked.scheme != "tcp" or is_loopback(resolve(asked.host)):
-            return False
+        Raises NotAuthenticated if they can, there are no keys (`keyed`) and `trusted` is false, and UnknownHost if this
+        is neither an interface nor a host."""
+        try:
+            if asked.scheme != "tcp" or is_loopback(resolve(asked.host)):
+                return False
+        except UnknownHost as error:
+            from dps.transport.interfaces import known
+
+            text = f"no interface of this machine is called {asked.host!r} (there are {known()}), and {error}"
+            raise UnknownHost(text) from None
         if not self.trusted and not keyed:
             raise NotAuthenticated(
                 f"{asked} listens beyond this machine without keys, so everybody who reaches it could read and change "
@@ -262,7 +222,7 @@ class Binding:
 
 def _with_a_port(text: str) -> str:
     """The address with port 0 if it has none: "eth0", "10.0.0.1", "[::]"."""
-    return f"{text}:0" if "://" not in text and text and (":" not in text or text.endswith("]")) else text
+    return f"{text}:0" if text and "://" not in text and split(text)[1] is None else text
 
 
 def advertised(text: str) -> Address:
@@ -273,10 +233,14 @@ def advertised(text: str) -> Address:
     return given
 
 
-def parse_ports(text: str) -> range:
-    """The ports of "5000-5100", or of one number. Raises ConfigError for anything else."""
-    found = _PORTS.fullmatch(text.strip())
-    first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
-    if not 1 <= first <= last <= MAX_PORT:
-        raise ConfigError(f"got --ports {text!r}; wanted FIRST-LAST, two ports from 1 to {MAX_PORT}, such as 5000-5100")
-    return range(first, last + 1)
+def check_advertised(text: str) -> None:
+    """Raise ConfigError for HOST[:PORT] that cannot be told to others, or whose host has no address, seen from here.
+    Takes "". May query DNS."""
+    if not text:
+        return
+    try:
+        resolve(advertised(text).host)
+    except Unavailable as error:
+        raise ConfigError(
+            f"got --advertise {text!r}; wanted HOST or HOST:PORT by which other machines reach this one: {error}"
+        ) from None

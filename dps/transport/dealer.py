@@ -124,7 +124,7 @@ class Dealer:
         if not self.up or self.socket is None:
             self._keep(header, frames, large, done)
             return
-        if not loans.send(self.socket, (header,), frames, large, done) and done is not None:
+        if loans.send(self.socket, (header,), frames, large, done) and done is not None:
             finish(done)
 
     def _keep(

@@ -33,7 +33,7 @@ class Direct:
         self.name = b""
         self.fd = -1
         self._socket: socket.socket | None = None
-        self._peers = Peers(_is_open)
+        self.peers = Peers(_is_open)
         self._buffer = memoryview(bytearray(LONGEST_NBYTES + 1))
         if sys.platform == "linux":
             self._open()
@@ -53,49 +53,31 @@ class Direct:
     def pair(self, route: Route, name: bytes, hears: bool) -> bool:
         """Note the name of the peer at a route. `hears`: the peer knows this endpoint's name; otherwise it is written
         to only once it has written. Returns whether it is heard from now on."""
-        return self._socket is not None and bool(name) and self._peers.pair(route, name, hears)
+        return self._socket is not None and bool(name) and self.peers.pair(route, name, hears)
 
     def paired(self, name: bytes) -> Route | None:
         """See `Endpoint.paired`."""
-        return self._peers.route(name)
+        return self.peers.route(name)
 
     def disconnected(self, route: Route) -> None:
         """Note that ZeroMQ's connection to a route broke: use ZeroMQ for it until the peer sends a datagram again."""
-        self._peers.disconnected(route)
-
-    def knows(self, route: Route) -> bool:
-        """Whether the peer at a route may get datagrams."""
-        return self._peers.name(route) is not None
+        self.peers.disconnected(route)
 
     def send(self, route: Route, header: bytes, frames: Sequence[Buffer]) -> bool:
-        """Hand a message over; False if it must go through ZeroMQ. Never blocks."""
-        name = self._peers.name(route)
-        if self._socket is None or name is None:
+        """Hand a message over; False if it must go through ZeroMQ, as to a peer that gets no datagrams. Never
+        blocks."""
+        name, nbytes = self.peers.written.get(route), len(header)
+        if name is None:
             return False
-        if not frames:
-            nbytes = len(header)
-            return fits(nbytes, 1) and self._sent(route, name, _ALONE.pack(1, nbytes) + header)
-        parts: list[Buffer] = [header]
-        lengths = [len(header)]
-        nbytes = lengths[0]
-        for frame in frames:
-            view = memoryview(frame)
-            if not view.c_contiguous:
-                return False
-            lengths.append(view.nbytes)
-            nbytes += view.nbytes
-            parts.append(view.cast("B") if view.nbytes else b"")
-        if not fits(nbytes, len(parts)):
+        alone = not frames and nbytes <= LONGEST_NBYTES - _ALONE.size
+        data = _ALONE.pack(1, nbytes) + header if alone else _joined(header, frames)
+        if not data:
             return False
-        prefix = struct.pack(f"<H{len(parts)}I", len(parts), *lengths)
-        return self._sent(route, name, b"".join((prefix, *parts)))
-
-    def _sent(self, route: Route, name: bytes, data: bytes) -> bool:
         assert self._socket is not None
         try:
             self._socket.sendto(data, name)
         except ConnectionRefusedError:  # that socket is closed
-            self._peers.gone(route)
+            self.peers.gone(route)
             return False
         except OSError:  # the queue or the system's memory is full: only this time
             return False
@@ -110,7 +92,7 @@ class Direct:
                 return None
             except OSError:
                 continue
-            route = self._peers.heard(name)
+            route = self.peers.heard(name)
             if route is None:
                 continue
             if nbytes > 6 and self._buffer[:6] == _ALONE.pack(1, nbytes - 6):
@@ -124,7 +106,22 @@ class Direct:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-        self._peers.clear()
+        self.peers.clear()
+
+
+def _joined(header: bytes, frames: Sequence[Buffer]) -> bytes:
+    """A datagram of a header and frames; b"" if it is too long, or a frame is not contiguous."""
+    parts: list[Buffer] = [header]
+    lengths = [len(header)]
+    for frame in frames:
+        view = memoryview(frame)
+        if not view.c_contiguous:
+            return b""
+        lengths.append(view.nbytes)
+        parts.append(view.cast("B") if view.nbytes else b"")
+    if not fits(sum(lengths), len(parts)):
+        return b""
+    return b"".join((struct.pack(f"<H{len(parts)}I", len(parts), *lengths), *parts))
 
 
 def _is_open(name: bytes) -> bool:

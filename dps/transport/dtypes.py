@@ -30,7 +30,8 @@ def is_float(dtype: np.dtype[Any]) -> bool:
 def dtype_of(name: str) -> np.dtype[Any]:
     """The dtype of a name from `wire_name`. For "bfloat16" it also makes the name known to numpy.
 
-    Raises ConfigError if bfloat16 is wanted and the package ml_dtypes is missing.
+    Raises ConfigError if bfloat16 is wanted and the package ml_dtypes is missing, and TypeError for a name that numpy
+    does not know.
     """
     if name == BFLOAT16:
         try:
@@ -41,4 +42,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
             ) from None
         found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
         return found
-    return np.dtype(name)
+    try:
+        return np.dtype(name)
+    except SyntaxError:  # numpy reads text with commas as Python
+        raise TypeError(f"data type {name!r:.100} not understood") from None

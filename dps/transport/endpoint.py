@@ -8,6 +8,7 @@ with both.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from dps.record import record
@@ -37,7 +38,7 @@ class Delivery(NamedTuple):
     header: bytes
     frames: list[memoryview]
     source: Any = None
-    """What knows the host that it came from, for `dps.transport.address.origin`; None: this process, or unknown."""
+    """An object that knows the sender's host, for `dps.transport.address.origin`; None: this process, or unknown."""
 
 
 @record
@@ -66,6 +67,19 @@ class Refused:
 Event = Delivery | Connected | Disconnected | Refused
 
 
+class Accepted(Protocol):
+    """The connections that peers opened to an endpoint; `dps.transport.connections` says more."""
+
+    admitted: Callable[[Route], bool]
+    """Whether the process at a route was admitted."""
+    serves_strangers: bool
+    """Whether connections that were not admitted get credit, too."""
+
+    def __len__(self) -> int: ...
+    def allow(self, nbytes: int) -> None: ...
+    def blame(self, route: Route, strikes: int = 1) -> None: ...
+
+
 class Endpoint(Protocol):
     """Sends and receives whole messages. Belongs to one thread at a time; other threads may only call `wake`.
 
@@ -79,6 +93,10 @@ class Endpoint(Protocol):
     """Whether it is bound where other machines may reach it."""
     keyed: bool
     """Whether it is bound for peers with keys only. Then `Delivery.source` knows the role of a message's sender."""
+
+    @property
+    def accepted(self) -> Accepted:
+        """The connections that peers opened to it, and bounds on what they bring. Only of one that is bound."""
 
     @property
     def direct(self) -> bytes:
@@ -145,6 +163,16 @@ class Task(Protocol):
     def alive(self) -> bool: ...
 
 
+class Condition(Protocol):
+    """Lets tasks of one process wait for what others of them change."""
+
+    def notify(self) -> None:
+        """Have those that wait check again. Any task of the process may call it."""
+
+    def wait(self, ready: Callable[[], bool], timeout_s: float = inf) -> bool:
+        """Wait until `ready()` is true; returns False if it is not after `timeout_s`. Blocks."""
+
+
 class Place(NamedTuple):
     """Identifies a process and its machine."""
 
@@ -161,6 +189,8 @@ class Runtime(Protocol):
 
     name: str
     simulated: bool
+    """Whether this is the simulator. Above the transport only code that touches real memory asks; code that needs to
+    know anything else has a field or method of its own here, or a value in `tuning`."""
     random: Random
     storage: Storage
     tuning: Tuning
@@ -172,6 +202,14 @@ class Runtime(Protocol):
     def keeps_blocks(self) -> bool:
         """Whether malloc reuses the memory of a large message for later ones. If so, received arrays need not be copied
         out of the message; if not, fresh memory for every message would cost more than the copies."""
+
+    @property
+    def threads(self) -> bool:
+        """Whether tasks are threads. If so, the program has to end them before it exits."""
+
+    @property
+    def shares_log(self) -> bool:
+        """Whether people read the log of this process and that of the chief in one place."""
 
     @property
     def place(self) -> Place:
@@ -188,6 +226,16 @@ class Runtime(Protocol):
 
     def sleep(self, seconds: float) -> None:
         """Block this task."""
+
+    def condition(self) -> Condition:
+        """A new condition for tasks of this process."""
+
+    def check_descriptors(self, who: str, need: int) -> None:
+        """Raise ConfigError if the system does not let `who`, a task of this process, open so many descriptors."""
+
+    def private_chief(self) -> tuple[str, str]:
+        """A new folder that only this user can open, and the address in it where a chief of this process listens; a
+        runtime without a network has no folder, "", and any address."""
 
     def endpoint(self, bind: str | Binding | None = None, keys: Credentials | None = None) -> Endpoint:
         """A new endpoint, bound to an address (port 0: choose one) or, with None, only able to connect.

@@ -1,7 +1,8 @@
-"""The keys that a connection tries in turn, and what to say if the two ends do not agree."""
+"""Tries the keys of a connection in turn, and explains why the two ends do not agree."""
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 import time
@@ -10,8 +11,8 @@ from enum import Enum
 
 import zmq
 
-from dps.transport.address import parse
-from dps.transport.keys import Credentials, Pair
+from dps.transport.address import of_url
+from dps.transport.keys import Credentials, Pair, missing, missing_public
 from dps.transport.own_keys import is_own
 from dps.transport.roles import TOKEN
 
@@ -23,20 +24,25 @@ GREETING_S = 1.0
 SILENCES = 3
 """How often a listener closes a connection without a word before it is asked what it speaks. One that is restarted does
 so, too, but not often in a row."""
+SETTLED_S = 5.0
+"""How long a listener that this side has been connected to may use another key: one that is started again begins with
+the oldest pair of its folder, until the chief refuses it."""
 AGAIN_S = 1.0
 """How long after a refusal a connection is tried again, if somebody sends to it; and how often a listener is asked what
 it speaks."""
 
 TRUSTS = ", or --trusted-network (DPS_TRUSTED_NETWORK=1) if it was started with that"
 OTHERS = "if it was started with --keys DIR, give the same (DPS_KEYS, keys=)"
-"""What to try for a peer that has not the user's own keys."""
+"""The advice for a peer that does not have the user's own keys."""
+
+NEW_TOKEN = "for a new one, where the operator's key is: dps token --chief {}"
 
 Choice = tuple[Pair, bytes]
 """An own pair, and the public key that the listener should have."""
 
 
 class Step(Enum):
-    """What a connection does after a failed handshake."""
+    """The next action of a connection after a failed handshake."""
 
     WAIT = "wait"
     """libzmq connects again by itself."""
@@ -48,61 +54,97 @@ class Step(Enum):
 
 
 class Handshake:
-    """The attempts of one connection. With two sets of keys, each end may still have the older one."""
+    """The attempts of one connection. With two sets of keys, either end may use the older or the newer one."""
 
     def __init__(self, address: str, user: str, keys: Credentials | None) -> None:
         """`user`: the listener, as `Accepted.user` names it."""
         self._address, self._user, self._keys = address, user, keys
         self._role = user.partition(" ")[0]
         self._attempt = self._failures = 0
-        """Which keys are tried now; how many attempts have failed since the last one that did not."""
-        self._rejected = False
-        """Whether the listener has refused one of the own keys since then."""
+        """The keys that are tried now, and how many attempts have failed since the last successful one."""
+        self._rejected: set[bytes] = set()
+        """The own public keys that the listener has refused since then."""
+        self._chosen: Choice | None = None
         self._again_at = 0.0
+        self._settled_at = 0.0
+        """Until when another key of the listener is no refusal; infinite since the two ends have agreed."""
         self.reason = ""
         """Why the connection is refused."""
         self.events: list[int] = []
         """The failed handshakes that nobody has looked at yet, as events of libzmq's monitor."""
 
     def _choices(self) -> list[Choice]:
+        """Those that are left to try; an own key that the listener has refused is not."""
         assert self._keys is not None
-        return [(own, server) for server in self._keys.servers(self._user) for own in self._keys.pairs]
+        own = [pair for pair in self._keys.pairs if pair.public not in self._rejected]
+        return [(pair, server) for server in self._keys.servers(self._user) for pair in own]
 
     def choice(self) -> Choice | None:
-        """The keys to use now; None without keys. Sets `reason` if there are none to use."""
-        if self._keys is None:
-            return None
-        choices = self._choices()
-        if not choices:
-            self.reason = self._missing()
-            return None
-        return choices[self._attempt % len(choices)]
+        """The keys to use now; None without keys. Only where there are some (`lacking`)."""
+        if self._keys is not None:
+            choices = self._choices()
+            self._chosen = choices[self._attempt % len(choices)]
+        return self._chosen
 
     @property
-    def usable(self) -> bool:
-        """Whether there are keys to use, or none are needed."""
-        return self._keys is None or bool(self._choices())
+    def stale(self) -> bool:
+        """Whether the last `choice` is of keys that are gone."""
+        if self._keys is None or self._chosen is None:
+            return self._keys is not None
+        own, server = self._chosen
+        return own not in self._keys.pairs or server not in self._keys.servers(self._user)
+
+    def lacking(self) -> bool:
+        """Whether there are no keys to use. Then `reason` says what is missing."""
+        if self._keys is None:
+            return False
+        lacks = missing(self._keys.folder, self._keys.role) if not self._keys.pairs else ""
+        if not lacks and not self._keys.servers(self._user):
+            lacks = missing_public(self._keys.folder, self._role)
+        if lacks:
+            self.reason = f"{self._whom()} cannot be connected to: {lacks}"
+        elif not self._choices():  # the only key that was not refused is gone
+            self._rejected.clear()
+        return bool(lacks)
 
     def failed(self, event: int, url: str, explained: Callable[[], None]) -> Step:
         """A handshake failed with this event of libzmq's monitor. `explained` is called on another thread, if it is
         found out there that the listener refuses the keys."""
+        if event == _REFUSED and self._chosen is not None:
+            return self._key_refused(self._chosen[0])
+        if self._settled_at == math.inf:
+            self._settled_at = time.monotonic() + SETTLED_S
         self._failures += 1
-        self._rejected |= event == _REFUSED
         choices = 1 if self._keys is None else max(1, len(self._choices()))
         if self._failures % choices:
             self._attempt += 1
             return Step.NEXT
-        if self._rejected:
-            self.reason, self._rejected = self._unknown(), False
-            return Step.REFUSED
-        if (event != _SILENT or self._failures >= SILENCES * choices) and self.again:
+        silent = self._failures >= SILENCES * choices and time.monotonic() >= self._settled_at
+        if (event != _SILENT or silent) and self.again:
+            if self._keys is not None and self._keys.folder.changed():  # the listener has looked there earlier
+                return Step.NEXT
             self.pause()
             self._ask(url, explained)
         return Step.WAIT if event == _SILENT else Step.CLOSE
 
+    def _key_refused(self, own: Pair) -> Step:
+        """The listener does not know this own key (any more). What the chief refuses, nobody should be used to."""
+        assert self._keys is not None
+        self._attempt = self._failures = 0
+        self._rejected.add(own.public)
+        if self._role == "chief":
+            self._keys.folder.refused.add(own.public)
+        if self._choices() or self._keys.folder.changed():
+            return Step.NEXT
+        self._rejected.clear()
+        self.reason = self._unknown()
+        return Step.REFUSED
+
     def succeeded(self) -> None:
         """The two ends agree, on the keys of the last `choice`."""
-        self._failures, self._rejected = 0, False
+        self._failures = 0
+        self._settled_at = math.inf
+        self._rejected.clear()
 
     def pause(self) -> None:
         """Note that the connection is closed, until `again`."""
@@ -132,7 +174,9 @@ class Handshake:
             return f"{self._whom()} has no keys, this side has those of {path}; {both}"
         if spoken == "CURVE":
             other = f"{self._whom()} has another key than the {self._role} of {path}; "
-            same = f"is it of the same keys, and is the address that of a {self._role}?"
+            if self._keys.role == TOKEN:
+                return other + f"this is another run, or its key was revoked; {NEW_TOKEN.format(self._address)}"
+            same = f"is it of the same keys (as exported last), and is the address that of a {self._role}?"
             return other + (OTHERS if is_own(path) else same)
         return ""
 
@@ -148,27 +192,22 @@ class Handshake:
             f"where all keys are: dps keys export DIR --role {role} OUT"
         )
 
-    def _missing(self) -> str:
-        assert self._keys is not None
-        lacks = f"private key of {self._keys.role}" if not self._keys.pairs else f"public key of {self._role}"
-        return f"{self._whom()} cannot be connected to: {self._keys.folder.path} has no {lacks} (any more)"
-
     def _whom(self) -> str:
         return f"the {self._role} at {self._address}" if self._keys is not None else f"who listens at {self._address}"
 
 
 def token_refused(chief: str) -> str:
-    """What a peer is told of a token that the chief at an address does not accept, whatever the reason."""
+    """The message for a peer whose token the chief at an address does not accept, whatever the reason."""
     return (
-        f"the chief at {chief} does not accept this token: it is wrong, used up or has expired; for a new one, where "
-        f"the operator's key is: dps token --chief {chief}"
+        f"the chief at {chief} does not accept this token: it is wrong, used up or has expired; "
+        f"{NEW_TOKEN.format(chief)}"
     )
 
 
 def mechanism(url: str) -> str:
     """The mechanism of ZMTP that the listener at a URL speaks, "NULL" or "CURVE"; "" if it does not say. Blocks up to
     GREETING_S twice."""
-    at = parse(url)
+    at = of_url(url)
     family = socket.AF_UNIX if at.scheme == "ipc" else socket.AF_INET6 if ":" in at.host else socket.AF_INET
     got = b""
     try:

@@ -19,6 +19,15 @@ def is_interface(name: str) -> bool:
     return any(name == known for _, known in socket.if_nameindex())
 
 
+def known() -> str:
+    """The interfaces of this machine for people, each with its address: "lo 127.0.0.1, eth0 10.0.0.1"."""
+    names = [name for _, name in socket.if_nameindex()]
+    if sys.platform != "linux":
+        return ", ".join(names)
+    found = {name: _ipv4_of(name) or _ipv6_of(name) for name in names}
+    return ", ".join(f"{name} {address}" for name, address in found.items() if address)
+
+
 def address_of(name: str) -> str:
     """The numeric address of an interface, IPv4 before IPv6. Raises ConfigError if it has none."""
     if sys.platform != "linux":

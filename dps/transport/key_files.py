@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+import stat
+from collections.abc import Iterator, Mapping, Sequence
 
 from dps.errors import ConfigError
 from dps.transport.keys import FILE, Pair, check_curve, read
 from dps.transport.roles import ROLES
 
+PART = ".part"
+"""Ends the name of a file that is being written."""
+
 
 def new(path: str) -> None:
     """Make a folder with one pair for each role. Raises ConfigError if it exists and is not empty."""
     check_curve()
-    try:
-        os.makedirs(path, mode=0o700, exist_ok=True)
-        if os.listdir(path):
-            raise ConfigError(f"{path} is not empty; wanted a new folder (dps keys rotate adds a set to its keys)")
-        os.chmod(path, 0o700)
-    except OSError as error:
-        raise ConfigError(f"keys: cannot make the folder {path}: {error.strerror}") from None
-    _write_set(path, 1)
+    with _writing(path):
+        if os.path.isdir(path):
+            if _others(path):
+                raise ConfigError(f"{path} is not empty; wanted a new folder (dps keys rotate adds a set to its keys)")
+            os.chmod(path, 0o700)
+    _write(path, _new_set(1))
 
 
 def part(path: str, roles: Sequence[str]) -> dict[str, str]:
@@ -45,29 +48,42 @@ def export(path: str, roles: Sequence[str], to: str) -> None:
             raise ConfigError(
                 f"{path} has no private key of {role}, only of {', '.join(sorted(keys.pairs)) or 'no role'}"
             )
-    if os.path.exists(to) and os.path.samefile(path, to):
+    with _writing(to):
+        if os.path.lexists(to):
+            _check_out(path, to)
+    files = {name: key.encode() for name, key in sorted(part(path, roles).items())}
+    _write(to, files)
+    with _writing(to):
+        for name in set(_listed(to)) - files.keys():
+            os.unlink(os.path.join(to, name))
+
+
+def _check_out(path: str, to: str) -> None:
+    """Raise ConfigError for a folder to export to that is neither an earlier export nor empty and private."""
+    if os.path.samefile(path, to):
         raise ConfigError(f"got {to} as the folder to write, which is the one to read; wanted another one")
-    os.makedirs(to, mode=0o700, exist_ok=True)
-    if os.listdir(to):
-        read(to)  # an earlier export; nothing else is written to
-    files = part(path, roles)
-    for name, key in sorted(files.items()):
-        _write(os.path.join(to, name), key.encode())
-    for name in set(_listed(to)) - files.keys():
-        os.unlink(os.path.join(to, name))
+    if os.path.isdir(to) and _listed(to):
+        read(to)
+        return
+    about = os.stat(to)
+    private = about.st_uid == os.geteuid() and not stat.S_IMODE(about.st_mode) & 0o077
+    if not os.path.isdir(to) or not private or _others(to):
+        raise ConfigError(f"{to} exists and is no export of keys; wanted the name of a new folder, which is made")
 
 
 def copy(source: str, to: str) -> None:
     """Copy the keys of a folder that may have links and belong to another user to a new private folder."""
+    files = {}
     try:
         os.mkdir(to, mode=0o700)
         for name in _listed(source):
             with open(os.path.join(source, name), "rb") as file:
-                _write(os.path.join(to, name), file.read().strip())
+                files[name] = file.read().strip()
     except OSError as error:
         raise ConfigError(
             f"the keys of {source} cannot be copied to {to}: {error.strerror}: {error.filename}"
         ) from None
+    _write(to, files)
     read(to)
 
 
@@ -83,21 +99,28 @@ def rotate(path: str) -> int:
             "the older pair of a role away"
         )
     number = 1 + max(_number(name) for name in _listed(path))
-    _write_set(path, number)
+    _write(path, _new_set(number))
     return number
 
 
 def revoke(path: str, role: str) -> int:
-    """Take the oldest pair of a role away; returns how many it still has."""
+    """Take the oldest pair of a role away; returns how many it still has.
+
+    Raises ConfigError for a role of which only public keys are there: its tasks on other hosts could use that pair."""
     _check_role(role)
-    read(path)
+    keys = read(path)
     numbers = sorted({_number(name) for name in _listed(path) if _role(name) == role})
     if not numbers:
         raise ConfigError(f"{path} has no keys of {role}")
-    for kind in ("pub", "key"):
-        name = os.path.join(path, f"{role}-{numbers[0]}.{kind}")
-        if os.path.lexists(name):
-            os.unlink(name)
+    if role not in keys.pairs:
+        raise ConfigError(
+            f"{path} is an export without the private key of {role}, and tasks here would lose who still uses that "
+            f"pair; revoke it where all keys are, and then delete {path}/{role}-{numbers[0]}.pub"
+        )
+    with _writing(path):
+        for kind in ("pub", "key"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(path, f"{role}-{numbers[0]}.{kind}"))
     return len(numbers) - 1
 
 
@@ -118,20 +141,57 @@ def _number(name: str) -> int:
     return int(name.partition("-")[2].partition(".")[0])
 
 
-def _write_set(path: str, number: int) -> None:
-    """Write a pair for each role. A private key comes before its public one: a half-written pair is not accepted."""
-    for role in ROLES:
-        pair = Pair.new()
-        _write(os.path.join(path, f"{role}-{number}.key"), pair.secret)
-        _write(os.path.join(path, f"{role}-{number}.pub"), pair.public)
+def _others(path: str) -> list[str]:
+    """What is in a folder beside what a write that was killed has left."""
+    return [name for name in os.listdir(path) if not (name.endswith(PART) and FILE.fullmatch(name.removesuffix(PART)))]
 
 
-def _write(path: str, key: bytes) -> None:
-    """Write one file whole, or not at all, in the mode that its kind has."""
-    part, mode = f"{path}.part", 0o600 if path.endswith(".key") else 0o644
-    if os.path.lexists(part):
-        os.unlink(part)
-    file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+def _new_set(number: int) -> dict[str, bytes]:
+    """The files of a new pair for each role. A private key comes before its public one: a half-written pair is not
+    accepted."""
+    pairs = {role: Pair.new() for role in ROLES}
+    kinds = ("key", "secret"), ("pub", "public")
+    return {f"{role}-{number}.{kind}": getattr(pair, key) for role, pair in pairs.items() for kind, key in kinds}
+
+
+def _write(folder: str, files: Mapping[str, bytes]) -> None:
+    """Write keys whole, and all or none, each in the mode that its kind has; a folder that is not there is made."""
+    there, written = os.path.isdir(folder), list[str]()
+    with _writing(folder):
+        try:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            for name, key in files.items():
+                written.append(path := os.path.join(folder, name + PART))
+                _write_new(path, key, 0o600 if name.endswith(".key") else 0o644)
+            for name in files:
+                path = os.path.join(folder, name)
+                written += [] if os.path.lexists(path) else [path]
+                os.replace(path + PART, path)
+        except OSError:
+            for path in written:
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+            if not there:
+                with contextlib.suppress(OSError):
+                    os.rmdir(folder)
+            raise
+
+
+def _write_new(path: str, key: bytes, mode: int) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     with open(file, "wb") as out:
         out.write(key + b"\n")
-    os.replace(part, path)
+
+
+@contextlib.contextmanager
+def _writing(folder: str) -> Iterator[None]:
+    """Errors of the system while a folder of keys is written are ConfigErrors."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"keys: cannot write to {folder}: {error.strerror}; nothing was changed; wanted a folder that can be "
+            "written, on a disk that is not full"
+        ) from None

@@ -10,9 +10,11 @@ from collections.abc import Callable
 
 import zmq
 
+from dps.cluster.address import Address, with_port
 from dps.errors import ConfigError, Unavailable
 from dps.record import replace
-from dps.transport.address import Address, Binding, listening_url, parse, with_port
+from dps.transport.address import Binding, check_advertised, listening_url, of_url
+from dps.transport.connections import ACCEPTED, DISCONNECTED, Connections
 from dps.transport.inproc import Names
 from dps.transport.sockets import Sockets
 
@@ -29,7 +31,9 @@ class AddressTaken(Unavailable):
 
 class Listener:
     """A bound ROUTER. Peers reach it at `address`, which has the real port and, unless others are told another one, the
-    given spelling."""
+    given spelling.
+
+    More than 12 attributes: it keeps what it listens with, to listen anew when keys are gone."""
 
     def __init__(self, sockets: Sockets, names: Names, binding: Binding) -> None:
         asked = binding.asked()
@@ -39,33 +43,47 @@ class Listener:
         if asked.scheme == "ipc":
             _clear_stale(asked)
         self._sockets, self._names, self._path = sockets, names, asked.path
+        self.connections = Connections()
         self._bound(listening_url(asked), lambda made: _bind_one(made, asked, binding.range(asked), binding.ports))
         if asked.scheme == "tcp":
-            asked = with_port(asked, int(self._url.rpartition(":")[2]))
+            asked = with_port(asked, of_url(self._url).port)
         self.address = str(binding.told(asked))
         if self.inproc:
             names.opened(self._url)
 
     def _bound(self, url: str, bind: Callable[[zmq.Socket[bytes]], None]) -> None:
         """Make the socket, and have `bind` bind it."""
+        keys = self._sockets.keys
+        self._used = None if keys is None or self.inproc else (keys.pairs[:1], keys.folder.keys)
         self.socket = self._sockets.router(url)
+        self.monitor = self._sockets.monitor(self.socket, ACCEPTED | DISCONNECTED)
         try:
             bind(self.socket)
             if self._path and not self.inproc:
                 os.chmod(self._path, 0o600)
         except BaseException:
+            self.socket.disable_monitor()
+            self.monitor.close(0)
             self.socket.close(0)
             raise
-        self._monitor = self._sockets.monitor(self.socket, _CLOSED)
         self._url = self.socket.get_string(zmq.LAST_ENDPOINT)
         self._file = _inode(self._path) if self._path and not self.inproc else None
+        self.connections.renew(self.monitor)
+
+    def outdated(self) -> bool:
+        """Whether it should use another pair, or it may have let in somebody whose key is gone."""
+        keys = self._sockets.keys
+        if self._used is None or keys is None:
+            return False
+        pair, known = self._used
+        return pair != keys.pairs[:1] or (known is not keys.folder.keys and bool(known.all() - keys.folder.keys.all()))
 
     def renew(self) -> None:
         """End all connections and listen again, with the keys that the endpoint has now. Waits some milliseconds.
 
         Raises NotAuthenticated if it has none any more, and Unavailable if another process took the address."""
         self._end(0.0)
-        asked = parse(self._url)
+        asked = of_url(self._url)
         self._bound(self._url, lambda made: _bind(made, self._url, asked))
 
     def close(self, linger_s: float) -> None:
@@ -79,13 +97,31 @@ class Listener:
         self._end(linger_s)
 
     def _end(self, linger_s: float) -> None:
+        """libzmq's thread, which moves the bytes of all sockets of this process, waits for ever at an event that nobody
+        reads. So the monitor is replaced before it is closed, and the last one brings only the event that is awaited:
+        connections end later, if they still send."""
+        if self.socket.closed:  # its keys were taken away
+            return
+        if not self.inproc:
+            before, self.monitor = self.monitor, self._sockets.monitor(self.socket, _CLOSED)
+            before.close(0)
         self.socket.close(round(1000 * linger_s))
-        if not self.inproc and not self._monitor.closed and not self._monitor.poll(_CLOSE_WAIT_MS):
-            _late.append(self._monitor)
+        if not self.inproc and not self.monitor.closed and not self.monitor.poll(_CLOSE_WAIT_MS):
+            _late.append(self.monitor)
         else:
-            self._monitor.close(0)
+            self.monitor.close(0)
         if self._file is not None and _inode(self._path) == self._file:
             os.unlink(self._path)
+
+
+def check_free(binding: Binding) -> None:
+    """Raise what a task with this binding would raise later, when it makes its `Listener`. May query DNS."""
+    asked = binding.asked()
+    check_advertised(binding.advertise)
+    if asked.scheme == "tcp":
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as probe:
+            probe.set(zmq.IPV6, ":" in asked.host)
+            _bind_one(probe, asked, binding.range(asked), binding.ports)
 
 
 def _bind_one(socket: zmq.Socket[bytes], asked: Address, ports: list[int], named: str) -> None:
@@ -94,10 +130,10 @@ def _bind_one(socket: zmq.Socket[bytes], asked: Address, ports: list[int], named
         try:
             return _bind(socket, listening_url(replace(asked, port=port)), replace(asked, port=port))
         except AddressTaken:
-            if len(ports) == 1:
+            if ports == [asked.port]:  # no range
                 raise
     raise Unavailable(
-        f"cannot listen on {asked.host}: every port of --ports {named} is taken; stop other tasks, or give more ports"
+        f"cannot listen on {asked.host}: every port of --ports {named} is taken; stop other tasks, or widen it"
     )
 
 
@@ -109,12 +145,21 @@ def _bind(socket: zmq.Socket[bytes], url: str, asked: Address) -> None:
             raise _taken(asked) from None
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise
-        raise Unavailable(f"cannot listen on {asked}: {zmq.strerror(error.errno or 0)}; {_advice(asked)}") from error
+        number = error.errno or 0
+        raise Unavailable(f"cannot listen on {asked}: {zmq.strerror(number)}; {_advice(asked, number)}") from error
 
 
-def _advice(asked: Address) -> str:
+def _advice(asked: Address, number: int) -> str:
+    """What to try where this address cannot be bound. `number`: the error's."""
     if asked.scheme == "ipc":
         return "look whether its folder exists and this user may write there"
+    if number == errno.EADDRNOTAVAIL:
+        from dps.transport.interfaces import known
+
+        everywhere = "[::]" if ":" in asked.host else "0.0.0.0"
+        return (
+            f"no interface of this machine has it, there are {known()}; or listen on all of them: --bind {everywhere}"
+        )
     return f"try another {'port, or port 0 to have one chosen' if asked.scheme == 'tcp' else 'name'}"
 
 

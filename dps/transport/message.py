@@ -102,8 +102,9 @@ class Message:
 
 def changed(message: _M, **fields: Any) -> _M:
     """A copy of a message with some fields replaced."""
-    made = object.__new__(type(message))
-    made.__dict__.update(message.__dict__, **fields)
-    if len(made.__dict__) > len(message.__dict__):
+    values = message.__dict__ | fields
+    if len(values) > len(message.__dict__):
         raise TypeError(f"{type(message).__name__} has no fields {sorted(fields.keys() - set(message._fields))}")
+    made = object.__new__(type(message))
+    made.__dict__ = values
     return made

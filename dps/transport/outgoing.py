@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
 import zmq
 
+from dps.telemetry import log
 from dps.transport.endpoint import Buffer
 
 ZERO_COPY_NBYTES = 64 * 1024
@@ -49,8 +49,8 @@ def large_frames(frames: Sequence[Buffer]) -> list[bool]:
 
 def _transfer(
     socket: zmq.Socket[bytes], head: Sequence[bytes], frames: Sequence[Buffer], large: list[bool], track: bool
-) -> list[zmq.MessageTracker] | None:
-    """Give one message to libzmq; returns the trackers of its large frames, or None if no peer can take it.
+) -> list[zmq.MessageTracker] | int:
+    """Give one message to libzmq; returns the trackers of its large frames, or why nobody takes it, as an errno.
 
     If the peer disconnects in the middle, libzmq still needs the other frames, and drops them.
     """
@@ -64,7 +64,7 @@ def _transfer(
             if error.errno not in (errno.EAGAIN, errno.EHOSTUNREACH):
                 raise
             if first:
-                return None
+                return errno.EAGAIN if isinstance(error, zmq.Again) else errno.EHOSTUNREACH
         first = False
     trackers = []
     for frame, is_large in zip(frames, large, strict=True):
@@ -87,7 +87,7 @@ def finish(done: Callable[[], None]) -> None:
     try:
         done()
     except Exception:
-        logging.getLogger("dps").exception("the callback of a message that was sent failed")
+        log.exception("the callback of a message that was sent failed")
 
 
 def _cut(socket: zmq.Socket[bytes]) -> None:
@@ -118,8 +118,9 @@ class Loans:
         frames: Sequence[Buffer],
         large: list[bool],
         done: Callable[[], None] | None,
-    ) -> bool:
-        """Hand one message over; False if no peer can take it (the caller must then call `done`)."""
+    ) -> int:
+        """Hand one message over; 0, or why that cannot be: EAGAIN if the queue of the peer is full, EHOSTUNREACH if it
+        is gone. Then the caller must call `done`."""
         try:
             trackers = _transfer(socket, head, frames, large, done is not None)
         except BaseException:
@@ -127,16 +128,16 @@ class Loans:
             if done is not None:
                 self._unknown.append(done)
             raise
-        if trackers is None:
-            return False
+        if isinstance(trackers, int):
+            return trackers
         if done is None:
-            return True
+            return 0
         if trackers:
             self.open.append((zmq.MessageTracker(*trackers), done))
             self.patience_s = self._FIRST_PATIENCE_S
         else:
             finish(done)
-        return True
+        return 0
 
     def reap(self) -> None:
         """Call the callbacks that are due among the oldest few. Others move to the end, so that none hides another."""

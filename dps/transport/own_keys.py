@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 
+from dps.cluster.address import parse
 from dps.config import state_folder
 from dps.errors import ConfigError, Unavailable
-from dps.transport.address import is_loopback, parse, resolve
+from dps.transport.address import is_loopback, resolve
 
 
 def of_run(chief: str, trusted: bool) -> str:
@@ -51,10 +52,11 @@ def _make(path: str) -> None:
         os.mkdir(made, 0o700)
         key_files.new(made)
         os.rename(made, path)
-    except OSError as error:
+    except (OSError, ConfigError) as error:
         if not os.path.isdir(path):
+            why = error.strerror if isinstance(error, OSError) else error
             raise ConfigError(
-                f"cannot make this user's own keys in {path}, which keep other accounts out: {error.strerror}; set "
+                f"cannot make this user's own keys in {path}, which keep other accounts out: {why}; set "
                 "XDG_STATE_HOME to a folder that this user may write, or give every task --keys DIR (DPS_KEYS)"
             ) from None
     finally:

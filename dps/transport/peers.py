@@ -32,8 +32,8 @@ class Peers:
         """The name of every paired peer, by route."""
         self._routes: dict[bytes, Route] = {}
         """The same by name: the peers that are heard."""
-        self._written: dict[Route, bytes] = {}
-        """The peers that may be written to."""
+        self.written: dict[Route, bytes] = {}
+        """The names of those that may be written to, by route. Only this class changes it."""
 
     def pair(self, route: Route, name: bytes, hears: bool) -> bool:
         """Note that the peer at a route has this name, which replaces any other. `hears`: it knows this endpoint's
@@ -42,7 +42,7 @@ class Peers:
         If the name was paired at another route, the peer has a new connection, and is written to as before."""
         moved = self._routes.get(name)
         if moved is not None and moved != route:
-            hears = hears or moved in self._written
+            hears = hears or moved in self.written
             self.gone(moved)
         before = self._paired.get(route)
         if before != name:
@@ -52,7 +52,7 @@ class Peers:
         self._paired[route] = name
         self._routes[name] = route
         if hears:
-            self._written[route] = name
+            self.written[route] = name
         return True
 
     def _has_room(self) -> bool:
@@ -63,10 +63,6 @@ class Peers:
                     self.gone(route)
         return len(self._paired) < PEERS
 
-    def name(self, route: Route) -> bytes | None:
-        """The name under which the peer at a route may be written to, or None."""
-        return self._written.get(route)
-
     def route(self, name: bytes) -> Route | None:
         """The route of the peer of this name."""
         return self._routes.get(name)
@@ -75,18 +71,18 @@ class Peers:
         """Note a datagram from this name; returns the route of its peer, which may be written to from now on, or None
         for an unknown name."""
         route = self._routes.get(name)
-        if route is not None and route not in self._written:
-            self._written[route] = name
+        if route is not None and route not in self.written:
+            self.written[route] = name
         return route
 
     def disconnected(self, route: Route) -> None:
         """Note that the connection to a route broke. Do not write to the peer until it writes, because another process
         may be there now. Hear it as before, because it may not know of the break."""
-        self._written.pop(route, None)
+        self.written.pop(route, None)
 
     def gone(self, route: Route) -> None:
         """Note that the socket of the peer at a route is closed or replaced: drop its name."""
-        self._written.pop(route, None)
+        self.written.pop(route, None)
         name = self._paired.pop(route, None)
         if name is not None and self._routes.get(name) == route:
             del self._routes[name]
@@ -95,4 +91,4 @@ class Peers:
         """Forget everybody."""
         self._paired.clear()
         self._routes.clear()
-        self._written.clear()
+        self.written.clear()

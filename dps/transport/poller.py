@@ -20,6 +20,8 @@ class Poller:
 
     def __init__(self) -> None:
         self._poll = select.poll()
+        self.rounds = 0
+        """How often there was a wait; after each an endpoint reads at most one message of each socket."""
         self._sockets: dict[int, Socket] = {}
         self._used: dict[Socket, None] = {}
         """The sockets that must be queried before a wait."""
@@ -49,9 +51,11 @@ class Poller:
 
     def wait(self, wait_s: float) -> tuple[list[int], list[Socket]]:
         """The descriptors and sockets that can be read. Blocks up to `wait_s` seconds; may return none earlier."""
-        sockets = [socket for socket in self._used if _readable(socket)]
-        self._used = dict.fromkeys(sockets)
-        fds = []
+        self.rounds += 1
+        sockets, fds = list[Socket](), list[int]()
+        if self._used:
+            sockets = [socket for socket in self._used if _readable(socket)]
+            self._used = dict.fromkeys(sockets)
         for fd, _ in self._poll.poll(math.ceil(1000 * wait_s) if wait_s > 0 and not sockets else 0):
             socket = self._sockets.get(fd)
             if socket is None:

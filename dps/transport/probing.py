@@ -1,21 +1,56 @@
-"""Checks that two processes can read each other's memory, by a token that only that memory holds."""
+"""Two processes prove to each other that each can read the other's memory: by words in it that are sent only once read.
+
+Who reads this process's memory is on this machine and of this user, so it could read all other memory of this user
+without dps. Only then what it names is opened. Otherwise a peer elsewhere could name memory of a process here.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
+from dps.errors import DpsError, Unavailable
+from dps.telemetry import log
 from dps.transport.endpoint import Memory, Runtime
+from dps.transport.wire import Array
 
-TOKEN_NBYTES = 16
+MARK = b"dps probes this."
+"""How memory begins that may be asked for. No other memory is read for a peer that has proven nothing."""
+ASKER, ASKED = slice(16, 32), slice(32, 48)
+"""The words of who asks and of who is asked. They differ, so that nobody asks a process for its own proof."""
+NBYTES = 48
 
 
-def marked(runtime: Runtime) -> Memory:
-    """New shared memory with random bytes in it. Raises Unavailable if memory cannot be shared."""
-    memory = runtime.share(TOKEN_NBYTES)
-    memory.array[:] = np.frombuffer(runtime.random.randbytes(TOKEN_NBYTES), np.uint8)
+def marked(runtime: Runtime) -> Memory | None:
+    """New shared memory with words that nobody can guess; None if memory cannot be shared."""
+    try:
+        memory = runtime.share(NBYTES)
+    except Unavailable as error:
+        log.debug("%s", error)
+        return None
+    memory.array[:] = np.frombuffer(MARK + runtime.secret() + runtime.secret(), np.uint8)
     return memory
 
 
-def starts_with(runtime: Runtime, name: list[int], token: bytes) -> bool:
-    """Whether the memory that a peer names holds its token. Raises Unavailable if the memory cannot be read."""
-    return len(token) == TOKEN_NBYTES and runtime.attach(name)[:TOKEN_NBYTES].tobytes() == token
+def word(memory: Memory, whose: slice) -> bytes:
+    """What a process that has read this memory sends as its proof."""
+    return memory.array[whose].tobytes()
+
+
+def attach(runtime: Runtime, name: list[int], near: Callable[[], bool]) -> Array:
+    """As `Runtime.attach`, for a peer that has proven to be here (`near`). Raises Unavailable for others."""
+    if not near():
+        raise Unavailable("got the name of memory from a process that has not proven to be on this machine")
+    return runtime.attach(name)
+
+
+def read(runtime: Runtime, name: list[int], whose: slice) -> bytes:
+    """The proof that this process reads the memory that a peer names; b"" if it cannot, and for memory that was not
+    made to be asked for."""
+    try:
+        memory = runtime.attach(name)
+    except DpsError:
+        return b""
+    marked = len(memory) == NBYTES and memory[: len(MARK)].tobytes() == MARK
+    return memory[whose].tobytes() if marked else b""

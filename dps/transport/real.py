@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import logging
 import os
 import random
 import threading
@@ -18,7 +17,8 @@ from zmq.utils.garbage import gc as lent  # before `atexit.register` below: its 
 
 from dps import config
 from dps.checkpoint.storage import LocalStorage, Storage
-from dps.descriptors import opening
+from dps.descriptors import check, opening
+from dps.telemetry import log
 from dps.transport.address import Binding
 from dps.transport.dealer import SILENCE_S
 from dps.transport.endpoint import Endpoint, Place
@@ -30,6 +30,10 @@ from dps.transport.zmq import ZmqEndpoint
 if TYPE_CHECKING:
     from dps.transport.keys import Credentials, KeyFolder
     from dps.transport.zap import Zap
+
+
+SOCKETS = 16384
+"""The most sockets of a process: three for each node that it connects to, for more than 5,000 nodes."""
 
 
 class ThreadTask:
@@ -45,7 +49,7 @@ class ThreadTask:
         try:
             self._target()
         except Exception:
-            logging.getLogger("dps").exception("task %s failed", self.name)
+            log.exception("task %s failed", self.name)
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait for the end; True when it has ended."""
@@ -57,10 +61,28 @@ class ThreadTask:
         return self._thread.is_alive()
 
 
+class ThreadCondition:
+    """As `dps.transport.endpoint.Condition`, for threads. Signal handlers may call `notify`, too."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+
+    def notify(self) -> None:
+        """As Condition.notify."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def wait(self, ready: Callable[[], bool], timeout_s: float = threading.TIMEOUT_MAX) -> bool:
+        """As Condition.wait."""
+        with self._changed:
+            return self._changed.wait_for(ready, min(timeout_s, threading.TIMEOUT_MAX))
+
+
 class RealRuntime:
     """The runtime of one real process. Made by `real_runtime()`; tests may make their own."""
 
     simulated = False
+    threads = True
 
     def __init__(self, name: str | None = None, silence_s: float = SILENCE_S, tuning: Tuning = ORDINARY) -> None:
         self.name = name or f"pid {os.getpid()}"
@@ -79,6 +101,11 @@ class RealRuntime:
     def keeps_blocks(self) -> bool:
         """As Runtime.keeps_blocks."""
         return config.large_blocks_are_kept()
+
+    @property
+    def shares_log(self) -> bool:
+        """As Runtime.shares_log: a launcher prints the lines of all tasks."""
+        return config.launched.is_set()
 
     @functools.cached_property
     def place(self) -> Place:
@@ -101,9 +128,7 @@ class RealRuntime:
             return True
         return True
 
-    def now(self) -> float:
-        """Monotonic seconds."""
-        return time.monotonic()
+    now = staticmethod(time.monotonic)
 
     def wall(self) -> float:
         """Seconds since 1970-01-01 UTC."""
@@ -114,11 +139,26 @@ class RealRuntime:
         if seconds > 0:
             time.sleep(seconds)
 
+    def condition(self) -> ThreadCondition:
+        """As Runtime.condition."""
+        return ThreadCondition()
+
+    def check_descriptors(self, who: str, need: int) -> None:
+        """As Runtime.check_descriptors."""
+        check(who, need)
+
+    def private_chief(self) -> tuple[str, str]:
+        """As Runtime.private_chief. Raises ConfigError if no folder can be made."""
+        from dps.transport.private import private_chief
+
+        return private_chief()
+
     def endpoint(self, bind: str | Binding | None = None, keys: Credentials | None = None) -> Endpoint:
         """A new endpoint; see `Runtime.endpoint`. Also raises ConfigError for a malformed address."""
         with self._lock:
             if self._context is None:
                 self._context = zmq.Context(io_threads=1)
+                self._context.set(zmq.MAX_SOCKETS, SOCKETS)
                 atexit.register(self._at_exit)
             if keys is not None:
                 self._check_keys(self._context, keys)

@@ -10,19 +10,19 @@ Roles = frozenset[str]
 CHIEF_ONLY: Roles = frozenset({"chief"})
 PS_ONLY: Roles = frozenset({"ps"})
 WORKERS: Roles = frozenset({"worker"})
-"""Those who change values."""
+"""Roles that change values."""
 SESSIONS: Roles = frozenset({"worker", "reader", "evaluator"})
-"""Those who read values."""
+"""Roles that read values."""
 TASKS: Roles = frozenset({"chief", "ps", "worker", "evaluator", "dataset"})
-"""Those who run a program of the user's, or serve it: they share queues and datasets."""
+"""Roles that run a program of the user, or serve one: they share queues and datasets."""
 NODES: Roles = TASKS | {"reader"}
-"""Those who listen, and so report to the chief."""
+"""Roles that listen, and so report to the chief."""
 OPERATOR_ONLY: Roles = frozenset({"operator"})
 ENDS: Roles = frozenset({"ps", "worker", "operator"})
-"""Those who report that a task has ended."""
+"""Roles that report the end of a task."""
 ALL: Roles = frozenset(ROLES)
 TOKEN = "token"
-"""What the key in a join token counts as. It enrols another key, and does nothing else."""
+"""The role of the key in a join token. It enrols another key, and does nothing else."""
 TOKENS: Roles = frozenset({TOKEN})
 ANSWER: Roles = frozenset()
 """A message that only answers another one."""

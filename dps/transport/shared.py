@@ -49,7 +49,7 @@ class SharedMemory:
         except OSError as error:
             os.close(fd)
             raise Unavailable(
-                f"{nbytes} bytes of shared memory are not to be had: {error.strerror}; free some memory"
+                f"cannot get {nbytes} bytes of shared memory: {error.strerror}; free some memory"
             ) from None
         weakref.finalize(self, os.close, fd)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from dps.transport.address import is_loopback, parse
+from dps.transport.address import is_loopback, of_url
 from dps.transport.outgoing import MAX_FRAME_NBYTES
 
 if TYPE_CHECKING:
@@ -17,6 +17,14 @@ if TYPE_CHECKING:
 BUFFERED, BUFFERED_HERE = 1 << 20, 1 << 18
 """Kernel buffer bytes of a connection, each way, and of one within this machine. There latency is low, so a small
 buffer suffices, and its bytes are still in the cache when they are read."""
+
+
+ANSWERS, OWN = 1000, 65536
+"""The most finished messages in a queue of libzmq for a peer: answers of a listener (`backlog.py` has more of them),
+and what leaves on a connection that this side opened.
+
+Queues of what came have no mark: while one is full libzmq does not read its connection, and if the peer goes then, the
+next heartbeat ends the process (4.3.5, stream_engine_base.cpp, "!_io_error"). `connections.py` bounds their bytes."""
 
 
 class Sockets:
@@ -70,10 +78,10 @@ class Sockets:
         return monitor
 
     def _made(self, kind: int, url: str) -> zmq.Socket[bytes]:
-        """A socket with the options that both kinds have: no limit on counts, one on sizes, heartbeats, buffers."""
+        """A socket with the options that both kinds have: limits on counts and sizes, heartbeats, buffers."""
         socket = self._context.socket(kind)
         socket.set(zmq.LINGER, 0)
-        socket.set(zmq.SNDHWM, 0)
+        socket.set(zmq.SNDHWM, ANSWERS if kind == zmq.ROUTER else OWN)
         socket.set(zmq.RCVHWM, 0)
         socket.set(zmq.MAXMSGSIZE, MAX_FRAME_NBYTES)
         if url.startswith("inproc://"):
@@ -84,7 +92,7 @@ class Sockets:
         socket.set(zmq.HEARTBEAT_TIMEOUT, silence_ms)
         socket.set(zmq.HEARTBEAT_TTL, silence_ms)
         if url.startswith("tcp://"):
-            nbytes = BUFFERED_HERE if is_loopback(parse(url).host) else BUFFERED
+            nbytes = BUFFERED_HERE if is_loopback(of_url(url).host) else BUFFERED
             socket.set(zmq.SNDBUF, nbytes)
             socket.set(zmq.RCVBUF, nbytes)
             if url.startswith("tcp://["):

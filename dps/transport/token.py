@@ -13,9 +13,8 @@ from typing import NamedTuple
 import zmq
 from zmq.utils import z85
 
-from dps.cluster.address import TOKEN_MARK, is_token
+from dps.cluster.address import TOKEN_MARK, is_token, parse
 from dps.errors import ConfigError, DpsError
-from dps.transport.address import parse
 
 try:
     from _blake2 import blake2s  # as `dps.actors.tickets` does
@@ -27,7 +26,7 @@ HINT = "copy the whole line that dps token has printed"
 
 
 class Token(NamedTuple):
-    """What a token says. Keys are in Z85."""
+    """The contents of a token. Keys are in Z85."""
 
     chief: str
     """Its address."""

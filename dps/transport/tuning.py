@@ -1,4 +1,6 @@
-"""`Tuning`: all numbers that choose between paths or set times, in one frozen value.
+"""`Tuning`: the numbers that choose between paths or set times, in one frozen value.
+
+Decision 32 says which are elsewhere.
 
 Each process has one, `runtime.tuning`. The defaults were measured on real machines. `Tuning.small()` makes all sizes
 small, so that the simulator runs every path with a few hundred bytes. Limits of wire and file formats are not here,
@@ -52,17 +54,12 @@ class ClientTuning:
 
 @record
 class RowListTuning:
-    """Which lists of row numbers are sent only once, and how many lists are kept."""
+    """Which lists of row numbers a session remembers, sorted."""
 
     least: int = 512
-    most: int = 1 << 19
-    """Least and greatest length of lists that are sent only once: shorter ones are cheap to send, and longer ones would
-    fill the ps's memory."""
+    """The shortest list that is remembered; shorter ones are cheap to sort."""
     kept: int = 32
-    kept_by_ps: int = 64
-    """Lists that a session remembers, and that a ps keeps for each session: one for reading, one for writing."""
-    kept_nbytes: int = 8 << 20
-    """Bytes of row numbers that a ps keeps for one session."""
+    """How many lists are remembered."""
 
 
 @record
@@ -74,7 +71,7 @@ class IntakeTuning:
     slow_windows: int = 3
     """After this many slow windows in a row, pushes no longer wait for each other, until one arrives fast again."""
     credit_s: float = 5.0
-    """A sender that sends no piece for so long loses its credit and its staged pieces, s."""
+    """A sender that sends no piece for so long loses its credit and the pieces that have arrived, s."""
     attached: int = 32
     """The most memories of one session that stay attached."""
     telling: int = 8
@@ -106,7 +103,7 @@ class StoreTuning:
     group_nbytes: int = 24 << 20
     """Pieces of a gradient are applied and freed in groups of so many bytes: enough for several threads to share."""
     ahead_pieces: int = 3
-    """Pushes of fewer pieces than this are applied only when they are whole, because starting earlier gains little."""
+    """Pushes of fewer pieces than this are applied only when they are complete; starting earlier gains little."""
     most_skipped: int = 63
     """After a push was applied early in vain, at most this many pushes are not applied early."""
     buffers: int = 3
@@ -115,10 +112,10 @@ class StoreTuning:
     sparing_buffers: int = 2
     """The buffers of a large arena, whose readers wait for each other."""
     stream_nbytes: int = 1 << 19
-    """Arenas from this size on are written past the caches if the target is a spare buffer: SGD takes 0.64 of the
+    """Arenas from this size on are written past the caches if the target is a free buffer: SGD takes 0.64 of the
     time."""
     looking_nbytes: int = 24 << 20
-    """Gradients from this size on are checked for NaN by the pass that applies them to a spare buffer, if the optimizer
+    """Gradients from this size on are checked for NaN by the pass that applies them to a free buffer, if the optimizer
     has no slots. Smaller ones stay in the caches between the check and an update in place, which is faster."""
     crew_nbytes: int = 8 << 20
     """From this size on a crew shares a pass: two threads take 0.7 of the time at 8 MB, 0.55 at 102. At 4 MB they take
@@ -150,11 +147,12 @@ class ServingTuning:
     """The longest message for a receiver that does not copy, and the longest if one variable is longer."""
     a_piece_s: float = 0.25
     """The longest time for such a message, s: a connection on which no message ends for 5 s counts as broken."""
-    early_pieces: int = 32
-    """A version that is sent while it is made is divided into about this many pieces, if they are not too short. Each
-    costs both ends 0.1 ms, but the last one leaves only when the push is complete."""
+    early_piece_s: float = 0.02
+    """The longest time for a message of a version that is sent while it is made, if its parts are not cut, s. The last
+    one leaves only when the push is complete."""
     early_told_s: float = 0.03
-    """A push that has come slowly for so long comes over a slow connection, s."""
+    """A push that has come slowly for so long comes over a slow connection, s; also one of a session to which values
+    have left slowly."""
     fast_nbytes_s: float = 1e9
     """A push that arrives faster than this, bytes/s, is limited by the processors, not by the connection: on two cores,
     over loopback, a step of SGD took 15 to 20 % longer when both directions were used at once."""
@@ -214,6 +212,18 @@ class NodeTuning:
 
 
 @record
+class BoardTuning:
+    """How a member of a group waits for the boards of the others, which no message tells of."""
+
+    watch_s: float = 1e-4
+    """How long it only looks at them, before it also receives messages, s. 0 in the simulator, whose clock stands still
+    while it looks."""
+    first_look_s: float = 1e-4
+    last_look_s: float = 1e-3
+    """The time between two looks, at first and at last, s."""
+
+
+@record
 class Tuning:
     """The tuning of one process.
 
@@ -222,6 +232,9 @@ class Tuning:
 
     piece_nbytes: int = 1 << 20
     """Longer runs are sent as several messages of this size, bytes."""
+    piece_s: float = 0.01
+    """Messages are shorter on a connection that needs longer for one, s. While gradients and values move at once, the
+    first and the last message each move alone; a message costs both ends 0.1 ms."""
     shard_nbytes: int = 1 << 10
     """Shards from this size on are shared with the sessions on a ps's machine."""
     shared_nbytes: int = 1 << 16
@@ -240,14 +253,16 @@ class Tuning:
     modes: ModesTuning = _default(ModesTuning)
     store: StoreTuning = _default(StoreTuning)
     serving: ServingTuning = _default(ServingTuning)
+    boards: BoardTuning = _default(BoardTuning)
 
     @staticmethod
     def small() -> Tuning:
         """For the simulator: a piece has 64 bytes, all shards and rows are shared if possible, and all row lists are
-        sent only once. There are no crews, because their threads would run outside the virtual time."""
+        remembered. There are no crews, because their threads would run outside the virtual time. Boards are looked
+        at seldom, because each look costs as much as anything else."""
         return Tuning(
             piece_nbytes=64, shard_nbytes=0, shared_nbytes=0, block_nbytes=64, rows=RowListTuning(least=1),
-            store=StoreTuning(crew_threads=1),
+            store=StoreTuning(crew_threads=1), boards=BoardTuning(watch_s=0.0, last_look_s=1e-2),
         )  # fmt: skip
 
     def where(self, **changes: object) -> Tuning:

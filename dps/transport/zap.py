@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -11,9 +10,8 @@ from weakref import WeakValueDictionary
 import zmq
 from zmq.utils import z85
 
+from dps.telemetry import log
 from dps.transport.keys import Accepted, Credentials, KeyFolder
-
-log = logging.getLogger("dps")
 
 LOOK_S = 1.0
 """How often the folders are looked at. A key that is not known makes it look at once."""
@@ -62,7 +60,7 @@ class Zap:
         folder.changed()
         if folder.version != self._versions[folder]:
             self._versions[folder] = folder.version
-            log.warning("the keys of %s have changed: connections are made anew", folder.path)
+            log.warning("keys of %s are gone: connections that use them are made anew", folder.path)
             self._changed(folder)
 
     def _answer(self, asked: list[bytes]) -> list[bytes]:

@@ -6,30 +6,32 @@ sends heartbeats and reports through a socket monitor when a connection comes up
 
 from __future__ import annotations
 
-import selectors
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from functools import partial
+from typing import TYPE_CHECKING
 
 import zmq
 
 from dps.descriptors import opening
 from dps.errors import Unavailable
-from dps.transport.address import Binding, parse, url
+from dps.transport.address import Binding, url
 from dps.transport.dealer import SILENCE_S, Dealer
 from dps.transport.direct import Direct
 from dps.transport.endpoint import Buffer, Connected, Delivery, Disconnected, Event, Refused, Route
 from dps.transport.incoming import Malformed, take
 from dps.transport.inproc import Names
-from dps.transport.listener import Listener
 from dps.transport.outgoing import Loans, finish, large_frames
 from dps.transport.poller import Poller
+from dps.transport.signals import Signals
 from dps.transport.sockets import Sockets
-from dps.transport.wake import Wake
 
 if TYPE_CHECKING:
+    from dps.transport.connections import Connections
     from dps.transport.keys import Credentials, KeyFolder
+    from dps.transport.listener import Listener
+    from dps.transport.upkeep import Upkeep
 
 _LONGEST_POLL_S = 3600.0
 IN_A_ROW = 16
@@ -44,6 +46,9 @@ class ZmqEndpoint:
     brought, are held in one place. Sockets, datagrams, buffers and the poller are parts of their own.
     """
 
+    accepted: Connections
+    exposed = keyed = _inproc = False
+
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], names: Names, bind: str | Binding | None = None,
         silence_s: float = SILENCE_S, keys: Credentials | None = None,
@@ -52,31 +57,30 @@ class ZmqEndpoint:
         self._sockets = Sockets(context, silence_s, keys)
         self._users: dict[str, str] = {}  # whose key the node at an address has, if not the chief's
         self._names = names
-        self._listener = None if bind is None else Listener(self._sockets, names, Binding.of(bind))
+        self._listener: Listener | None = None
+        if bind is not None:
+            from dps.transport.listener import Listener  # here: a session listens nowhere
+            from dps.transport.upkeep import Upkeep
+
+            self._listener = Listener(self._sockets, names, Binding.of(bind))
         self._dealers: dict[str, Dealer] = {}
         self._by_url: dict[str, Dealer] = {}
         self._by_socket: dict[zmq.Socket[bytes], Dealer] = {}
         self._greetings: dict[str, bytes] = {}
         self._loans = Loans()
-        self._direct = Direct()
-        self._heard_direct = 0
+        self._direct, self._heard_direct = Direct(), 0
         self._events: deque[Event] = deque()
         self._ready: deque[zmq.Socket[bytes]] = deque()
-        self._told: deque[Callable[[], None]] = deque()  # what other threads want done on this one
-        self._woken = False
-        self._wake = Wake()
-        self._signals = selectors.DefaultSelector()  # the wake descriptor and all monitors, as one entry in the poller
-        self._signals.register(self._wake.fd, selectors.EVENT_READ, None)
-        self._poller = Poller()
-        self._poller.register_fd(cast(Any, self._signals).fileno())  # epoll and kqueue have one
+        self._signals, self._poller = Signals(), Poller()
+        self._poller.register_fd(self._signals.fd)
         if self._direct.fd >= 0:
             self._poller.register_fd(self._direct.fd)
-        self._inproc = self._listener is not None and self._listener.inproc
-        self.exposed = self._listener is not None and self._listener.exposed
-        self.keyed = self._listener is not None and self._listener.keyed
+        self._upkeep: Upkeep | None = None
         if self._listener is not None:
-            self.address = self._listener.address
-            self._poller.register(self._listener.socket)
+            self.exposed, self.keyed, self._inproc = self._listener.exposed, self._listener.keyed, self._listener.inproc
+            self._upkeep = Upkeep(self._listener, self._loans, self._poller, self._signals)
+            self.accepted, self.address = self._listener.connections, self._listener.address
+            self._upkeep.listen()
 
     def expect(self, address: str, user: str) -> None:
         """See `Endpoint.expect`."""
@@ -94,7 +98,7 @@ class ZmqEndpoint:
 
     def _connect(self, address: str) -> Dealer:
         self._check_open()
-        where = url(parse(address))
+        where = url(address)
         dealer = self._by_url.get(where)
         if dealer is None:
             how = self._users.get(address, "chief"), self._greetings
@@ -104,7 +108,7 @@ class ZmqEndpoint:
             else:
                 self._try(dealer)
         self._dealers[address] = dealer
-        self._attend()
+        self._signals.attend()
         return dealer
 
     @property
@@ -150,7 +154,7 @@ class ZmqEndpoint:
             self._loans.reap()
         if not header:
             raise ValueError("a message needs a header of at least one byte, got none")
-        if self._direct.knows(route) and self._direct.send(route, header, frames):
+        if self._direct.send(route, header, frames):
             if done is not None:
                 finish(done)
             return
@@ -158,7 +162,7 @@ class ZmqEndpoint:
         if isinstance(route, str):
             dealer = self._dealers.get(route) or self._connect(route)
             if not dealer.up:
-                self._attend()
+                self._signals.attend()
                 if dealer.socket is None and not dealer.inproc and dealer.handshake.again:
                     self._try(dealer)
             if dealer.socket is not None:
@@ -166,12 +170,9 @@ class ZmqEndpoint:
             dealer.send(header, frames, large, done, self._loans)
             return
         self._check_open()
-        if self._listener is None:
+        if self._upkeep is None:
             raise ValueError(f"route {route!r} is not from this endpoint, which is not bound; answer by address")
-        self._poller.used(self._listener.socket)
-        taken = self._loans.send(self._listener.socket, (route, header), frames, large, done)
-        if not taken and done is not None:
-            finish(done)
+        self._upkeep.send(route, header, frames, large, done)
 
     def receive(self, timeout_s: float) -> Event | None:
         """The next event, or None after `timeout_s` seconds or a `wake`. Blocks; 0 only looks."""
@@ -189,15 +190,24 @@ class ZmqEndpoint:
         return self._wait(timeout_s)
 
     def _wait(self, timeout_s: float) -> Event | None:
-        self._check_open()
-        deadline = time.monotonic() + timeout_s
-        left_s = timeout_s
+        if self.closed:
+            self._check_open()
+        now, upkeep = time.monotonic(), self._upkeep
+        deadline = now + timeout_s
         while True:
-            if self._woken:
+            if upkeep is not None and now >= upkeep.at:
+                upkeep.run(now)
+            left_s = (deadline if upkeep is None else min(deadline, upkeep.at)) - now
+            if self._signals.woken:
                 left_s = 0.0
-            elif self._loans.open:
+            if self._loans.open:
                 left_s = min(left_s, self._loans.patience_s)
-            self._poll(min(left_s, _LONGEST_POLL_S))
+            fds, sockets = self._poller.wait(min(left_s, _LONGEST_POLL_S))
+            for fd in fds:
+                if fd != self._direct.fd:
+                    self._signals.attend()
+            if sockets:  # attending to monitors may have replaced some
+                self._ready.extend(socket for socket in sockets if not socket.closed)
             if self._events:
                 return self._events.popleft()
             while self._ready:
@@ -207,32 +217,12 @@ class ZmqEndpoint:
                 return delivery
             if self._loans.open:
                 self._loans.reap()
-            if self._woken:
-                self._woken = False
+            if self._signals.woken:
+                self._signals.woken = False
                 return None
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
+            now = time.monotonic()
+            if now >= deadline:
                 return None
-
-    def _poll(self, wait_s: float) -> None:
-        """Wait for any event. Fills `_ready` with readable sockets and `_events` with the monitors' events."""
-        fds, sockets = self._poller.wait(wait_s)
-        for fd in fds:
-            if fd != self._direct.fd:
-                self._attend()
-        for socket in sockets:
-            if not socket.closed:  # reading the monitors may have replaced it
-                self._ready.append(socket)
-
-    def _attend(self, wait_s: float = 0.0) -> None:
-        """Handle the wake descriptor and the monitors that have events."""
-        for key, _ in self._signals.select(wait_s):
-            if key.data is None:
-                self._wake.clear()
-            else:
-                self._look(key.data)
-        while self._told:
-            self._told.popleft()()
 
     def _rebind(self, url: str, bound: bool) -> None:
         """Reconnect after an inproc name was bound or released, because libzmq does not do so."""
@@ -259,10 +249,12 @@ class ZmqEndpoint:
 
     def _try(self, dealer: Dealer) -> None:
         """Open a connection, if there are keys for it."""
-        if self._sockets.keys is None or dealer.handshake.usable:
-            self._open(dealer)
-        else:
+        if self._listener is not None and self._listener.outdated():
+            self._signals.call(self._renew)
+        if self._sockets.keys is not None and dealer.handshake.lacking():
             self._refuse(dealer)
+        else:
+            self._open(dealer)
 
     def _failed(self, dealer: Dealer, event: int) -> None:
         """A handshake failed: try other keys, or say why it is refused, at once or when that is known."""
@@ -272,7 +264,7 @@ class ZmqEndpoint:
             if self._by_url.get(dealer.url) is dealer and not dealer.up:
                 self._refuse(dealer)
 
-        step = dealer.handshake.failed(event, dealer.url, lambda: self._call(explained))
+        step = dealer.handshake.failed(event, dealer.url, lambda: self._signals.call(explained))
         if step is Step.REFUSED:
             self._refuse(dealer)
         elif step is not Step.WAIT:
@@ -287,14 +279,14 @@ class ZmqEndpoint:
         self._events.append(Refused(dealer.address, dealer.handshake.reason))
 
     def _renew(self) -> None:
-        """Make all connections anew, with the keys that the folder has now."""
-        if self._listener is not None and self._listener.keyed:
-            self._poller.unregister(self._listener.socket)
+        """Make the connections whose keys are gone anew, with those that the folder has now."""
+        if self._upkeep is not None and self._listener is not None and self._listener.outdated():
+            self._upkeep.pause()
             self._ready.clear()
             self._listener.renew()
-            self._poller.register(self._listener.socket)
+            self._upkeep.listen()
         for dealer in self._by_url.values():
-            if not dealer.inproc:
+            if not dealer.inproc and (dealer.socket is None or dealer.handshake.stale):
                 self._change(dealer, False) if dealer.up else None
                 self._shut(dealer)
                 self._try(dealer)
@@ -321,8 +313,7 @@ class ZmqEndpoint:
         self._by_socket[socket] = dealer
         self._poller.register(socket)
         if dealer.monitor is not None:
-            self._signals.register(dealer.monitor.fileno(), selectors.EVENT_READ, dealer)
-            self._look(dealer)  # the descriptor reports new events only after a query found none
+            self._signals.watch(dealer.monitor, partial(self._look, dealer))
 
     def _shut(self, dealer: Dealer, linger_s: float = 0.0) -> None:
         if dealer.socket is not None:
@@ -331,7 +322,7 @@ class ZmqEndpoint:
             if dealer.socket in self._ready:
                 self._ready.remove(dealer.socket)
         if dealer.monitor is not None:
-            self._signals.unregister(dealer.monitor.fileno())
+            self._signals.unwatch(dealer.monitor)
         dealer.close(linger_s)
 
     def _take(self, socket: zmq.Socket[bytes]) -> Delivery | None:
@@ -342,30 +333,31 @@ class ZmqEndpoint:
         try:
             if dealer is not None:
                 return take(socket, dealer.address, dealer.inproc)
-            return take(socket, None, self._inproc)
-        except Malformed:
+            delivery = take(socket, None, self._inproc, self.accepted.ended)
+        except Malformed as error:
             self.dropped += 1
+            if dealer is None:
+                self.accepted.meets(error.route, error.source)
+                self.accepted.blame(error.route)
             return None
+        if delivery is not None:
+            if delivery.route not in self.accepted.heard:
+                self.accepted.meets(delivery.route, delivery.source)
+            self.accepted.heard[delivery.route] = True
+        return delivery
 
     def tell(self, url: str, bound: bool) -> None:
         """Note that an inproc name changed. Called by the thread that bound or closed it."""
-        self._call(lambda: self._rebind(url, bound))
+        self._signals.call(lambda: self._rebind(url, bound))
 
     def renew(self, folder: KeyFolder) -> None:
         """Note that the keys of a folder have changed. Any thread may call."""
         if self._sockets.keys is not None and self._sockets.keys.folder is folder:
-            self._call(self._renew)
-
-    def _call(self, call: Callable[[], None]) -> None:
-        """Have something done on this endpoint's thread. Any thread may call."""
-        self._told.append(call)
-        if not self.closed:
-            self._wake.set()
+            self._signals.call(self._renew)
 
     def wake(self) -> None:
         """Make a `receive` that waits now, or the next one, return. Any thread may call it."""
-        self._woken = True
-        self._wake.set()
+        self._signals.wake()
 
     def close(self, linger_s: float = 0.5) -> None:
         """Close all sockets; sent messages get up to `linger_s` seconds to leave. A second call does nothing.
@@ -377,7 +369,7 @@ class ZmqEndpoint:
             return
         deadline = time.monotonic() + linger_s
         while (left_s := deadline - time.monotonic()) > 0 and any(each.expected for each in self._by_url.values()):
-            self._attend(left_s)
+            self._signals.attend(left_s)
         self.closed = True
         self._direct.close()  # before the address is free, so no peer takes this process for its successor
         self._events.clear()
@@ -391,9 +383,10 @@ class ZmqEndpoint:
         self._dealers.clear()
         if self._listener is not None:
             self._listener.close(linger_s)
+        if self._upkeep is not None:
+            self._upkeep.close()
         self._loans.close(linger_s)
         self._signals.close()
-        self._wake.close()
 
     def _check_open(self) -> None:
         if self.closed:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -28,21 +28,6 @@ MAX_ELEMENTS = 1 << 48
 MORE_CHARACTERS, MAX_CHARACTERS = 12, 1 << 26
 """Bounds on the names of parts, which are made here: characters of a part's name after its variable's, and of all names
 together. Without them a message with one long name and many parts could exhaust memory."""
-
-
-class Table(Generic[_T]):
-    """Distinct entries, in the order of their first use."""
-
-    def __init__(self) -> None:
-        self.entries: list[_T] = []
-        self._places: dict[Hashable, int] = {}
-
-    def place(self, key: Hashable, entry: _T) -> int:
-        """The number of the entry with this key; adds `entry` if there is none yet."""
-        found = self._places.setdefault(key, len(self.entries))
-        if found == len(self.entries):
-            self.entries.append(entry)
-        return found
 
 
 class PerObject(Generic[_K, _T]):
@@ -89,13 +74,11 @@ Parts = tuple[tuple[VariableSpec, ...], tuple[Part, ...], tuple[int, ...]]
 @config.building()
 def write(variables: Sequence[VariableSpec], all_parts: Sequence[Part], ps: Sequence[int]) -> dict[str, Any]:
     """Encode a plan as columns. The parts are given variable after variable, in row order."""
-    written, kinds, places = PerObject(as_json), Table[list[Any]](), Table[list[Any]]()
-    kind = [
-        kinds.place(
-            (v.shape, v.dtype, written.of(v.optimizer), v.sparse), [list(v.shape), v.dtype, v.optimizer, v.sparse]
-        )
-        for v in variables
-    ]
+    written = PerObject(as_json)
+    kinds: dict[tuple[tuple[int, ...], str, str, bool], int] = {}
+    kind = [kinds.setdefault((v.shape, v.dtype, written.of(v.optimizer), v.sparse), len(kinds)) for v in variables]
+    places: dict[tuple[int, str], int] = {}
+    placed = [places.setdefault((part.ps, part.device), len(places)) for part in all_parts]
     cuts: dict[int, list[int]] = {}
     if len(all_parts) > len(variables):
         for part in all_parts:
@@ -103,11 +86,11 @@ def write(variables: Sequence[VariableSpec], all_parts: Sequence[Part], ps: Sequ
     return {
         "ps": list(ps),
         "names": [v.name for v in variables],
-        "kinds": kinds.entries,
+        "kinds": [[list(shape), dtype, json.loads(text), sparse] for shape, dtype, text, sparse in kinds],
         "kind": pack(kind),
         "cuts": [[variable, rows] for variable, rows in cuts.items() if len(rows) > 1],
-        "places": places.entries,
-        "placed": pack([places.place((p.ps, p.device), [p.ps, p.device]) for p in all_parts]),
+        "places": [list(place) for place in places],
+        "placed": pack(placed),
     }
 
 

@@ -1,4 +1,4 @@
-"""Nested values as they travel: the form as bytes, and the arrays in it as frames of their own."""
+"""Encodes nested values: their form as bytes, and their arrays as frames of their own."""
 
 from __future__ import annotations
 
@@ -24,18 +24,14 @@ Special = Callable[[Any], "tuple[int, Any] | None"]
 """Returns the code and the plain content by which a leaf travels; None for one that is not special."""
 
 
-def _none(leaf: Any) -> None:
-    return None
-
-
-def pack(value: Any, special: Special = _none) -> tuple[bytes, tuple[Array, ...]]:
+def pack(value: Any, special: Special | None = None) -> tuple[bytes, tuple[Array, ...]]:
     """The form and the arrays of a value, which are not copied. TypeError names what cannot travel."""
     arrays: list[Array] = []
 
     def plain(leaf: Any) -> msgpack.ExtType:
         if isinstance(leaf, tuple):
             return msgpack.ExtType(TUPLE, packed(list(leaf)))
-        if (found := special(leaf)) is not None:
+        if special is not None and (found := special(leaf)) is not None:
             return msgpack.ExtType(found[0], packed(found[1]))
         if not (isinstance(leaf, np.ndarray | np.generic) or is_tensor(leaf)):
             raise TypeError(

@@ -146,6 +146,7 @@ def parts_of_shard(
 
 
 def values_of_shard(plan: Plan, layout: ShardLayout, values: Mapping[int, Array]) -> list[tuple[int, Array]]:
-    """What the parts of a shard are set to, with their index. `values`: of variables, by their index."""
+    """The values that the parts of a shard are set to, with their index. `values`: those of variables, by their
+    index."""
     parts = [part for variable in values for part in plan.parts_of[variable] if part.index in layout.place]
     return [(part.index, split(values[part.variable], part, len(plan.parts_of[part.variable]))) for part in parts]

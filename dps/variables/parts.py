@@ -8,8 +8,6 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-import numpy as np
-
 
 class VariableSpec(NamedTuple):
     """A logical variable, as clients see it. `optimizer` is its wire form; None: it is never updated."""
@@ -19,10 +17,6 @@ class VariableSpec(NamedTuple):
     dtype: str
     optimizer: dict[str, Any] | None
     sparse: bool = False
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 class Part(NamedTuple):

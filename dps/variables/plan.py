@@ -15,11 +15,11 @@ from dps.errors import ConfigError, PlacementError, ProtocolError
 from dps.record import record, replace
 from dps.variables import columns
 from dps.variables.parts import Part, VariableSpec
-from dps.variables.runs import ALIGN, Arena, ShardLayout, picker, piece_size
+from dps.variables.runs import ALIGN, Arena, Piece, ShardLayout, cut, picker, piece_size
 
 __all__ = [
-    "ALIGN", "Arena", "Part", "Place", "Plan", "ShardLayout", "Split", "VariableSpec", "make_plan", "picker",
-    "piece_size",
+    "ALIGN", "Arena", "Part", "Piece", "Place", "Plan", "ShardLayout", "Split", "VariableSpec", "cut", "make_plan",
+    "picker", "piece_size",
 ]  # fmt: skip
 
 
@@ -34,24 +34,18 @@ class Plan:
 
     def to_wire(self) -> dict[str, Any]:
         """The plan as columns (`dps.variables.columns`). The caller must not change it."""
-        self._remember()
+        _living[id(self)] = self
         return self._wire
 
     @functools.cached_property
     def _wire(self) -> dict[str, Any]:
         return columns.write(self.variables, self.parts, self.ps)
 
-    def _remember(self) -> None:
-        """Register this plan, so that `from_wire` returns it again while it is alive."""
-        if "_remembered" not in self.__dict__:
-            self.__dict__["_remembered"] = True
-            _living[:] = [known for known in _living if known() is not None] + [weakref.ref(self)]
-
     @staticmethod
     def from_wire(data: Mapping[str, Any]) -> Plan:
         """Decode a plan from `to_wire`. A plan that this process already has is returned again, so that decoding it
         repeatedly costs little. Raises ProtocolError for an inconsistent plan."""
-        for known in tuple(_living):  # a copy, because other threads add to it
+        for known in _living.valuerefs():  # a copy, because other threads add to it
             plan = known()
             if plan is not None and plan._wire == data:
                 return plan
@@ -61,8 +55,7 @@ class Plan:
             raise
         except (LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise ProtocolError(f"not a plan: {error}") from None
-        plan.__dict__["_wire"] = data
-        plan._remember()
+        plan.__dict__["_wire"], _living[id(plan)] = data, plan
         return plan
 
     def without_empty(self) -> Plan:
@@ -119,11 +112,6 @@ class Plan:
             parts[part.ps].append(part)
         return {ps: ShardLayout.of(self.variables, here) for ps, here in parts.items()}
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all variables."""
-        return sum(spec.nbytes for spec in self.variables)
-
     def bytes_per_ps(self) -> dict[int, int]:
         return {ps: sum(a.nbytes for a in layout.arenas) for ps, layout in self.layouts.items()}
 
@@ -144,8 +132,8 @@ class Plan:
         return ""
 
 
-_living: list[weakref.ref[Plan]] = []
-"""Plans that this process has sent or received and that are still alive."""
+_living = weakref.WeakValueDictionary[int, Plan]()
+"""Plans that this process has sent or received and that are still alive, by their identities."""
 
 
 Place = Callable[[str, str, tuple[int, ...], str], "int | Device"]

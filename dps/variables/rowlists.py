@@ -1,10 +1,8 @@
-"""Prepares row numbers for sending: sorted and unique; a list that is used again is sent only once."""
+"""Prepares row numbers for sending: sorted and unique; a list that is used again is sorted only once."""
 
 from __future__ import annotations
 
-import itertools
 from collections import OrderedDict
-from collections.abc import Callable
 
 import numpy as np
 
@@ -17,52 +15,33 @@ NARROW = 1 << 31
 """Numbers of so many rows fit in int32."""
 
 
-class SentList:
-    """Row numbers of a variable; sorted if they are for several parts. Messages refer to them by `number`; it is 0 if
-    the row numbers are sent each time."""
+def range_of(part: Part, rows: Array) -> tuple[int, int]:
+    """First and last position of a part's row numbers among those of its variable, which are sorted if it has several
+    parts."""
+    if not part.row0 and (not len(rows) or rows[-1] < part.shape[0]):
+        return 0, len(rows)
+    first, last = np.searchsorted(rows, (part.row0, part.row0 + part.shape[0]))
+    return int(first), int(last)
 
-    __slots__ = ("_told", "number", "rows")
 
-    def __init__(self, number: int, rows: Array) -> None:
-        self.number, self.rows = number, rows
-        self._told: dict[int, int] = {}
-
-    def range_of(self, part: Part) -> tuple[int, int]:
-        """First and last position in `rows` of a part's row numbers."""
-        if not part.row0 and (not len(self.rows) or self.rows[-1] < part.shape[0]):
-            return 0, len(self.rows)
-        first, last = np.searchsorted(self.rows, (part.row0, part.row0 + part.shape[0]))
-        return int(first), int(last)
-
-    def within(self, part: Part) -> Array:
-        """A part's row numbers, counted from its first row, as they are sent: int32 where the part has no more rows."""
-        first, last = self.range_of(part)
-        rows = self.rows[first:last] - part.row0 if part.row0 else self.rows[first:last]
-        return rows.astype(np.int32) if part.shape[0] <= NARROW else rows
-
-    def is_told(self, part: Part, incarnation: int) -> bool:
-        """Whether the part's ps already has the list under this incarnation. Marks it as sent."""
-        before = self._told.get(part.index)
-        self._told[part.index] = incarnation
-        return bool(self.number) and before == incarnation
+def within(part: Part, rows: Array) -> Array:
+    """A part's row numbers, counted from its first row, as they are sent: int32 where the part has no more rows."""
+    rows = rows - part.row0 if part.row0 else rows
+    return rows.astype(np.int32) if part.shape[0] <= NARROW else rows
 
 
 @record
 class RowsOfPart:
-    """The rows of a gradient that one part gets: those of `sent` from `first` to `last`."""
+    """The rows of a gradient that one part gets, from `first` to `last` of all rows of the gradient, in their order."""
 
-    part: Part
-    sent: SentList
+    numbers: Array
+    """The row numbers, as they are sent."""
     first: int
     last: int
     values: Array
     """The values of the whole gradient, in the caller's order."""
     order: Array | None
-
-    @property
-    def moves(self) -> bool:
-        """Whether the values must be reordered."""
-        return self.order is not None
+    """How the values are reordered; None: not at all."""
 
     def fill(self, out: Array) -> None:
         """Write the values of these rows to `out`, in their order."""
@@ -75,28 +54,26 @@ class RowsOfPart:
 class RowList:
     """The row numbers that a caller gave, int64 (n,), with the mapping to the rows that are sent and back."""
 
-    def __init__(self, asked: Array, numbers: itertools.count[int], tuning: RowListTuning = ORDINARY.rows) -> None:
-        """`asked` is kept and must not be changed. `numbers` gives the numbers of the lists that are sent."""
-        self.asked, self._numbers, self._least = asked, numbers, tuning.least
-        self._is_short = len(asked) < tuning.least
-        self._is_sent_once = tuning.least <= len(asked) <= tuning.most
-        self._as_asked: SentList | None = None
+    def __init__(self, asked: Array, least: int) -> None:
+        """`asked` is kept and must not be changed. Fewer than `least` are sent as they are, if one ps has all."""
+        self.asked, self._least = asked, least
+        self._is_short = len(asked) < least
         self._rising: _Rising | None = None
 
     def ends(self) -> tuple[int, int]:
         """The lowest and the highest row number; (0, -1) if there are none."""
         if not len(self.asked):
             return 0, -1
-        rows = self.asked if self._is_short else self._sorted().every.rows
+        rows = self.asked if self._is_short else self._sorted().every
         return (int(rows.min()), int(rows.max())) if self._is_short else (int(rows[0]), int(rows[-1]))
 
-    def to_read(self, parts: int) -> tuple[SentList, Array | None]:
+    def to_read(self, parts: int) -> tuple[Array, Array | None]:
         """The rows to request, and the position of each of the caller's row numbers among them (None: unchanged).
 
         If one ps answers, it returns rows in the caller's order; then only repeated rows are removed from the request.
         """
-        if parts == 1 and (self._is_short or self._sorted().only_moved):
-            return self._in_order(), None
+        if parts == 1 and (self._is_short or (self._sorted().order is not None and not self._sorted().repeats)):
+            return self.asked, None
         return self._sorted().distinct, self._sorted().which()
 
     def of_part(self, part: Part, values: Array, parts: int) -> RowsOfPart:
@@ -105,46 +82,36 @@ class RowList:
         The ps adds up repeated rows, because numpy takes three times as long as the ps's kernel.
         """
         if parts == 1 and (self._is_short or self._sorted().repeats):
-            return RowsOfPart(part, self._in_order(), 0, len(self.asked), values, None)
+            return RowsOfPart(within(part, self.asked), 0, len(self.asked), values, None)
         every = self._sorted().every
-        return RowsOfPart(part, every, *every.range_of(part), values, self._sorted().order)
-
-    def _in_order(self) -> SentList:
-        if self._as_asked is None:
-            self._as_asked = SentList(self._number(), self.asked)
-        return self._as_asked
+        first, last = range_of(part, every)
+        return RowsOfPart(within(part, every[first:last]), first, last, values, self._sorted().order)
 
     def _sorted(self) -> _Rising:
         if self._rising is None:
-            self._rising = _Rising(self.asked, self._number, self._least)
+            self._rising = _Rising(self.asked, self._least)
         return self._rising
-
-    def _number(self) -> int:
-        return next(self._numbers) if self._is_sent_once else 0
 
 
 class _Rising:
     """Row numbers in rising order."""
 
-    def __init__(self, asked: Array, number: Callable[[], int], least: int) -> None:
+    def __init__(self, asked: Array, least: int) -> None:
         self.order: Array | None = None
         """Positions in `asked`, sorted by row number (stable); None if `asked` is sorted already."""
-        self.only_moved = False
-        """Whether `asked` is not sorted and has no duplicates."""
         self.repeats = False
         self._which: Array | None = None
         if len(asked) < 2 or bool((asked[1:] > asked[:-1]).all()):
-            self.distinct = self.every = SentList(number(), asked)
+            self.distinct = self.every = asked
             return
         rows, self.order = _sorted(asked, least)
         first = np.empty(len(rows), np.bool_)
         first[0] = True
         np.not_equal(rows[1:], rows[:-1], out=first[1:])
-        self.distinct = self.every = SentList(number(), rows)
-        self.only_moved = bool(first.all())
-        self.repeats = not self.only_moved
+        self.distinct = self.every = rows
+        self.repeats = not first.all()
         if self.repeats:
-            self.distinct = SentList(number(), rows[first])
+            self.distinct = rows[first]
             self._which = np.empty(len(rows), np.int64)
             self._which[self.order] = np.cumsum(first) - 1
 
@@ -162,19 +129,18 @@ class RowLists:
     def __init__(self, tuning: RowListTuning = ORDINARY.rows) -> None:
         self._tuning = tuning
         self._lists: OrderedDict[tuple[int, ...], RowList] = OrderedDict()
-        self._numbers = itertools.count(1)
 
     def of(self, rows: Array) -> RowList:
         """The list of these row numbers, integers (n,). Keeps a copy, so the caller may change the array."""
         n = len(rows)
         if n < self._tuning.least:
-            return RowList(np.array(rows, np.int64), self._numbers, self._tuning)
+            return RowList(np.array(rows, np.int64), self._tuning.least)
         key = (n, int(rows[0]), int(rows[n // 2]), int(rows[-1])) if n else (0,)
         found = self._lists.get(key)
         if found is not None and np.array_equal(found.asked, rows):
             self._lists.move_to_end(key)
             return found
-        made = RowList(np.array(rows, np.int64), self._numbers, self._tuning)
+        made = RowList(np.array(rows, np.int64), self._tuning.least)
         self._lists[key] = made
         if len(self._lists) > self._tuning.kept:
             self._lists.popitem(last=False)

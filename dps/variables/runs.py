@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import itertools
-import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +16,8 @@ from dps.variables.columns import PerObject, as_json
 from dps.variables.parts import Part, VariableSpec
 
 ALIGN = 64
-A_STRETCH = 4
-"""From this number of neighbours with the same shape, it is faster to make all views at once."""
+ITEM = 8
+"""Bytes of the largest elements."""
 
 
 @record
@@ -43,20 +41,11 @@ class Arena:
         return picker([part.variable for part in self.parts])
 
     @functools.cached_property
-    def stretches(self) -> list[tuple[int, int, bool, tuple[int, ...] | None]]:
-        """Groups of neighbours with the same shape: first element, end, whether there are several, and the shape of all
-        of them as one array (None: flat). Scalars are not grouped, because rows of such an array would be numbers."""
-        found: list[tuple[int, int, bool, tuple[int, ...] | None]] = []
-        start = 0
-        for shape, alike in itertools.groupby(self.parts, operator.attrgetter("shape")):
-            count, size = sum(1 for _ in alike), math.prod(shape)
-            if count >= A_STRETCH and shape:
-                found.append((start, start + count * size, True, (count, *shape)))
-            else:
-                flat = None if len(shape) == 1 else shape
-                found += [(start + i * size, start + (i + 1) * size, False, flat) for i in range(count)]
-            start += count * size
-        return found
+    def cuts(self) -> list[tuple[slice, tuple[int, ...] | None]]:
+        """The elements of each part, and its shape; None if that is one-dimensional."""
+        cuts = map(slice, self.starts, (*self.starts[1:], self.size))
+        shapes = [None if len(part.shape) == 1 else part.shape for part in self.parts]
+        return list(zip(cuts, shapes, strict=True))
 
     @functools.cached_property
     def itemsize(self) -> int:
@@ -76,14 +65,37 @@ def picker(places: list[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     return operator.itemgetter(*places)
 
 
-LARGER, A_RUN = 4, 32
+LARGER, A_RUN, SHORTER = 4, 32, 16
 """A long run is sent in pieces up to LARGER times the usual size, or in A_RUN pieces. Each piece costs both ends some
-0.1 ms besides its bytes; with very few pieces, sending and computing do not overlap."""
+0.1 ms besides its bytes; with very few pieces, sending and computing do not overlap. Where a connection is slow, pieces
+are down to SHORTER times shorter."""
 
 
-def piece_size(nbytes: int, smallest: int) -> int:
-    """The size of the pieces of a run of `nbytes`; `smallest` is the runtime's `piece_nbytes`."""
-    return max(smallest, min(LARGER * smallest, nbytes // A_RUN // ALIGN * ALIGN))
+def piece_size(nbytes: int, smallest: int, soon: float) -> int:
+    """The size of the pieces of a run of `nbytes`; `smallest` is the runtime's `piece_nbytes`. `soon`: what the
+    connection carries within the runtime's `piece_s`."""
+    usual = max(smallest, min(LARGER * smallest, nbytes // A_RUN // ALIGN * ALIGN))
+    return int(min(usual, max(soon, smallest // SHORTER, ALIGN)))
+
+
+Piece = list[tuple[int, int]]
+"""Ranges of a run that one message brings: offset, bytes."""
+
+
+def cut(ranges: Sequence[tuple[int, int]], nbytes: int, least: int = ITEM) -> list[Piece]:
+    """Ranges (offset, bytes) in pieces of at most `nbytes`, in order. A range that is too long is cut at a multiple of
+    8 bytes, if `least` bytes of it fit into the piece."""
+    pieces: list[Piece] = [[]]
+    room = most = max(nbytes, ITEM)
+    for offset, left in ranges:
+        while left:
+            if left > room and room < max(least, ITEM) and pieces[-1]:
+                pieces.append([])
+                room = most
+            n = left if left <= room else room // ITEM * ITEM
+            pieces[-1].append((offset, n))
+            offset, left, room = offset + n, left - n, room - n
+    return pieces
 
 
 @record
@@ -152,23 +164,10 @@ class ShardLayout:
         """The variables of `trained`."""
         return [part.variable for part in self.trained]
 
-    def pieces(self, piece_nbytes: int, trained_only: bool = False) -> list[list[tuple[int, int]]]:
-        """The run cut into pieces for sending: each is a list of (offset, nbytes), at most `piece_nbytes` in all."""
-        pieces: list[list[tuple[int, int]]] = [[]]
-        room = piece_nbytes
-        for arena in self.arenas:
-            if trained_only and arena.optimizer is None:
-                continue
-            at, end = arena.offset, arena.offset + arena.nbytes
-            item = np.dtype(arena.dtype).itemsize
-            while at < end:
-                if room < item:
-                    pieces.append([])
-                    room = max(piece_nbytes, item)
-                n = min(room // item * item, end - at)
-                pieces[-1].append((at, n))
-                at, room = at + n, room - n
-        return pieces
+    def pieces(self, piece_nbytes: int, trained_only: bool = False) -> list[Piece]:
+        """The run cut into pieces for sending, each of at most `piece_nbytes`."""
+        arenas = [arena for arena in self.arenas if arena.optimizer is not None or not trained_only]
+        return cut([(arena.offset, arena.nbytes) for arena in arenas], piece_nbytes)
 
     @functools.cached_property
     def longest_part(self) -> int:
@@ -184,26 +183,29 @@ class ShardLayout:
     def _edges(self) -> tuple[frozenset[int], frozenset[int]]:
         return frozenset(start for start, *_ in self.spans), frozenset(stop for _, stop, *_ in self.spans)
 
-    def whole_pieces(self, piece_nbytes: int) -> list[list[tuple[int, int]]]:
+    def whole_pieces(self, piece_nbytes: int) -> list[Piece]:
         """Like `pieces`, but no part is cut; a part of more than `piece_nbytes` is a piece of its own."""
-        pieces: list[list[tuple[int, int]]] = []
-        room = 0
-        for start, stop in itertools.chain.from_iterable(_neighbours(arena, piece_nbytes) for arena in self.arenas):
-            if stop - start > room:
+        pieces: list[Piece] = [[]]
+        room, begins = piece_nbytes, {arena.offset for arena in self.arenas}
+        for start, stop in [(start, stop) for start, stop, _, _ in self.spans if start < stop]:
+            if stop - start > room and pieces[-1]:
                 pieces.append([])
                 room = piece_nbytes
-            pieces[-1].append((start, stop - start))
+            if pieces[-1] and sum(pieces[-1][-1]) == start and start not in begins:
+                pieces[-1][-1] = pieces[-1][-1][0], stop - pieces[-1][-1][0]
+            else:
+                pieces[-1].append((start, stop - start))
             room -= stop - start
-        return pieces or [[]]
+        return pieces
 
     @functools.cached_property
     def spans(self) -> list[tuple[int, int, np.dtype[Any], tuple[int, ...]]]:
         """For each part: first and last byte in the run, dtype and shape."""
         found = []
         for arena in self.arenas:
-            dtype, ends = np.dtype(arena.dtype), [*arena.starts[1:], arena.size]
-            for part, start, stop in zip(arena.parts, arena.starts, ends, strict=True):
-                at, end = (arena.offset + n * arena.itemsize for n in (start, stop))
+            dtype = np.dtype(arena.dtype)
+            for part, (cut, _) in zip(arena.parts, arena.cuts, strict=True):
+                at, end = (arena.offset + n * arena.itemsize for n in (cut.start, cut.stop))
                 found.append((at, end, dtype, part.shape))
         return found
 
@@ -224,17 +226,11 @@ class ShardLayout:
         return [run[start:stop] for start, stop, _ in self._cuts]
 
     def listed(self, memories: Sequence[Array]) -> list[Array]:
-        """The parts as arrays in the memory of each arena, in the order of `indices`. Neighbours with the same shape
-        are made at once, as the rows of one array."""
+        """The parts as arrays in the memory of each arena, in the order of `indices`."""
         found: list[Array] = []
         for arena, memory in zip(self.arenas, memories, strict=True):
             flat = memory.view(arena.dtype)
-            for start, stop, several, shape in arena.stretches:
-                values = flat[start:stop] if shape is None else flat[start:stop].reshape(shape)
-                if several:
-                    found.extend(values)
-                else:
-                    found.append(values)
+            found += [flat[cut] if shape is None else flat[cut].reshape(shape) for cut, shape in arena.cuts]
         return found
 
     def view(self, run: Array, part: Part) -> Array:
@@ -259,16 +255,3 @@ class ShardLayout:
                     break
                 return number, at // arena.itemsize
         raise ProtocolError(f"bytes {offset} to {offset + nbytes} are no piece of a run of {self.nbytes} bytes")
-
-
-def _neighbours(arena: Arena, nbytes: int) -> Iterator[tuple[int, int]]:
-    """Begin and end of groups of neighbouring parts, each of up to `nbytes`, or of one part."""
-    start = at = arena.offset
-    for first in (*arena.starts[1:], arena.size):
-        end = arena.offset + first * arena.itemsize
-        if end - start > nbytes and at > start:
-            yield start, at
-            start = at
-        at = end
-    if at > start:
-        yield start, at

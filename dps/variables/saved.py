@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from typing import Any
-
 import numpy as np
 
 from dps.checkpoint import Manifest, SavedVariable
@@ -25,17 +22,12 @@ def saved(spec: VariableSpec, checkpoint_dir: str, manifest: Manifest) -> SavedV
         found = manifest.variable(spec.name)
     except CheckpointError as error:
         raise CheckpointError(
-            f"{spec.name} is {_dtype(spec.dtype).name} {spec.shape} in this program; in {checkpoint_dir} {error}"
+            f"{spec.name} is {np.dtype(spec.dtype).name} {spec.shape} in this program; in {checkpoint_dir} {error}"
         ) from None
-    if found.shape != spec.shape or _dtype(found.dtype) != _dtype(spec.dtype):
+    if found.shape != spec.shape or np.dtype(found.dtype) != np.dtype(spec.dtype):
         raise CheckpointError(
             f"{spec.name} is {found.dtype} {found.shape} in {checkpoint_dir}/{manifest.name} and "
-            f"{_dtype(spec.dtype).name} {spec.shape} in this program; use the model that was saved, "
+            f"{np.dtype(spec.dtype).name} {spec.shape} in this program; use the model that was saved, "
             "or another checkpoint_dir"
         )
     return found
-
-
-@functools.cache
-def _dtype(name: str) -> np.dtype[Any]:
-    return np.dtype(name)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from enum import Enum
+from math import inf
 from typing import Any, NamedTuple
 
 from dps.actors.actor import Actor
@@ -13,14 +13,15 @@ from dps.actors.ref import Ref, Sender
 from dps.actors.tickets import digest
 from dps.errors import DeadlineExceeded, DpsError, Unavailable
 from dps.run_protocol import AGENT, CHIEF, AskRun, Drain, Leave, Register, Registered, RunIs, StopTask
+from dps.telemetry import log
 from dps.transport.message import Message
-
-log = logging.getLogger("dps")
 
 BEAT_S = 2.0
 """How often a node registers again, so that a restarted chief learns of it."""
 CHIEF_S = 60.0
 """How long a node waits for an absent chief before it gives the run up."""
+SILENT_S = 5.0
+"""How long after its last answer a chief that has told a node to wait counts as missing."""
 LEAVE_S = 60.0
 """How long a ps that was told to end waits for the chief's permission to leave."""
 LEFT = 143
@@ -28,7 +29,7 @@ LEFT = 143
 
 
 class Told(NamedTuple):
-    """What an agent calls of the task that it stands for, on the node's thread."""
+    """The methods of its task that an agent calls, on the node's thread."""
 
     epoch: Callable[[], int]
     """Returns the highest run epoch that this node has seen."""
@@ -43,7 +44,7 @@ class Told(NamedTuple):
 
 
 class State(Enum):
-    """Of an agent."""
+    """The state of an agent."""
 
     JOINING = "joining"
     """The chief has not answered yet."""
@@ -75,6 +76,8 @@ class Agent(Actor):
         self._heard_at = 0.0
         self._start_the_chief, self._patience = start_the_chief, Patience()
         self._beats = 0
+        self._told_at = -inf
+        """When the chief last told this node to wait."""
         self._proof = b""
 
     def started(self) -> None:
@@ -117,7 +120,7 @@ class Agent(Actor):
         message = Register(*who, self._told.epoch(), self._update, self._proof)
         left = self._heard_at + CHIEF_S - self.node.now()  # late answers count, too: a chief may be busy
         self._beats += 1
-        self.node.ask(self.chief, message, max(BEAT_S, left), self._registered)
+        self.node.ask(self.chief, message, max(BEAT_S, left), self._registered, waits=self._told_to_wait)
         if self._start_the_chief:
             self._tell(self._beats)
 
@@ -125,10 +128,18 @@ class Agent(Actor):
         """Log that this node waits for the chief, while this beat has no answer."""
         if not self._stays or beat != self._beats:
             return
-        if self._patience.due(self.node.now()):
+        now = self.node.now()
+        if now - self._told_at > SILENT_S and self._patience.due(now):
             what = f"waits for the chief at {self.chief.address}; start it with: {self._start_the_chief}"
             log.warning("%s: %s", self.node.name, what)
         self.node.after(FIRST_S, lambda: self._tell(beat))
+
+    def _told_to_wait(self, reason: str) -> None:
+        """The chief answers, but does not let this task take part yet."""
+        now = self.node.now()
+        self._heard_at = self._told_at = now
+        if self._patience.due(now):
+            log.warning("%s: the chief at %s says: %s", self.node.name, self.chief.address, reason)
 
     def _registered(self, answer: Message | Exception) -> None:
         if not self._stays:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -43,3 +44,15 @@ def test_time_between_waits_counts() -> None:
     world.time += 60.0
     time.receive(world, 1.0)
     assert time.now() == 160.0
+
+
+def test_nothing_is_waited_for_exactly_when_the_time_to_wait_for_has_come() -> None:
+    """Else a node in the simulator would turn for ever at one virtual time: it waits for 0 s, and nothing is due."""
+    world: Any = Stopped()
+    draw = random.Random(1)
+    for _ in range(10_000):
+        time = OwnTime(world)
+        world.time, time.stood_still_s = draw.uniform(0, 100), draw.uniform(0, 10)
+        until = time.now() + draw.choice([0.0, 1e-15, -1e-15, 1e-14, -1e-14])
+        time.receive(world, 5.0, until)
+        assert (time.asked_s == 0.0) == (until <= time.received_at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import hypothesis.strategies as st
@@ -73,6 +74,15 @@ def test_while_nothing_comes_it_is_sent_again_at_doubled_intervals_up_to_two_sec
     assert sent_at == [0.25, 0.75, 1.75, 3.75, 5.75, 7.75, 9.75]
 
 
+def test_while_its_answer_comes_in_parts_a_request_is_not_sent_again() -> None:
+    asker = Asker()
+    request = asker.open(wanted=100)
+    for number in range(1, 100):
+        asker.requests.answer(request.number, Token(1), 0.2 * number)
+        assert asker.requests.due(0.2 * number) == []
+    assert [again.number for again, _ in asker.requests.due(0.2 * 99 + FIRST_RESEND_S)] == [1], "the rest does not come"
+
+
 def test_a_first_interval_of_its_own_that_is_longer_never_shrinks() -> None:
     asker = Asker()
     asker.open(resend_s=3.0)
@@ -93,14 +103,14 @@ def test_past_its_deadline_a_request_is_told_once_and_forgotten() -> None:
     assert len(asker.requests.due(0.25)) == 1
     assert asker.requests.next_at() == 0.5
     assert asker.requests.due(0.5) == [] and asker.requests.due(9.0) == []
-    assert asker.expired == [1] and asker.requests.next_at() is None
+    assert asker.expired == [1] and asker.requests.next_at() == math.inf
 
 
 def test_a_closed_request_is_neither_sent_nor_fed_nor_expired() -> None:
     asker = Asker()
     asker.requests.close(asker.open(deadline=1.0))
     asker.requests.answer(1, Token(1), 0.1)
-    assert asker.requests.due(5.0) == [] and asker.requests.next_at() is None
+    assert asker.requests.due(5.0) == [] and asker.requests.next_at() == math.inf
     assert asker.fed == [] and asker.expired == []
 
 
@@ -162,7 +172,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert not self.answered & self.closed and not (self.answered | self.closed) & expired
         assert len(self.asker.requests) == len(self.open) - len(self.answered | self.closed | expired)
         next_at = self.asker.requests.next_at()
-        assert (next_at is None) == (len(self.asker.requests) == 0)
+        assert (next_at == math.inf) == (len(self.asker.requests) == 0)
 
 
 TestAnyOrder = AnyOrder.TestCase

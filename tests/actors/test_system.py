@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dps.actors.caller import Caller
-from dps.actors.local import local_actor
+from dps.actors.local import is_local
 from dps.actors.messages import Done
 from dps.actors.ref import Ref, Sender
 from dps.actors.system import Node
@@ -46,11 +46,11 @@ def test_a_node_tells_its_actors_of_the_start_and_of_the_end() -> None:
         node = serve(echo)
         assert node.address == ADDRESS
         runtime().sleep(0.1)
-        assert local_actor(runtime(), ADDRESS, "echo") is echo
+        assert is_local(runtime(), ADDRESS, "echo") and not is_local(runtime(), ADDRESS, "other")
         node.stop()
         assert node.join(1.0)
         assert echo.events == ["started", "stopping"]
-        assert local_actor(runtime(), ADDRESS, "echo") is None
+        assert not is_local(runtime(), ADDRESS, "echo")
 
     inside(work)
 

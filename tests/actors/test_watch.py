@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import hypothesis.strategies as st
 from hypothesis import given
 
@@ -24,7 +26,7 @@ def test_a_loss_is_told_once_until_the_address_was_back() -> None:
     watch.connected(A)
     watch.disconnected(A, 5.0)
     watch.disconnected(A, 5.9)  # still away since 5
-    assert watch.due(6.0) == [(A, 1.0)] and watch.due(20.0) == [] and watch.next_at() is None
+    assert watch.due(6.0) == [(A, 1.0)] and watch.due(20.0) == [] and watch.next_at() == math.inf
     assert watch.connected(A)
     watch.disconnected(A, 30.0)
     assert watch.due(31.0) == [(A, 1.0)]
@@ -36,7 +38,7 @@ def test_who_is_back_within_the_grace_was_never_lost() -> None:
     watch.connected(A)
     watch.disconnected(A, 5.0)
     watch.connected(A)
-    assert watch.due(100.0) == [] and watch.next_at() is None
+    assert watch.due(100.0) == [] and watch.next_at() == math.inf
 
 
 def test_each_address_has_its_own_grace() -> None:
@@ -102,7 +104,7 @@ def test_nobody_who_was_told_lost_is_told_again_after_a_stop() -> None:
     watch.add(A, 1.0, 0.0)
     assert watch.due(1.0) == [(A, 1.0)]
     watch.stood_still(2.0)
-    assert watch.due(100.0) == [] and watch.next_at() is None
+    assert watch.due(100.0) == [] and watch.next_at() == math.inf
 
 
 @given(st.lists(st.tuples(st.sampled_from(["up", "down", "wait", "forgive"]), st.floats(0.01, 2.0)), max_size=30))

@@ -12,7 +12,7 @@ from tests.chaos.ledger import Ended, of
 LAST_LINES = 25
 SPEAKER = re.compile(r"^\[[^]]*\] (?:dps: )?(?:(?:chief|ps:\d+|worker:\d+): )?")
 """[who] and "who: " at the beginning of a line."""
-PROGRAM_FAILED, TASK_LOST = 1, 3
+PROGRAM_FAILED, SAVE_FAILED, TASK_LOST = 1, 2, 3
 FULL = "journal", "No space left"
 
 
@@ -94,8 +94,8 @@ def _with_a_full_disk(evidence: Evidence) -> list[End]:
     servers = _killed_servers(evidence)
     ends = [] if servers and evidence.case.restarts == 0 else [End(0)]
     if any(s.fault.seconds == FOR_GOOD for s in evidence.struck(FILL)):
-        ends = [End(PROGRAM_FAILED, ("checkpoint",)), End(TASK_LOST, ("checkpoint", "journal"))]
+        ends = [End(SAVE_FAILED, ("checkpoint",)), End(TASK_LOST, ("checkpoint", "journal"))]
     if servers:
         names = tuple(s.fault.target for s in servers)
-        ends += [End(TASK_LOST, (*names, *FULL)), End(PROGRAM_FAILED, FULL)]
+        ends += [End(TASK_LOST, (*names, *FULL)), End(PROGRAM_FAILED, FULL), End(SAVE_FAILED, FULL)]
     return ends

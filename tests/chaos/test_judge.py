@@ -287,8 +287,8 @@ def test_two_pushes_of_a_worker_in_one_synchronous_step_count_once_in_rows() -> 
         (strike(KILL, "worker"), {}, 0, "", False),
         (strike(TERM, "worker"), {}, 0, "", True),
         (strike(FILL, "disk", 3.0), {}, 0, "", True),
-        (strike(FILL, "disk", 3.0), {}, 1, "the last checkpoint could not be written", False),
-        (strike(FILL, "disk", FOR_GOOD), {}, 1, "the last checkpoint could not be written", True),
+        (strike(FILL, "disk", 3.0), {}, 2, "the last checkpoint could not be written", False),
+        (strike(FILL, "disk", FOR_GOOD), {}, 2, "the last checkpoint could not be written", True),
         (strike(FILL, "disk", FOR_GOOD), {}, 0, "", False),
     ],
 )

@@ -28,6 +28,8 @@ class Question:
 class Desk:
     """Has what the parts of the chief want of a `Node` and its `Runtime`."""
 
+    silence_s = 5.0
+
     def __init__(self, storage: Any = None) -> None:
         self.name, self.address, self.incarnation = "chief", "127.0.0.1:1", 7
         self.asker = self.user = ""

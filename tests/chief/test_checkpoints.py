@@ -124,6 +124,18 @@ def test_a_ps_that_fails_fails_the_save_and_the_next_one_is_new(error: Exception
     assert run.results[-1][1] == 13
 
 
+def test_a_save_that_fails_again_in_the_same_way_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    run = Run()
+    full = CheckpointError("cannot write step-12: No space left")
+    for error in (full, full, CheckpointError("cannot write step-13: No space left"), full):
+        run.save()
+        first, second = run.desk.take()
+        first.answer(error)
+        second.answer(error)
+    said = [record.getMessage().partition("write ")[2][:7] for record in caplog.records]
+    assert said == ["step-12", "step-13", "step-12"]
+
+
 def test_a_disk_that_refuses_the_manifest_fails_the_save() -> None:
     def no_manifest(path: str, nbytes: int) -> None:
         if "manifest" in path:

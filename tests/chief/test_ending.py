@@ -59,8 +59,8 @@ def test_a_full_disk_gets_six_tries_at_the_last_checkpoint() -> None:
         led.desk.pass_time(2.0)
     assert LAST_SAVE_TRIES == 6
     led.save(step=5, error=CheckpointError("No space left"))
-    assert set(stopped(led).values()) == {StopTask(1, "the last checkpoint could not be written: No space left")}
-    assert led.ended == [(1, "the last checkpoint could not be written: No space left")]
+    assert set(stopped(led).values()) == {StopTask(2, "the last checkpoint could not be written: No space left")}
+    assert led.ended == [(2, "the last checkpoint could not be written: No space left")]
 
 
 def test_a_disk_that_has_room_again_ends_the_run_well() -> None:
@@ -374,3 +374,13 @@ def test_a_failure_is_told_to_those_that_wait_and_its_first_reason_stays(twice: 
     assert isinstance(led.answered(0), TaskLost) and str(led.answered(0)) == "the first"
     assert set(stopped(led).values()) == {StopTask(3, "the first")} and led.ended == [(3, "the first")]
     assert led.desk.take(CutShard) == []
+
+
+def test_a_chief_that_was_started_again_and_met_no_ps_of_the_run_says_what_it_cannot_know() -> None:
+    led = Led().gather()
+    led.chief.epochs.restarted = True
+    led.tell(Leave("worker", 0, "ended so", 7), "leave")
+    led.tell(Leave("worker", 1, "ended so", -9), "leave")
+    (told,) = set(stopped(led).values())
+    note = "; this chief was started again, and no ps knows how the run had gone before"
+    assert told == StopTask(3, f"no worker finished: worker:0 ended so, worker:1 ended so{note}")

@@ -76,3 +76,14 @@ def test_a_session_that_closes_in_the_epoch_after_says_nothing_of_the_one_before
     assert told(losses) == (47, True)
     losses.over([1])
     assert losses.reached == 60
+
+
+def test_a_session_that_was_lost_before_the_end_may_have_been_told_of_more() -> None:
+    losses = Losses()
+    losses.trains(3, 10)
+    losses.lost(7)
+    losses.over([8])
+    losses.joins(8, 3, 15)
+    assert told(losses) == (15, False)
+    losses.closed(7, 3, 18)  # it was only thought to be lost
+    assert told(losses) == (18, True)

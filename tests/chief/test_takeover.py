@@ -23,6 +23,7 @@ from dps.run_protocol import (
     Serving,
     SessionOpened,
     State,
+    StopTask,
 )
 from tests.chief.led import Led, plan
 
@@ -272,11 +273,20 @@ def test_a_run_that_had_ended_is_not_saved_again_and_ends_well() -> None:
     led = Second()
     write_journal(led.desk.storage, "run", 5, Membership(), ended=True)
     led.come("ps", 0)
+    led.serve(0)  # ps:1 was told of the end before the chief died, and does not come
+    assert led.phase()[0] == END and led.chief.ending.farewell.message == StopTask(0, "")
+
+
+@pytest.mark.parametrize(("epoch", "ended"), [(4, True), (5, False)])
+def test_a_journal_of_another_epoch_or_of_a_run_that_did_not_end_does_not_end_this_one(epoch: int, ended: bool) -> None:
+    led = Second()
+    write_journal(led.desk.storage, "run", epoch, Membership(), ended)
+    led.come("ps", 0)
     led.serve(0)
+    assert led.phase()[0] == GATHER and led.chief.ending.farewell.message is None
     led.come("ps", 1)
     led.serve(1)
-    assert led.phase()[0] == END and led.chief.ending.farewell.message is not None
-    assert led.chief.ending.farewell.message.code == 0
+    assert led.phase()[0] == RUN
 
 
 def test_a_chief_that_leads_asks_nobody() -> None:

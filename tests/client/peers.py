@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 from dps.actors.ref import Ref
 from dps.actors.requests import Request, Requests
 from dps.client.lanes import Peer
@@ -20,6 +22,7 @@ class Wire:
     """Stands for a Caller: notes what is sent, and hands in answers."""
 
     incarnation = 1
+    time = 0.0
 
     def __init__(self, piece_nbytes: int = 64) -> None:
         self.sent: list[Message] = []
@@ -30,6 +33,9 @@ class Wire:
     def open(self, to: Ref, message: Message, request: Request, resend_s: float | None = None) -> None:
         self.sent.append(message)
         self.requests.open(0.0, to, request, 1e9, resend_s)
+
+    def now(self) -> float:
+        return self.time
 
     def send(self, request: Request, message: Message) -> None:
         self.sent.append(message)
@@ -47,6 +53,8 @@ class Wire:
 
 class Memory:
     """Stands for a lane: one arena of the ps's, under the name [1, 2]."""
+
+    rate = float("inf")
 
     def __init__(self, values: Any = None, on: bool = True) -> None:
         self.values, self.there, self.on = values, values is not None, on
@@ -70,6 +78,11 @@ class Memory:
 
     def give_up(self, error: Exception) -> None:
         self.on = False
+
+
+def take(ps: int) -> np.ndarray[Any, Any]:
+    """Memory for a run of values, of any shard here."""
+    return np.zeros(1 << 16, np.uint8)
 
 
 def peer(wire: Wire, layout: ShardLayout, lane: Memory | None = None, ps: int = 0) -> Peer:

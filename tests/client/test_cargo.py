@@ -16,17 +16,21 @@ from dps.ps.intake.staged import PushOf
 from dps.transport.tuning import ORDINARY
 from dps.variables.layout import split
 from dps.variables.plan import Plan, ShardLayout, VariableSpec, make_plan
-from tests.client.peers import Wire, peer
+from tests.client.peers import Memory, Wire, peer
 from tests.variables.models import SGD, plans, values_of
 
 ABOUT = About(1, 4, 2, 7, 3)
 
 
-def own_pieces(plan: Plan, layout: ShardLayout, gradients: Any, size: int) -> list[Push] | None:
+def own_pieces(
+    plan: Plan, layout: ShardLayout, gradients: Any, size: int, rate: float = float("inf")
+) -> list[Push] | None:
     """The messages; None where they do not pay."""
     if not ArraysCargo.pays(layout, ORDINARY.where(piece_nbytes=size)):
         return None
-    return ArraysCargo(peer(Wire(size), layout), ABOUT, plan, gradients).messages()
+    lane = Memory(on=False)
+    lane.rate = rate
+    return ArraysCargo(peer(Wire(size), layout, lane), ABOUT, plan, gradients).messages()
 
 
 def plan_of(*sizes: int) -> Plan:
@@ -40,17 +44,17 @@ def gradients_of(plan: Plan) -> dict[int, Any]:
 
 
 @settings(max_examples=100)
-@given(plans(), st.integers(8, 300))
-def test_the_pieces_make_the_run_and_none_is_longer_than_it_may_be(plan: Plan, size: int) -> None:
-    gradients = gradients_of(plan)
+@given(plans(), st.integers(8, 3000), st.sampled_from([1.0, 15_000.0, float("inf")]))
+def test_the_pieces_make_the_run_and_none_is_longer_than_it_may_be(plan: Plan, size: int, rate: float) -> None:
+    gradients, longest = gradients_of(plan), max(min(size, rate * ORDINARY.piece_s), size // 16, 64)
     for layout in plan.layouts.values():
-        pieces = own_pieces(plan, layout, gradients, size)
+        pieces = own_pieces(plan, layout, gradients, size, rate)
         if pieces is None:
             continue
         intake = Gathering(PushOf(0, 1, 4, 2, 7), layout, True)
         for piece in pieces:
             assert (piece.epoch, piece.number, piece.step, piece.counter, piece.clock) == ABOUT[:5]
-            assert 0 < sum(array.nbytes for array in piece.arrays) <= max(size, 64)
+            assert 0 < sum(array.nbytes for array in piece.arrays) <= longest
             assert intake.state is State.ARRIVING
             intake.take(piece)
         assert intake.state is State.COMPLETE

@@ -10,7 +10,7 @@ import pytest
 from dps.client.cargo import About, Run, RunCargo
 from dps.client.transfers import PullTransfer, PushTransfer
 from dps.protocol import APPLIED, DROPPED, REFUSED, Pull, Pushed, PushStatus, Values
-from tests.client.peers import Memory, Wire, peer
+from tests.client.peers import Memory, Wire, peer, take
 from tests.client.test_transfers import pieces_of, run_of, small
 
 LENT = [8, 3, [[1, 2]]]
@@ -25,7 +25,7 @@ def step(memory: Memory) -> tuple[Wire, PushTransfer, PullTransfer]:
     to = peer(wire, layout, memory)
     private = Run(wire.runtime, Memory(on=False), 64)  # type: ignore[arg-type]
     push = PushTransfer(RunCargo(to, About(1, 4, 0, 0, 0, True, 1), private))
-    pull = PullTransfer(to, Pull(1, 0, 4, 0, -1, [], shared=True), behind=push)
+    pull = PullTransfer(to, Pull(1, 0, 4, 0, -1, [], shared=True), take, behind=push)
     return wire, push, pull
 
 
@@ -40,8 +40,8 @@ def test_values_that_come_with_a_result_are_read_and_given_back_and_no_pull_is_s
     assert len(wire.sent) == 1 and memory.reading == {1}
     wire.answer(pushed(status, LENT))
     assert push.complete and pull.complete and len(wire.sent) == 1
-    assert (pull.counter, pull.step) == (8, 3) and pull.taken is not None
-    np.testing.assert_array_equal(pull.taken.bytes[:32], memory.values)
+    assert (pull.counter, pull.step) == (8, 3) and isinstance(pull.values, np.ndarray)
+    np.testing.assert_array_equal(pull.values[:32], memory.values)
     assert memory.released == [1] and not memory.reading
 
 
@@ -64,7 +64,7 @@ def test_values_that_cannot_be_read_are_asked_for_over_the_socket() -> None:
     assert not pull.complete and not memory.on
     assert wire.sent[1:] == [Pull(1, 0, 4, 0, -1, [], shared=False)] and not memory.reading
     values = run_of(small(), 0, 7)[:32]
-    wire.requests.answer(2, Values(1, 9, 3, values.nbytes, [0], 1, (values,)), 0.0)
+    wire.requests.answer(2, Values(1, 9, 3, values.nbytes, [0], 1, -2, (values,)), 0.0)
     assert pull.complete
 
 
@@ -80,4 +80,4 @@ def test_who_gives_up_waiting_gives_the_values_of_a_late_result_back() -> None:
     pull.drop()
     assert memory.released == [1] and not memory.reading
     wire.answer(pushed(lent=LENT))
-    assert push.complete and not pull.complete and pull.taken is None
+    assert push.complete and not pull.complete and pull.values is None

@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dps.client import recycled
+from dps.client import assembly
 from dps.client.assembly import Assembly
-from dps.client.recycled import Recycled, Taken
+from dps.client.recycled import Memory, Recycled
 from dps.kernels.headers import Headers
-from dps.variables.plan import Plan, ShardLayout, VariableSpec, make_plan
+from dps.variables.plan import Plan, VariableSpec, make_plan
 from dps.variables.tree import Nesting, nested
 from tests.variables.models import SGD
 
 
 @pytest.fixture(autouse=True)
 def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recycled, "MANY", 6)
+    monkeypatch.setattr(assembly, "MANY", 6)
 
 
 def plan_of(variables: int, ps: int = 1) -> Plan:
@@ -34,19 +34,23 @@ class Puller:
     """Pulls values: all elements of the n-th are n."""
 
     def __init__(self, plan: Plan) -> None:
-        self.layouts = list(plan.layouts.values())
+        self.layouts = plan.layouts
         self.assembly = Assembly(plan, Nesting(nested([spec.name for spec in plan.variables])))
         self.recycled = Recycled()
         self.number = 0
 
-    def pull(self) -> Any:
-        taken = [self.recycled.take(layout) for layout in self.layouts]
+    def begin(self) -> Memory:
+        """Memory for the next values, which are all its number."""
+        memory = self.recycled.take(self.layouts)
         self.number += 1
-        for one, layout in zip(taken, self.layouts, strict=True):
-            one.bytes[:] = 0
-            for flat in layout.flats(one.bytes):
+        for ps, layout in self.layouts.items():
+            memory.run(ps)[:] = 0
+            for flat in layout.flats(memory.run(ps)):
                 flat[:] = self.number
-        return self.recycled.tree(taken, self.assembly.values, self.assembly.copy)
+        return memory
+
+    def pull(self) -> Any:
+        return self.begin().tree(self.assembly)
 
 
 def places(tree: Any) -> list[int]:
@@ -143,38 +147,33 @@ def test_of_memory_that_is_always_held_only_some_is_known_again() -> None:
     puller = Puller(plan_of(8))
     held = [puller.pull() for _ in range(10)]
     assert len({place for tree in held for place in places(tree)}) == 80
-    (kept,) = puller.recycled._taken.values()
-    assert len(kept) == len(puller.recycled._trees) == Recycled.KEPT
+    assert len(puller.recycled._made) == Recycled.KEPT
 
 
 def test_arrays_of_more_dimensions_than_are_read_are_made_anew() -> None:
     spec = [VariableSpec(f"v{i}", (1,) * 6, "<f4", SGD) for i in range(8)]
-    layout: ShardLayout = make_plan(spec, (0,), lambda *_: 0, None).layouts[0]
-    taken = Taken(layout)
-    assert taken.is_free and not taken.are_many
-    assert all(a is not b for a, b in zip(taken.parts(), taken.parts(), strict=True))
-    assert taken.is_free
+    puller = Puller(make_plan(spec, (0,), lambda *_: 0, None))
+    memory = puller.begin()
+    first, second = memory.tree(puller.assembly), memory.tree(puller.assembly)
+    assert all(a is not b for a, b in zip(first.values(), second.values(), strict=True))
+    assert not memory.is_free
+    del first, second
+    assert memory.is_free
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_pulls_on_their_way_that_are_more_than_are_kept_have_arrays_of_their_own(seed: int) -> None:
     chance = random.Random(seed)
     puller = Puller(plan_of(8))
-    layout = puller.layouts[0]
-    under_way: list[tuple[int, Taken]] = []
+    under_way: list[tuple[int, Memory]] = []
     held: list[tuple[int, Any]] = []
     for _ in range(60):
         if chance.random() < 0.5 and len(under_way) < 7:
-            puller.number += 1
-            under_way.append((puller.number, puller.recycled.take(layout)))
-            for flat in layout.flats(under_way[-1][1].bytes):
-                flat[:] = puller.number
+            under_way.append((puller.number + 1, puller.begin()))
         elif under_way:
             number, one = under_way.pop(0)
-            found = [one]
-            del one
-            held.append((number, puller.recycled.tree(found, puller.assembly.values, puller.assembly.copy)))
-            del found, held[:-2]
+            held.append((number, one.tree(puller.assembly)))
+            del one, held[:-2]
         for number, tree in held:
             assert all((values == number).all() for values in _arrays(tree))
 
@@ -182,8 +181,8 @@ def test_pulls_on_their_way_that_are_more_than_are_kept_have_arrays_of_their_own
 def test_an_array_that_becomes_a_slice_while_it_is_looked_at_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """As another thread may have it, between the look at the arrays and that at their memory."""
     puller = Puller(plan_of(8))
-    taken = puller.recycled.take(puller.layouts[0])
-    held = [taken.parts()[1]]
+    memory = puller.begin()
+    held = [leaf_of(memory.tree(puller.assembly))]
     unchanged = Headers.unchanged
 
     def meanwhile(self: Headers) -> bool:
@@ -192,23 +191,4 @@ def test_an_array_that_becomes_a_slice_while_it_is_looked_at_is_seen(monkeypatch
         return found
 
     monkeypatch.setattr(Headers, "unchanged", meanwhile)
-    assert not taken.is_free and not taken.is_free
-
-
-def test_ctrl_c_while_a_tree_is_dropped_frees_nothing_that_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    puller = Puller(plan_of(8))
-    held = leaf_of(puller.pull())
-    (kept,) = puller.recycled._taken.values()
-
-    def interrupted(self: Taken, more: int) -> None:
-        in_tree(self, more)
-        raise KeyboardInterrupt
-
-    in_tree = Taken.in_tree
-    monkeypatch.setattr(Taken, "in_tree", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        puller.recycled._drop_trees(id(kept[0]))
-    monkeypatch.setattr(Taken, "in_tree", in_tree)
-    for _ in range(6):
-        puller.pull()
-    assert (held == 1).all()
+    assert not memory.is_free and not memory.is_free

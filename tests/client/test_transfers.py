@@ -28,7 +28,7 @@ from dps.protocol import (
     Values,
 )
 from dps.variables.plan import Plan, VariableSpec, make_plan
-from tests.client.peers import Wire, peer
+from tests.client.peers import Wire, peer, take
 from tests.variables.models import SGD, plans, values_of
 
 
@@ -41,15 +41,33 @@ def small() -> Plan:
 
 def pull(plan: Plan, ps: int, whole: bool = False) -> tuple[Wire, PullTransfer]:
     wire = Wire()
-    message = Pull(1, 0, 0, 0, -1, [], whole=whole)
-    return wire, PullTransfer(peer(wire, plan.layouts[ps], ps=ps), message)
+    message = Pull(1, 0, 0, 0, -1, [], keeps_memory=whole)
+    return wire, PullTransfer(peer(wire, plan.layouts[ps], ps=ps), message, take)
+
+
+def values_in(transfer: PullTransfer) -> Any:
+    """The run of a transfer, also of values that stay where they were received."""
+    layout = transfer.peer.layout
+    if isinstance(transfer.values, np.ndarray):
+        return transfer.values[: layout.nbytes]
+    run = np.zeros(layout.nbytes, np.uint8)
+    for (start, stop, _, _), part in zip(layout.spans, transfer.values or (), strict=True):
+        run[start:stop] = part.reshape(-1).view(np.uint8)
+    return run
 
 
 def pieces_of(plan: Plan, ps: int, run: Any, counter: int, size: int, whole: bool = False) -> list[Values]:
     layout = plan.layouts[ps]
     return [
         Values(
-            1, counter, 3, layout.data_nbytes, [o for o, _ in piece], 1, tuple(run[o : o + n].copy() for o, n in piece)
+            1,
+            counter,
+            3,
+            layout.data_nbytes,
+            [o for o, _ in piece],
+            1,
+            -2,
+            tuple(run[o : o + n].copy() for o, n in piece),
         )
         for piece in (layout.whole_pieces(size) if whole else layout.pieces(size))
     ]
@@ -76,10 +94,23 @@ def test_pieces_in_any_order_and_doubled_make_the_run(plan: Plan, size: int, dat
         assert not transfer.complete
         wire.answer(doubled[-1])
         assert transfer.complete and (transfer.counter, transfer.step, transfer.newer) == (5, 3, True)
-        assert transfer.taken is not None
-        got, wanted = transfer.peer.layout.views(transfer.taken.bytes), transfer.peer.layout.views(run_of(plan, ps))
+        layout = plan.layouts[ps]
+        got, wanted = layout.views(values_in(transfer)), layout.views(run_of(plan, ps))
         for index, value in wanted.items():
             np.testing.assert_array_equal(got[index], value)
+
+
+def test_the_rate_of_a_connection_is_that_of_the_values_that_came_in_pieces() -> None:
+    plan = small()
+    wire, transfer = pull(plan, 0)
+    first, second = pieces_of(plan, 0, run_of(plan, 0), 5, 16)
+    wire.answer(first)
+    wire.time = 0.5
+    wire.answer(first, second)
+    assert transfer.peer.lane.rate == 16 / 0.5
+    wire, transfer = pull(plan, 0)
+    wire.answer(*pieces_of(plan, 0, run_of(plan, 0), 5, 32))
+    assert transfer.peer.lane.rate == float("inf"), "one message tells nothing"
 
 
 def test_pieces_of_two_versions_are_never_mixed() -> None:
@@ -89,21 +120,21 @@ def test_pieces_of_two_versions_are_never_mixed() -> None:
     wire.answer(old[0], new[1], old[1])  # the older version is complete, but a newer one has begun
     assert not transfer.complete
     wire.answer(new[0])
-    assert transfer.complete and transfer.counter == 6 and transfer.taken is not None
-    np.testing.assert_array_equal(transfer.taken.bytes[:32], run_of(plan, 0, 100)[:32])
+    assert transfer.complete and transfer.counter == 6
+    np.testing.assert_array_equal(values_in(transfer)[:32], run_of(plan, 0, 100)[:32])
 
 
 def test_nothing_newer_is_an_answer_without_values() -> None:
     wire, transfer = pull(small(), 0)
     wire.answer(NotNewer(1, 9, 4))
-    assert transfer.complete and transfer.taken is None
+    assert transfer.complete and transfer.values is None
     assert (transfer.newer, transfer.counter, transfer.step) == (False, 9, 4)
 
 
 def test_a_piece_that_lies_beside_the_run_is_refused() -> None:
     wire, _ = pull(small(), 0)
     with pytest.raises(ProtocolError):
-        wire.answer(Values(1, 1, 0, 32, [24], 1, (np.zeros(16, np.uint8),)))
+        wire.answer(Values(1, 1, 0, 32, [24], 1, -2, (np.zeros(16, np.uint8),)))
 
 
 def test_waiting_says_for_whom_and_an_error_ends_the_transfer() -> None:

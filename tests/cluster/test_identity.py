@@ -46,8 +46,14 @@ def test_without_one_the_first_worker_hosts_it_and_everybody_knows_where() -> No
     assert [task.hosts_chief for task in (first, last, ps)] == [True, False, False] and first.listens_as_chief
 
 
+@pytest.mark.parametrize("cluster", [{"ps": [PS]}, {"ps": [PS], "workers": [W0]}, {"ps": [PS], "worker": []}])
+def test_a_cluster_without_a_chief_and_a_worker_is_refused_with_what_to_add(cluster: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r'got a cluster of ps.*, wanted .* add "chief": \["HOST:PORT"\]'):
+        who(cluster, "ps", 0)
+
+
 def test_what_has_one_choice_may_be_left_out() -> None:
-    assert (who({"ps": {2: PS}}).job, who({"ps": {2: PS}}).task) == ("ps", 2)
+    assert (who({"worker": {2: W0}}).job, who({"worker": {2: W0}}).task) == ("worker", 2)
     with pytest.raises(ConfigError, match="which job is this task of"):
         who(NO_CHIEF)
     with pytest.raises(ConfigError, match=r"which task of worker is this\? There are \[0, 3\]"):

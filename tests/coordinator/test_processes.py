@@ -87,6 +87,23 @@ def test_one_line_starts_serving_workers_and_the_program_that_schedules(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
+def test_a_worker_that_comes_when_the_program_has_ended_ends_too(tmp_path: Path) -> None:
+    late = "import os, time\nif os.environ['DPS_TASK'] == '0':\n    time.sleep(4)\n"
+    (tmp_path / "step.py").write_text("def square(x):\n    return x * x\n")
+    (tmp_path / "late.py").write_text(late + "import step\nsquare = step.square\n")
+    (tmp_path / "schedule.py").write_text(
+        "import dps, step\n"
+        "with dps.Server.from_env() as server, dps.Coordinator(server) as coordinator:\n"
+        "    print('square', coordinator.schedule(step.square, (3,)).fetch())\n"
+    )
+    serve = ["--serve", "late.py", "--serve", "step.py"]
+    command = [sys.executable, "-m", "dps.cli", "launch", "--workers", "2", *serve, "schedule.py"]
+    done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=40)
+    assert "square 9" in done.stdout and done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
 def test_workers_end_when_the_program_that_schedules_is_killed(tmp_path: Path) -> None:
     (tmp_path / "step.py").write_text("def square(x):\n    return x * x\n")
     (tmp_path / "schedule.py").write_text(

@@ -26,7 +26,7 @@ class Pass:
 def after(*events: str) -> int:
     """How many batches are confirmed after these events: taken, begin, accepted, dropped."""
     of = Pass()
-    hook = Finishing(of)  # type: ignore[arg-type]
+    hook = Finishing(of.confirm)
     for event in events:
         if event == "taken":
             hook.taken()
@@ -58,7 +58,7 @@ def test_a_push_finishes_a_batch_only_if_it_is_certainly_one_of_it(events: str, 
 
 def test_a_push_of_another_thread_than_that_of_the_loop_finishes_nothing() -> None:
     of = Pass()
-    hook = Finishing(of)  # type: ignore[arg-type]
+    hook = Finishing(of.confirm)
     thread = threading.Thread(target=hook.taken)
     thread.start()
     thread.join()

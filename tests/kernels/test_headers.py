@@ -78,21 +78,6 @@ def test_whoever_has_an_array_is_seen(hold: Callable[[Any], Any]) -> None:
     assert told.unchanged()
 
 
-def test_references_that_do_not_count_are_told_of() -> None:
-    arrays = some()
-    told, tree = Headers(arrays), dict(enumerate(arrays))
-    assert not told.unchanged()
-    told.referred(1)
-    assert told.unchanged()
-    held = arrays[0]
-    del tree
-    assert not told.unchanged(), "one more to the first, one less to each"
-    told.referred(-1)
-    assert not told.unchanged()
-    del held
-    assert told.unchanged()
-
-
 def reshaped(array: Any) -> None:
     array.shape = (3, 2)
 

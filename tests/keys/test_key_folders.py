@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -48,7 +49,7 @@ def test_an_export_has_the_private_keys_of_its_roles_only(folder: str, tmp_path:
     assert exported.public == keys.public
     assert exported.pairs == {role: keys.pairs[role] for role in ("worker", "chief")}
     assert stat.S_IMODE(os.stat(out).st_mode) == 0o700
-    with pytest.raises(NotAuthenticated, match=r"no private key of ps, only of chief, worker; .*--role ps OUT"):
+    with pytest.raises(NotAuthenticated, match=r"only of chief, worker: ps-1.key is missing; .*--role ps OUT"):
         credentials(out, "ps")
 
 
@@ -113,10 +114,15 @@ def test_files_of_another_user_are_refused(folder: str) -> None:
 
 
 def test_what_is_no_folder_of_keys_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nothing: No such file or directory; .*dps keys new .*nothing"):
+    with pytest.raises(ConfigError, match=r"nothing: No such file or directory; wanted a folder that dps keys new or"):
         read(str(tmp_path / "nothing"))
+    with pytest.raises(ConfigError, match=r"nothing: No such file or directory; for a new run .*dps keys new"):
+        credentials(tmp_path / "nothing", "chief")
+    with pytest.raises(ConfigError, match=r"dps keys export DIR --role worker OUT, .*, or join by a token") as caught:
+        credentials(tmp_path / "nothing", "worker")
+    assert "dps keys new" not in str(caught.value)
     tmp_path.chmod(0o700)
-    with pytest.raises(ConfigError, match="has no keys; make a folder of them"):
+    with pytest.raises(ConfigError, match="has no keys; wanted a folder"):
         read(str(tmp_path))
     Path(tmp_path, "ps-1.key").write_text("no key\n")
     Path(tmp_path, "ps-1.key").chmod(0o600)
@@ -143,3 +149,44 @@ def test_a_folder_is_read_again_when_files_come_or_go(folder: str, caplog: pytes
     os.unlink(os.path.join(folder, "ps-1.pub"))
     assert not known.changed() and known.keys is key_files_before and not known.changed()
     assert caplog.text.count("the keys stay as they were") == 1
+
+
+@pytest.mark.parametrize("command", ["new", "rotate"])
+def test_a_disk_that_gets_full_leaves_nothing_that_a_second_try_meets(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "keys"
+    if command == "rotate":
+        key_files.new(str(path))
+    before, write, left = sorted(path.iterdir()) if path.exists() else None, key_files._write_new, [9]
+
+    def full(name: str, key: bytes, mode: int) -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(name, key, mode)
+
+    monkeypatch.setattr(key_files, "_write_new", full)
+    assert cli.main(["keys", command, str(path)]) == 2
+    said = capsys.readouterr().err
+    assert "No space left on device; nothing was changed" in said and said.count("\n") == 1
+    assert (sorted(path.iterdir()) if path.exists() else None) == before
+    assert cli.main(["keys", command, str(path)]) == 0
+
+
+def test_an_export_to_what_is_no_export_is_refused_without_harmful_advice(
+    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    open_to_all, file = tmp_path / "open", tmp_path / "file"
+    open_to_all.mkdir(mode=0o755)
+    file.write_text("no folder")
+    for out in (str(open_to_all), "/etc", str(file)):
+        assert cli.main(["keys", "export", folder, "--role", "worker", out]) == 2
+        said = capsys.readouterr().err
+        assert said == f"dps: {out} exists and is no export of keys; wanted the name of a new folder, which is made\n"
+    for out in (f"{file}/out", "/proc/out"):
+        assert cli.main(["keys", "export", folder, "--role", "worker", out]) == 2
+        said = capsys.readouterr().err
+        assert f"keys: cannot write to {out}: " in said and said.count("\n") == 1
+    with pytest.raises(ConfigError, match="/etc has no keys"):
+        credentials("/etc", "worker")

@@ -101,6 +101,8 @@ def test_a_worker_may_not_do_what_the_chief_does(
     caller = Caller(runtime(), "worker:7", credentials(folders["worker"], "worker"))
     ps = worker.home().runtime and next(iter(session_addresses(caller, worker.target)))
     caller.expect(ps, "ps")
+    for address in (ps, worker.target):
+        caller.connect(address, b"a ticket that nobody admits")
     forged: list[tuple[str, str, Message]] = [
         (ps, PS, Configure(10**6, {}, 0, {}, [], "/tmp", "")),
         (ps, PS, SaveShard(1, "x", "/tmp", "x")),
@@ -168,6 +170,28 @@ def test_a_task_that_is_refused_ends_with_exit_code_5(
     assert role.main(["--job", "chief", "--bind", "0.0.0.0:0"]) == 5
     said = capsys.readouterr().err
     assert "`dps keys new DIR`" in said and "--trusted-network" in said
+
+
+@pytest.mark.parametrize("file", ["chief-1.pub", "ps-1.pub"])
+def test_a_folder_without_a_public_key_is_told_by_every_command_with_the_way_to_get_it(
+    worker: dps.Server, folders: dict[str, str], tmp_path: Path, file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lacks = str(shutil.copytree(folders["all"], tmp_path / "lacks"))
+    os.unlink(os.path.join(lacks, file))
+    job = file.partition("-")[0]
+    says = f"{lacks} lacks {file}, the public key by which a {job} is known; where all keys are: dps keys export DIR "
+    with pytest.raises(dps.NotAuthenticated, match=says):
+        session(worker.target, keys=lacks)
+    if job == "chief":
+        with dps.Server(None, "worker", 9, chief=worker.target, keys=lacks) as server:
+            assert server.join(WAIT_S) == 5 and says in server.reason
+        for command in (["status", worker.target], ["token", "--chief", worker.target], ["kill", worker.target]):
+            assert cli.main([*command, "--keys", lacks]) == 5
+            del os.environ["DPS_KEYS"]
+            assert says in capsys.readouterr().err
+        assert cli.main(["doctor", "--chief", worker.target, "--keys", lacks]) == 1
+        del os.environ["DPS_KEYS"]
+        assert says in capsys.readouterr().out
 
 
 def test_keys_belong_to_the_server_of_a_session(worker: dps.Server, folders: dict[str, str]) -> None:

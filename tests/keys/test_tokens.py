@@ -256,7 +256,7 @@ def test_what_an_operator_gets_wrong_is_one_line(
     for flags, code, says in (
         ((*chief, "--keys", out), 5, "has no private key of operator, only of worker"),
         ((*chief, "--keys", keys, "--ttl", "soon"), 2, "got --ttl 'soon'; wanted a duration such as 90s"),
-        ((*chief, "--keys", keys, "--uses", "0"), 2, "got a token with 0 uses, wanted 1 to"),
+        ((*chief, "--keys", keys, "--uses", "0"), 2, "got --uses 0; wanted 1 to"),
         (("--chief", f"ipc://{tmp_path}/chief"), 2, "tokens are for runs with keys"),
     ):
         os.environ.pop("DPS_KEYS", None)
@@ -304,11 +304,62 @@ def test_a_task_says_that_a_token_on_its_command_line_can_be_read_and_which_file
     said = capsys.readouterr().err
     assert f"other accounts can read it; chmod 600 {tmp_path}/token" in said and "cut off or changed" in said
     assert role.main(["--join", f"@{tmp_path}/nothing", "--program", "x.py"]) == 2
-    assert "cannot read a join token from" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "cannot read a join token from" in said and "No such file or directory; wanted a file made by: dps" in said
     assert role.main(["--join", broken, "--chief", "127.0.0.1:1", "--program", "x.py"]) == 2
     assert "got a join token and --chief" in capsys.readouterr().err
     assert role.main(["--job", "ps", "--chief", broken]) == 2
     assert "got a join token as an address" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "got --join @ without a file; wanted @FILE, with the line that dps token has printed"),
+        (b"\xff\xfe\x00", "{file} has binary content; wanted the line that dps token has printed"),
+        (b"x" * 50_000, "got a text of 10000 characters that is no join token; copy the whole line"),
+    ],
+)
+def test_a_file_that_has_no_join_token_is_one_line(
+    content: bytes | None, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "token"
+    file.touch(0o600)
+    file.write_bytes(content or b"")
+    assert role.main(["--join", "@" if content is None else f"@{file}", "--program", "x.py"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"dps: {says.format(file=file)}") and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "says"),
+    [
+        ([], 2, "got neither"),
+        (["--program", "nowhere.py"], 2, "--program nowhere.py: no such file"),
+        (["--program", "no.where"], 2, "no such file or module"),
+        (["--serve", "nowhere"], 2, "nowhere"),
+        (["--program", "x.py", "--bind", "nowhere.invalid:7"], 2, "nowhere.invalid"),
+        (["--program", "x.py", "--bind", "TAKEN"], 2, "is taken by another server"),
+        (["--program", "x.py", "--ports", "9-1"], 2, "9-1"),
+        (["--job", "ps"], 2, "a token lets in workers; for a machine with other tasks"),
+    ],
+)
+def test_a_mistake_on_the_joining_machine_does_not_use_the_token(
+    flags: list[str], code: int, says: str, run: dps.Server, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def enrol(text: str) -> tuple[str, str]:
+        raise AssertionError("the token was used")
+
+    monkeypatch.setattr(enrolling, "enrol", enrol)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.py").touch()
+    (tmp_path / "token").write_text(str(Token(run.target, *Pair.new())))
+    (tmp_path / "token").chmod(0o600)
+    flags = [run.target if flag == "TAKEN" else flag for flag in flags]
+    assert role.main(["--join", "@token", *flags]) == code
+    said = capsys.readouterr().err
+    assert says in said and said.count("\n") == 1, said
 
 
 # -- how it ends ------------------------------------------------------------------------------------------------

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from dps.launch import leaving, supervisor
+from dps.errors import TaskLost
+from dps.launch import ending, leaving, supervisor
+from dps.launch.ending import Ending
+from dps.launch.engines.engine import Line, Notice, Order, Started
 from dps.launch.interrupts import Interrupts
 from dps.launch.outcome import describe
-from dps.launch.plan import DATASET, EVALUATOR, SERVING, Job, small_plan
+from dps.launch.plan import DATASET, EVALUATOR, SERVING, Job, Plan, small_plan
 from dps.launch.processes import Processes
 from dps.launch.run import LocalRun
 from dps.launch.supervisor import Supervisor
@@ -53,21 +57,69 @@ class Launched(Supervisor):
     def __init__(self, workers: int = 2, owned: bool = False) -> None:
         self.said: list[str] = []
         super().__init__(small_plan(1, workers, owned=owned), lambda name, text: self.said.append(f"{name} {text}"))
+        self.tasks.start = self.there  # type: ignore[method-assign]
         for name in ("chief", "ps:0", *(f"worker:{task}" for task in range(workers))):
-            self._spawn(name, [])
-        self.target = "127.0.0.1:1"
+            self.there(name)
         self._line("chief", "dps chief at 127.0.0.1:1")
 
-    def _spawn(self, name: str, *_: Any, **__: Any) -> Any:
-        self.children[name] = Task(name)  # type: ignore[assignment]
-        self.states[name] = "running"
-        return self.children[name]
+    def there(self, name: str, *_: Any) -> Any:
+        self.tasks.children[name] = Task(name)
+        self.tasks.states[name] = "running"
+        return self.tasks.children[name]
+
+    def has_ended(self, name: str, code: int) -> None:
+        child: Any = self.tasks.children[name]
+        child.code = code
+        self.tasks._ended(child)
 
     def ends(self, name: str, code: int) -> None:
-        child: Any = self.children[name]
-        child.code = code
-        self._events.put(child)
+        self.has_ended(name, code)
         self.turn(0.0)
+
+    def has(self, role: str) -> None:
+        self.tasks.plan = replace(self.tasks.plan, jobs={**self.tasks.plan.jobs, role: Job()})
+
+
+class Fails:
+    """An engine whose tasks end as soon as they are started, with this code, after one line."""
+
+    def __init__(self, code: int = 2, last: str = "") -> None:
+        self.code, self.last = code, last
+
+    def check(self, plan: Plan) -> None: ...
+
+    def open(self, plan: Plan, line: Line, notice: Notice) -> str:
+        return "127.0.0.1:1"
+
+    def start(self, order: Order, line: Line, ended: Callable[[Started], None]) -> Any:
+        task = Task(order.name)
+        task.code = self.code
+        line(order.name, self.last)
+        ended(task)
+        return task
+
+    def go_on(self) -> bool:
+        return False
+
+    def used(self) -> dict[str, dict[str, float]]:
+        return {}
+
+    def close(self) -> None: ...
+
+
+def test_a_chief_that_ends_while_it_is_started_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "START_S", 5.0)
+    with pytest.raises(TaskLost, match="the chief ended while it was started; its output says why"):
+        Supervisor(small_plan(), print, engine=Fails()).start()
+
+
+@pytest.mark.parametrize(("code", "exit_code"), [(2, 2), (5, 5), (-9, 3), (77, 3), (0, 3)])
+def test_a_launch_whose_chief_does_not_start_has_the_chiefs_reason_and_exit_code(code: int, exit_code: int) -> None:
+    engine = Fails(code, "dps: 127.0.0.1:1 is taken by another server")
+    with pytest.raises(TaskLost) as caught:
+        Supervisor(small_plan(), print, engine=engine).start()
+    assert str(caught.value) == "the chief ended while it was started: 127.0.0.1:1 is taken by another server"
+    assert caught.value.exit_code == exit_code
 
 
 @pytest.fixture
@@ -83,7 +135,7 @@ def test_the_last_line_gives_the_reason_that_the_chief_gave() -> None:
     reason = "ps:0 was silent for 1.0 s and did not come back within 50 s"
     run._line("chief", f"chief: {reason}")
     run._line("chief", f"dps: {reason}")
-    for name in run.children:
+    for name in run.tasks.children:
         run.ends(name, 3)
     assert run.wait() == 3
     assert run.said[-1] == f"dps the run is over: {reason}"
@@ -92,17 +144,15 @@ def test_the_last_line_gives_the_reason_that_the_chief_gave() -> None:
 def test_who_is_lost_for_good_is_who_failed_not_who_crashed_before_and_came_back() -> None:
     run = Launched()
     run.ends("ps:0", -9)
-    assert run.said == ["dps ps:0 ended with SIGKILL; it is started again"] and run.lost() == ""
+    assert run.said == ["dps ps:0 ended with SIGKILL; it is started again"] and run.tasks.lost() == ""
     run.ends("chief", 2)
-    assert run.lost() == "chief"
+    assert run.tasks.lost() == "chief"
 
 
 def test_a_ps_that_ends_with_its_failed_run_is_not_called_lost(told: list[Any]) -> None:
     run = Launched()
     for name in ("worker:0", "worker:1", "ps:0", "chief"):  # all are over before the launcher looks
-        child: Any = run.children[name]
-        child.code = 2
-        run._events.put(child)
+        run.has_ended(name, 2)
     assert run.wait() == 2
     assert run.said == ["dps the run failed: worker:0, worker:1 ended with exit code 2"]
 
@@ -122,20 +172,20 @@ def test_a_worker_in_whose_place_another_one_trains_is_not_told_of(told: list[An
     run = Launched(owned=True)
     run.ends("chief", -9)
     run.ends("worker:0", -9)
-    run._spawn("worker:0")
+    run.there("worker:0")
     run._line("chief", "dps chief at 127.0.0.1:1")
     run.turn(0.0)
     assert told == []
 
 
 def test_ctrl_c_is_heeded_while_the_last_checkpoint_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "ALONE_S", 0.0)
-    monkeypatch.setattr(Launched, "_patience_s", lambda self: 60.0)
+    monkeypatch.setattr(ending, "ALONE_S", 0.0)
+    monkeypatch.setattr(Ending, "_patience_s", lambda self: 60.0)
     run, interrupts = Launched(), Interrupts()
     for task in ("worker:0", "worker:1"):
         run.ends(task, 0)
-    monkeypatch.setattr(Launched, "turn", lambda self, wait_s: setattr(interrupts, "count", interrupts.count + 1))
-    assert run._events.empty() and run.wait(interrupts) == 130
+    run.ending._turn = lambda wait_s: setattr(interrupts, "count", interrupts.count + 1)
+    assert run.wait(interrupts) == 130
     assert run.said == ["dps the run is ending; Ctrl-C once more kills all tasks"]
 
 
@@ -144,7 +194,7 @@ def test_a_run_whose_workers_cannot_all_be_started_leaves_none_of_them() -> None
         def start_worker(self, task: int, *_: Any, **__: Any) -> Any:
             if task == 1:
                 raise OSError(11, "no more processes")
-            return self.children["worker:0"]
+            return self.tasks.children["worker:0"]
 
     tasks = Processes.__new__(Processes)
     tasks._workers, tasks.supervisor, tasks.target = 2, Full(), "127.0.0.1:1"
@@ -152,7 +202,7 @@ def test_a_run_whose_workers_cannot_all_be_started_leaves_none_of_them() -> None
     run = LocalRun("train", 2, tasks)
     with pytest.raises(OSError, match="no more processes"):
         tasks.run(run, until, ())
-    assert not tasks.supervisor.children["worker:0"].alive
+    assert not tasks.supervisor.tasks.children["worker:0"].alive
     until(lambda: run.states()["worker:0"] == "failed")
     assert set(os.listdir("/proc/self/fd")) <= before
 
@@ -161,12 +211,12 @@ def test_the_last_line_names_the_dataset_task_whose_failure_ended_the_run(
     told: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("END_S", "KILL_S", "ALONE_S"):
-        monkeypatch.setattr(supervisor, name, 0.0)
-    monkeypatch.setattr(Launched, "_patience_s", lambda self: 0.0)
+        monkeypatch.setattr(ending, name, 0.0)
+    monkeypatch.setattr(Ending, "_patience_s", lambda self: 0.0)
     run = Launched(workers=1)
-    run.plan = replace(run.plan, jobs={**run.plan.jobs, DATASET: Job()})
-    run._spawn("dataset:0")
-    run.children["worker:0"].end = lambda patience_s: run.ends("worker:0", 130)  # type: ignore[method-assign]
+    run.has(DATASET)
+    run.there("dataset:0")
+    run.tasks.children["worker:0"].end = lambda patience_s: run.ends("worker:0", 130)  # type: ignore[method-assign]
     run.ends("dataset:0", 2)
     assert run.wait() == 2
     assert run.said[-1] == "dps the run failed: dataset:0 ended with exit code 2"
@@ -177,13 +227,13 @@ class Serves(Launched):
 
     def __init__(self) -> None:
         super().__init__()
-        jobs = {**self.plan.jobs, "worker": Job(2, (f"{SERVING}:main", "steps"), restarts=1), "evaluator": Job()}
-        self.plan = replace(self.plan, jobs=jobs)
-        self._spawn(EVALUATOR, [])
+        jobs = {**self.tasks.plan.jobs, "worker": Job(2, (f"{SERVING}:main", "steps"), restarts=1), "evaluator": Job()}
+        self.tasks.plan = replace(self.tasks.plan, jobs=jobs)
+        self.there(EVALUATOR)
         self.told_to_end: list[str] = []
         for task in ("worker:0", "worker:1"):
-            self.children[task].tell_to_end = lambda task=task: self._told(task)  # type: ignore[method-assign]
-        self.children["worker:1"].end = lambda patience_s: self.ends("worker:1", -9)  # type: ignore[method-assign]
+            self.tasks.children[task].tell_to_end = lambda task=task: self._told(task)  # type: ignore[method-assign]
+        self.tasks.children["worker:1"].end = lambda patience_s: self.ends("worker:1", -9)  # type: ignore[method-assign]
 
     def _told(self, name: str) -> None:
         self.told_to_end.append(name)
@@ -195,20 +245,21 @@ class Serves(Launched):
 def test_workers_that_serve_a_program_which_was_killed_end_with_it(
     code: int, told: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "END_S", 0.1)
-    monkeypatch.setattr(supervisor, "KILL_S", 0.1)
+    monkeypatch.setattr(ending, "END_S", 0.1)
+    monkeypatch.setattr(ending, "KILL_S", 0.1)
     run = Serves()
     run.ends(EVALUATOR, code)
     assert run.said == [f"dps {EVALUATOR} ended with {describe(code)}; the workers that serve it end, too"]
     run.wait()
-    assert run.told_to_end[:2] == ["worker:0", "worker:1"] and run.states["worker:0"] == "done"
-    assert run.children["worker:1"].code == -signal.SIGKILL, "it was in a call that did not end, and is not restarted"
+    assert run.told_to_end[:2] == ["worker:0", "worker:1"] and run.tasks.states["worker:0"] == "done"
+    ended = run.tasks.children["worker:1"].code
+    assert ended == -signal.SIGKILL, "it was in a call that did not end, and is not restarted"
 
 
 def test_a_killed_evaluator_ends_no_worker() -> None:
     run = Launched()
-    run.plan = replace(run.plan, jobs={**run.plan.jobs, "evaluator": Job()})
-    run._spawn(EVALUATOR, [])
+    run.has("evaluator")
+    run.there(EVALUATOR)
     run.ends(EVALUATOR, -9)
     assert run.said == [f"dps {EVALUATOR} ended with SIGKILL; the training goes on"]
-    assert run.children["worker:0"].alive
+    assert run.tasks.children["worker:0"].alive

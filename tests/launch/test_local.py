@@ -35,7 +35,7 @@ def until(condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
 
 def process_of(local: dps.LocalCluster, name: str) -> Any:
     assert local._supervisor is not None
-    return local._supervisor.children[name].process
+    return local._supervisor.tasks.children[name].process
 
 
 def children() -> list[psutil.Process]:
@@ -120,9 +120,9 @@ class TestOneCluster:
         supervisor = local._supervisor
         assert supervisor is not None
         for _ in range(2):  # it is started again once
-            chief = supervisor.children["chief"]
+            chief = supervisor.tasks.children["chief"]
             chief.signal(signal.SIGKILL)
-            until(lambda chief=chief: supervisor.children["chief"] is not chief or supervisor.lost())
+            until(lambda chief=chief: supervisor.tasks.children["chief"] is not chief or supervisor.tasks.lost())
         with pytest.raises(TaskLost, match="chief of this cluster is gone"):
             local.run(echo)
 

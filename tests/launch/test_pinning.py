@@ -73,9 +73,9 @@ def test_launch_says_where_it_cannot_pin(capsys: pytest.CaptureFixture[str], mon
 def test_a_local_cluster_deals_its_processors_out() -> None:
     with dps.LocalCluster(ps=1, workers=1, pin=True) as local:
         assert local._supervisor is not None
-        shares = local._supervisor.cpus
+        shares = local._supervisor.tasks.cpus
         assert local.run(where).results == [list(shares["worker:0"])]
-        process = local._supervisor.children["ps:0"].process
+        process = local._supervisor.tasks.children["ps:0"].process
         assert format_cpus(os.sched_getaffinity(process.pid)) == format_cpus(shares["ps:0"])
 
 

@@ -59,7 +59,7 @@ class Run:
 
         def act() -> None:
             until(lambda: self.heard(after))
-            self.supervisor.children[name].signal(signal.SIGKILL)
+            self.supervisor.tasks.children[name].signal(signal.SIGKILL)
 
         thread = threading.Thread(target=act)
         thread.start()
@@ -67,7 +67,7 @@ class Run:
 
     def end(self, interrupts: Interrupts | None = None) -> int:
         code = self.supervisor.wait(interrupts)
-        assert not [name for name, child in self.supervisor.children.items() if child.alive]
+        assert not [name for name, child in self.supervisor.tasks.children.items() if child.alive]
         return code
 
 
@@ -122,8 +122,8 @@ def test_an_exit_code_for_people() -> None:
 def test_the_worst_exit_code_of_the_workers_is_the_runs(tmp_path: Path) -> None:
     run = Run("import os, sys; sys.exit([0, 5, 4][int(os.environ['DPS_TASK'])])", tmp_path, workers=3)
     assert run.end() == 5
-    assert run.supervisor.states["worker:1"] == "failed (exit code 5)"
-    assert run.supervisor.states["worker:0"] == "done"
+    assert run.supervisor.tasks.states["worker:1"] == "failed (exit code 5)"
+    assert run.supervisor.tasks.states["worker:0"] == "done"
 
 
 @pytest.mark.slow
@@ -133,7 +133,7 @@ def test_a_killed_worker_is_not_started_again_and_the_others_end(tmp_path: Path)
     assert run.end() == 1
     killing.join()
     assert run.heard("worker:0 ends at 30") and not run.heard("worker:1 ends at")
-    assert run.supervisor.states["worker:1"] == "failed (SIGKILL)"
+    assert run.supervisor.tasks.states["worker:1"] == "failed (SIGKILL)"
 
 
 @pytest.mark.slow
@@ -150,7 +150,7 @@ def test_a_killed_ps_is_started_again_and_the_run_ends_well(tmp_path: Path) -> N
 def test_tasks_that_somebody_else_tells_to_end_leave_the_run_in_order(tmp_path: Path) -> None:
     """A worker, then the ps, which is started again, then the chief, with which the run ends."""
     run = Run(TRAINER, tmp_path, "100000", str(tmp_path / "saved"), workers=2)
-    tasks = run.supervisor.children
+    tasks = run.supervisor.tasks.children
 
     def act() -> None:
         until(lambda: run.heard("worker:1 step"))

@@ -25,6 +25,10 @@ def test_each_round_begins_one_place_later() -> None:
     assert rotated([], 1) == []
 
 
+def test_of_two_rounds_that_differ_one_counts() -> None:
+    assert steady([1.0, 3.0]) == [0] and steady([3.0, 1.0]) == [1]
+
+
 def test_each_round_measures_everything_in_turn() -> None:
     heard: list[str] = []
 

@@ -39,7 +39,7 @@ def text(notebook: nbformat.NotebookNode) -> str:
 
 
 def run(name: str) -> nbformat.NotebookNode:
-    """The committed notebook run anew. Raises for a cell that fails, an assertion among them, or takes over 20 s."""
+    """The committed notebook run anew. Raises for a cell that fails, an assertion among them, or takes over 60 s."""
     notebook = committed(name)
     for cell in notebook.cells:
         if cell.cell_type == "code":

@@ -29,9 +29,9 @@ def test_a_request_that_comes_again_is_told_what_it_was_told_before_until_it_is_
     answers = Answers(runtime())
     first = give(answers, 5)
     assert answers.of(5) is first and not answers.is_over(5)
-    answers.read(5)
+    answers.released(6)
     assert answers.of(5) is None and answers.is_over(5) and answers.is_over(4) and not answers.is_over(6)
-    answers.read(3)  # came late
+    answers.released(4)  # came late
     assert answers.is_over(5)
 
 
@@ -39,7 +39,7 @@ def test_memory_is_used_again_when_it_is_read_and_not_before() -> None:
     answers = Answers(runtime())
     first, second = give(answers, 1), give(answers, 2)
     assert first is not None and second is not None and first.memory != second.memory
-    answers.read(1)
+    answers.released(2)
     third = give(answers, 3)
     assert third is not None and third.memory == first.memory
 
@@ -47,7 +47,7 @@ def test_memory_is_used_again_when_it_is_read_and_not_before() -> None:
 def test_memory_that_is_too_small_is_replaced_and_what_a_session_gets_is_bounded() -> None:
     answers = Answers(runtime())
     first = give(answers, 1)
-    answers.read(1)
+    answers.released(2)
     larger = give(answers, 2, 1 << 20)
     assert first is not None and larger is not None and larger.memory != first.memory
     assert [give(answers, number) is None for number in range(3, 4 + KEPT)] == [False] * (KEPT - 1) + [True] * 2
@@ -67,7 +67,7 @@ def test_where_nothing_can_be_shared_there_is_none(monkeypatch: pytest.MonkeyPat
 def test_two_answers_that_may_be_read_never_share_memory(asked: list[tuple[int, int]]) -> None:
     answers, open_ = Answers(runtime()), dict[int, list[int]]()
     for number, (lag, nbytes) in enumerate(asked, 1):
-        answers.read(number - lag)
+        answers.released(number - lag + 1)
         open_ = {n: memory for n, memory in open_.items() if n > number - lag}
         answer = give(answers, number, nbytes)
         if answer is not None:

@@ -20,7 +20,7 @@ from tests.ps.test_receiving import LAYOUT, A, N, S, ledger, piece, took
 
 def parts(*found: tuple[int, int, Any], check: bool = True) -> Staged:
     """A push of parts: index, how, array."""
-    message = piece(PARTS, 0, (), [[index, how, 0, []] for index, how, _ in found], [array for *_, array in found])
+    message = piece(PARTS, 0, (), [[index, how, []] for index, how, _ in found], [array for *_, array in found])
     staged = took(ledger(), message, check)
     assert isinstance(staged, Staged)
     return staged
@@ -96,10 +96,10 @@ def test_borrowed_values_are_copied_once_the_session_may_go_on() -> None:
 
 
 def assign(ps: Ps, incarnation: int, number: int, value: float) -> list[Any]:
-    message = Push(1, number, 0, -1, PARTS, 16, [], [[0, VALUE, 0, []]], arrays=(np.full(2, value),))
+    message = Push(1, number, 0, -1, PARTS, 16, [], [[0, VALUE, []]], arrays=(np.full(2, value),))
     staged = receive(message, ps.shard.ledgers[incarnation], PLAN.layouts[0], True, ps.mode.begin)
     assert isinstance(staged, Staged)
-    ps.mode.whole(staged, sender(incarnation))
+    ps.mode.completed(staged, sender(incarnation))
     return ps.desk.take()
 
 

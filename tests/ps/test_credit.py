@@ -152,25 +152,25 @@ def wanted(*incarnations: int) -> Credits:
     """Pushes of 100 MB; all of these want credit, and the first has it."""
     credits = Credits(100 * MB)
     for incarnation in incarnations:
-        credits.wanted(of(incarnation), sender(incarnation))
+        credits.wanted[of(incarnation)] = sender(incarnation)
     assert granted(credits, 0.0) == [incarnations[0]]
     return credits
 
 
-def granted(credits: Credits, now: float, spares: bool = True) -> list[int]:
-    return [each.incarnation for each in credits.grants(now, spares)]
+def granted(credits: Credits, now: float, saves_memory: bool = True) -> list[int]:
+    return [each.incarnation for each in credits.grants(now, saves_memory)]
 
 
 def test_credit_is_granted_in_the_order_of_asking_one_at_a_time() -> None:
     credits = wanted(1, 2, 3)
-    assert of(1) in credits.held and credits.waits(of(2)) and granted(credits, 0.1) == []
+    assert of(1) in credits.held and of(2) in credits.wanted and granted(credits, 0.1) == []
     credits.over(of(1), 0.2)
-    assert granted(credits, 0.2) == [2] and credits.waits(of(3))
+    assert granted(credits, 0.2) == [2] and of(3) in credits.wanted
 
 
 def test_two_have_credit_where_memory_is_not_spared() -> None:
     credits = wanted(1, 2, 3)
-    assert granted(credits, 0.1, spares=False) == [2] and granted(credits, 9.0, spares=False) == []
+    assert granted(credits, 0.1, saves_memory=False) == [2] and granted(credits, 9.0, saves_memory=False) == []
 
 
 def test_who_waits_is_looked_after_with_one_timer_for_each_window() -> None:
@@ -191,15 +191,15 @@ def test_after_one_that_was_fast_the_next_is_waited_for_again() -> None:
     assert granted(credits, 10.0) == [3], "beside the second"
     credits.over(of(2), 100.0)
     credits.over(of(3), 10.5)
-    credits.wanted(of(1, 2), sender(1))
-    credits.wanted(of(2, 2), sender(2))
+    credits.wanted[of(1, 2)] = sender(1)
+    credits.wanted[of(2, 2)] = sender(2)
     assert granted(credits, 101.0) == [1]
 
 
 def test_a_push_that_begins_without_asking_counts() -> None:
     credits = Credits(100 * MB)
     credits.heard(of(1), MB, 0.0)
-    credits.wanted(of(2), sender(2))
+    credits.wanted[of(2)] = sender(2)
     assert granted(credits, 0.1) == []
 
 

@@ -89,7 +89,7 @@ def test_a_shard_on_the_gpu_has_the_bits_of_one_on_the_cpu(optimizer: optim.Opti
         there.apply(update, step, 0.5)
         here.apply(update, step, 0.5)
         assert held(there) == held(here)
-        assert [m.applied.tolist() for m in there.arenas] == [m.applied.tolist() for m in here.arenas]
+        assert [m.applied.all() for m in there.arenas] == [m.applied.all() for m in here.arenas]
     assert there.counter == here.counter == 4
 
 
@@ -104,7 +104,7 @@ def test_gradients_that_are_on_the_gpu_stay_there_and_leave_the_same_bits(optimi
         assert held(there) == held(here)
         for memory in there.arenas:
             assert isinstance(memory, DeviceMemory)
-            assert device.to_host(memory.in_place).tobytes() == memory.values.tobytes()
+            assert device.to_host(memory._values).tobytes() == memory.values.tobytes()
     run[0][4] = np.nan
     before = held(there)
     refused = there.apply(Gradient([device.to_device(g) for g in run], {}, checked=False), 3)
@@ -143,7 +143,7 @@ def test_values_are_set_on_the_gpu_after_the_gradients_and_slots_stay() -> None:
         values = {0: np.full((4, 3), 7, "<f4"), 2: np.array([1, 2], "<i8"), 4: np.empty((0, 3), "<f4")}
         made.apply(Gradient(None, {}, values=values), 1)
         assert made.part(made.layout.arenas[0].parts[0]).tolist() == [[7.0] * 3] * 4
-        assert held(made)[1] == slots[1] and [memory.applied.max() for memory in made.arenas][:2] == [3, 2]
+        assert held(made)[1] == slots[1] and [max(memory.applied.all()) for memory in made.arenas][:2] == [3, 2]
     assert held(on_gpu) == held(on_cpu)
     assert [array.tobytes() for array in first.arrays] == [array.tobytes() for array in before]
 
@@ -200,8 +200,6 @@ def test_rows_are_looked_up_on_the_gpu() -> None:
     table = made.arenas[made.layout.place[part.index][0]].values.reshape(6, 2)
     assert made.gather(part, np.array([5, 0, 5])).tolist() == table[[5, 0, 5]].tolist()
     assert made.gather(part, np.empty(0, np.int64)).shape == (0, 2)
-    with pytest.raises(ValueError, match="out of range"):
-        made.gather(part, np.array([6]))
 
 
 def test_a_ps_told_to_use_a_gpu_keeps_there_what_says_nothing_of_a_device() -> None:

@@ -25,7 +25,7 @@ PULL = 70
 @pytest.fixture(autouse=True)
 def pieces_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
     tune(monkeypatch, store__ahead_pieces=0)
-    monkeypatch.setattr(sending, "piece_size", lambda nbytes, smallest: 16)
+    monkeypatch.setattr(sending, "piece_size", lambda nbytes, smallest, soon: 16)
 
 
 class Waited(Ps):
@@ -149,6 +149,19 @@ def test_in_bounded_mode_nobody_reads_before_the_push_counts() -> None:
     *first, last = push(1, 2.0)
     assert ps.bring(1, *first) == [] and mode.clocks.now() == {1: 0, 2: 0}
     assert run_of(ps.bring(1, last)) == after(2.0) and mode.clocks.now() == {1: 1, 2: 0}
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_where_values_have_left_slowly_they_leave_with_the_first_piece(
+    slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tune(monkeypatch, store__ahead_pieces=0, intake__telling=0, serving__early_told_s=1e9)
+    ps = Waited()
+    if slow:
+        ps.shard.ledgers[1].rate = float(ALL)
+    ps.asks()
+    first, *_ = push(1, 2.0)
+    assert (nbytes(ps.bring(1, first)) > 0) == slow
 
 
 def test_over_a_fast_connection_values_leave_when_all_are_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,7 @@ class Road:
     def __init__(self, data: Any, bad: tuple[int, int] | None) -> None:
         self.data, self.run = data, gradient(bad)
         self.store, self.twin = Store(LAYOUT, runtime()), Store(LAYOUT, runtime())
-        self.ledger = Ledger(0, 1, "worker:0", Borrowed(runtime()))
+        self.ledger = Ledger(0, 1, "worker:0", Borrowed(runtime(), lambda: True))
         self.reference = Reference(self.run)
         self.draft: Draft | None = None
         self.lets_go = False

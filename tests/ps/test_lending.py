@@ -44,7 +44,7 @@ def test_all_lower_numbers_of_one_session_are_given_back_at_once() -> None:
 
 def test_what_was_given_back_is_not_wanted_any_more() -> None:
     _, lent = lending()
-    lent.want(1, 5)
+    lent.note(1, 5, True)
     assert lent.wants(1, 5) and not lent.wants(1, 4) and not lent.wants(2, 5)
     lent.give_back_below(1, 6)
     assert not lent.wants(1, 5)
@@ -53,7 +53,7 @@ def test_what_was_given_back_is_not_wanted_any_more() -> None:
 def test_who_asks_without_end_takes_no_memory() -> None:
     _, lent = lending()
     for number in range(3 * ORDINARY.serving.remembered):
-        lent.want(1, number)
+        lent.note(1, number, True)
     assert (
         sum(lent.wants(1, number) for number in range(3 * ORDINARY.serving.remembered)) == ORDINARY.serving.remembered
     )
@@ -61,7 +61,7 @@ def test_who_asks_without_end_takes_no_memory() -> None:
 
 def test_a_session_that_has_ended_holds_nothing() -> None:
     store, lent = lending()
-    lent.want(1, 5)
+    lent.note(1, 5, True)
     lent.lend(1, 5)
     lent.forget(1)
     assert store.leased() == 0 and not lent.wants(1, 5) and lent.lent(1, 5) is None
@@ -69,7 +69,7 @@ def test_a_session_that_has_ended_holds_nothing() -> None:
 
 def test_a_push_that_wants_values_has_them_with_its_result_and_again_when_that_is_lost() -> None:
     ps = Ps(Async())
-    ps.shard.reading.lending.want(1, 1)
+    ps.shard.reading.lending.note(1, 1, True)
     ((_, answer),) = ps.push(1, 1)
     assert answer.lent[:2] == [1, 1] and len(answer.lent[2]) == 1 and ps.shard.store.leased() == 1
     assert ps.shard.ledgers[1].pulled == 1 and ps.shard.ledgers[1].results[1].lent == []
@@ -84,7 +84,7 @@ def test_a_push_that_wants_values_has_them_with_its_result_and_again_when_that_i
 
 def test_a_refused_push_brings_no_values() -> None:
     ps = Ps(Async())
-    ps.shard.reading.lending.want(1, 1)
+    ps.shard.reading.lending.note(1, 1, True)
     ps.shard.reading.answer_push(sender(1), Pushed(1, REFUSED, 0, 0, 0, "NaN"))
     ((_, answer),) = ps.desk.take()
     assert answer.lent == [] and ps.shard.store.leased() == 0

@@ -39,6 +39,9 @@ class Desk:
     def admit(self, group: str, entries: Any) -> None:
         pass
 
+    def is_near(self, incarnation: int) -> bool:
+        return True
+
     def present(self, address: str) -> None:
         pass
 
@@ -93,7 +96,7 @@ class Ps:
         (piece,) = run_pieces(LAYOUT, run, 1000, About(1, number, step, counter))
         staged = receive(piece, self.shard.ledgers[incarnation], LAYOUT, True, self.mode.begin)
         assert isinstance(staged, Staged)
-        self.mode.whole(staged, sender(incarnation))
+        self.mode.completed(staged, sender(incarnation))
         return self.desk.take()
 
     def pull(self, incarnation: int, clock: int = 0, newer_than: int = -1, after: int = 0) -> list[Any]:
@@ -192,9 +195,14 @@ def test_a_session_that_has_left_is_told_so() -> None:
     ps = Ps(Async())
     ps.members(2)
     with pytest.raises(Aborted, match="has not admitted incarnation 1 of worker:0"):
-        ps.shard.ledger(sender(1), 1)
-    with pytest.raises(Aborted, match="run epoch 2 is not the one of ps:0, which is 1"):
-        ps.shard.ledger(sender(2), 2)
+        ps.shard.ledger(sender(1))
+
+
+def test_a_session_that_comes_before_the_members_is_told_so() -> None:
+    ps = Ps(Async())
+    ps.shard.members = None
+    with pytest.raises(Aborted, match="ps:0 has no members in run epoch 1 yet; worker:0 is too early"):
+        ps.shard.ledger(sender(1))
 
 
 def test_older_news_of_the_members_is_no_news() -> None:

@@ -246,3 +246,15 @@ def test_no_rows_are_an_update_that_changes_nothing():
 def test_an_optimizer_without_kernels_is_refused():
     with pytest.raises(ValueError, match="try one of SGD, Momentum"):
         Bound(optim.Optimizer(), np.float32)
+
+
+class HalfSquares(optim.Optimizer):
+    """An optimizer of one's own, with a slot by rows and an epsilon, as row-wise Adagrad has."""
+
+    epsilon = 0.5
+    slots = row_slots = ("row_accumulator",)
+
+
+def test_an_optimizer_of_ones_own_with_row_slots_does_not_get_the_kernel_of_another():
+    with pytest.raises(ValueError, match=r"wanted .* one element per row; try one of Adagrad\(rowwise=True\)"):
+        Bound(HalfSquares(), np.float32)

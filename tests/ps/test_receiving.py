@@ -12,20 +12,17 @@ from hypothesis import given, settings
 
 from dps.client.cargo import About, run_pieces, shared_message
 from dps.errors import Aborted, ProtocolError
-from dps.protocol import APPLIED, DENSE, EMPTY, LISTED, PACKED, PARTS, ROWS, RUN, SHARED, WINDOW, Push, Pushed
+from dps.protocol import APPLIED, DENSE, EMPTY, PACKED, PARTS, ROWS, RUN, SHARED, WINDOW, Push, Pushed
 from dps.ps.intake import rowlists
 from dps.ps.intake.borrowed import Borrowed
 from dps.ps.intake.intake import Gathering, Intake, Keeping, State
 from dps.ps.intake.ledger import Ledger
-from dps.ps.intake.parts import unknown_list
 from dps.ps.intake.receiving import receive
 from dps.ps.intake.staged import PushOf, Staged
 from dps.ps.store.gradients import Gradient, Pieces, RowGradient
 from dps.ps.store.store import Store
 from dps.transport.current import runtime
-from dps.transport.tuning import ORDINARY
 from dps.variables.plan import VariableSpec, make_plan
-from tests.tuned import tune
 from tests.variables.models import SGD
 
 SPECS = [
@@ -34,7 +31,7 @@ SPECS = [
 ]  # fmt: skip
 LAYOUT = make_plan(SPECS, (0,), lambda *_: 0, None).layouts[0]
 A, N, B, S = range(4)
-SESSION = Borrowed(runtime())
+SESSION = Borrowed(runtime(), lambda: True)
 PARTS_OF = {part.index: part for arena in LAYOUT.arenas for part in arena.parts}
 
 
@@ -122,18 +119,16 @@ BYTES = np.zeros(8, np.uint8)
         (piece(EMPTY, 0, arrays=[BYTES]), None, "has form 0; wanted 0"),
         (piece(9, 0), None, "has form 9; wanted 0 .nothing., 1 .run., 2 .parts. or 3 .memory."),
         (piece(SHARED, 60), None, "is no place in shared memory"),
-        (piece(PARTS, 0, [], [[9, 0, 0, []]]), None, r"\[9, 0, 0, \[\]\] describes no part of this shard"),
-        (piece(PARTS, 0, [], [[A, 5, 0, []]]), None, r"\[0, 5, 0, \[\]\] describes no part of this shard"),
-        (piece(PARTS, 0, [], [[A, PACKED, 0, []]], [BYTES]), None, r"is packed as \[\]"),
-        (piece(PARTS, 0, [], [[A, PACKED, 0, ["top_k"]]]), None, "too few arrays"),
-        (piece(PARTS, 0, [], [[A, True, 0, []]], [BYTES]), None, "describes no part of this shard"),
-        (piece(PARTS, 0, [], [[A, ROWS, -1, []]], [BYTES] * 2), None, "describes no part of this shard"),
-        (piece(PARTS, 0, [], [[A, ROWS, 0, "x"]], [BYTES] * 2), None, "describes no part of this shard"),
-        (piece(PARTS, 0, [], [[A, LISTED, 7, []]], [BYTES]), None, "names row list 7 of a, which is not known"),
+        (piece(PARTS, 0, [], [[9, 0, []]]), None, r"\[9, 0, \[\]\] describes no part of this shard"),
+        (piece(PARTS, 0, [], [[A, 4, []]]), None, r"\[0, 4, \[\]\] describes no part of this shard"),
+        (piece(PARTS, 0, [], [[A, PACKED, []]], [BYTES]), None, r"is packed as \[\]"),
+        (piece(PARTS, 0, [], [[A, PACKED, ["top_k"]]]), None, "too few arrays"),
+        (piece(PARTS, 0, [], [[A, True, []]], [BYTES]), None, "describes no part of this shard"),
+        (piece(PARTS, 0, [], [[A, ROWS, "x"]], [BYTES] * 2), None, "describes no part of this shard"),
         (piece(PARTS, 0, [], ["x"]), None, "'x' describes no part of this shard"),
-        (piece(PARTS, 0, [], [[N, DENSE, 0, []]], [BYTES]), None, "part 1 is not trained"),
-        (piece(PARTS, 0, [], [[A, ROWS, 0, []]], [BYTES]), None, "too few arrays for its parts, or a part twice"),
-        (piece(PARTS, 0, [], [[S, DENSE, 0, []]] * 2, [np.zeros((), np.float32)] * 2), None, "or a part twice"),
+        (piece(PARTS, 0, [], [[N, DENSE, []]], [BYTES]), None, "part 1 is not trained"),
+        (piece(PARTS, 0, [], [[A, ROWS, []]], [BYTES]), None, "too few arrays for its parts, or a part twice"),
+        (piece(PARTS, 0, [], [[S, DENSE, []]] * 2, [np.zeros((), np.float32)] * 2), None, "or a part twice"),
         (piece(PARTS, 0, [], [], [BYTES]), None, "has 1 arrays too many"),
     ],
 )
@@ -150,7 +145,7 @@ def message_of(gradients: list[tuple[int, Any]]) -> Push:
     """A push of parts: of each an array, or (row numbers, values)."""
     described, arrays = [], []
     for index, gradient in gradients:
-        described.append([index, ROWS if isinstance(gradient, tuple) else DENSE, 0, []])
+        described.append([index, ROWS if isinstance(gradient, tuple) else DENSE, []])
         arrays += list(gradient) if isinstance(gradient, tuple) else [gradient]
     return piece(PARTS, sum(a.nbytes for a in arrays), [], described, arrays)
 
@@ -240,33 +235,21 @@ def test_done_is_the_highest_number_with_all_before_it(order: list[int]) -> None
         session.record(result(number))
         recorded = set(order[:count])
         assert session.done == next(n for n in range(6) if n + 1 not in recorded)
-        assert [session.decided(n) for n in range(1, 6)] == [n in recorded for n in range(1, 6)]
+        assert [session.has_result(n) for n in range(1, 6)] == [n in recorded for n in range(1, 6)]
     assert session.staged == {}
 
 
 def test_the_last_results_are_kept_and_what_is_older_counts_as_decided() -> None:
     session = Ledger(0, 1, "worker:0", SESSION, window=3)
     for number in range(1, 11):
-        assert session.in_reach(number) and session.in_reach(number + 2) and not session.in_reach(number + 3)
+        session.check_reach(number)
+        session.check_reach(number + 2)
+        with pytest.raises(Aborted, match="too far ahead"):
+            session.check_reach(number + 3)
         session.record(result(number))
-    assert sorted(session.results) == [8, 9, 10] and session.decided(1) and not session.in_reach(10)
-
-
-# -- lists of rows ------------------------------------------------------------------------------------------------
-
-
-def test_a_list_that_comes_pushes_none_out_that_the_same_message_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    tune(monkeypatch, rows__kept_by_ps=1)
-    session = Borrowed(runtime())
-    rows, values = np.array([2, 0]), {A: np.ones((2, 2), np.float32), B: np.ones(2)}
-    session.rows.take(PARTS_OF[B], 5, rows)
-    message = piece(PARTS, 0, [], [[A, ROWS, 6, []], [B, LISTED, 5, []]], [rows, values[A], values[B]])
-    assert unknown_list(message, session) == 0
-    push = took(Ledger(2, 7, "worker:2", session), message)
-    assert isinstance(push, Staged) and push.problem == ""
-    gradients = [push.sound().parts[index] for index in (A, B)]
-    assert [g.rows.tolist() for g in gradients if isinstance(g, RowGradient)] == [[0, 2]] * 2
-    assert unknown_list(message, session) == 5 and len(session.rows) == 1
+    assert sorted(session.results) == [8, 9, 10] and session.has_result(1)
+    with pytest.raises(Aborted):
+        session.check_reach(10)
 
 
 def test_kept_pieces_go_while_they_are_taken() -> None:
@@ -294,21 +277,8 @@ def test_what_is_borrowed_is_copied_once_the_session_may_go_on() -> None:
     assert own.own() is own
 
 
-def test_lists_are_kept_up_to_a_number_and_a_size_and_by_their_part() -> None:
-    lists, rows = rowlists.RowLists(), np.arange(4)
-    for number in range(1, 100):
-        assert lists.take(PARTS_OF[A], number, rows).rises
-    assert len(lists) == ORDINARY.rows.kept_by_ps
-    assert lists.get(A, 99) is not None and lists.get(A, 1) is None and lists.get(B, 99) is None
-    assert lists.take(PARTS_OF[A], 0, rows).rows.tolist() == [0, 1, 2, 3] and lists.get(A, 0) is None
-    large = np.zeros(ORDINARY.rows.kept_nbytes // 16, np.int64)
-    for number in range(200, 205):
-        assert not lists.take(PARTS_OF[A], number, large).rises
-    assert lists.get(A, 204) is not None and lists.get(A, 202) is None and len(lists) == 2
-
-
-def test_what_is_kept_is_a_copy() -> None:
-    lists, rows = rowlists.RowLists(), np.arange(4)
-    kept = lists.take(PARTS_OF[A], 1, rows)
+def test_row_numbers_are_checked_in_a_copy() -> None:
+    rows = np.arange(4)
+    kept = rowlists.checked(PARTS_OF[A], rows)
     rows[0] = 1000  # as a peer could do in shared memory
-    assert kept.rows.tolist() == [0, 1, 2, 3]
+    assert kept.tolist() == [0, 1, 2, 3]

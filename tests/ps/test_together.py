@@ -16,6 +16,7 @@ from dps.ps.modes.sync import SyncMode
 from dps.ps.modes.together import Together
 from dps.ps.server import PsActor
 from dps.run_protocol import AskStats, Configure, Members
+from dps.transport.connections import Connections
 from dps.transport.current import runtime
 from dps.update import SyncReplicas, to_wire
 from dps.variables.plan import VariableSpec, make_plan
@@ -32,6 +33,7 @@ class Node(Desk):
     """Stands for the ps's node."""
 
     refused_messages = 0
+    accepted = Connections()
     flushes = 0
 
     def __init__(self, actor: PsActor) -> None:
@@ -132,7 +134,7 @@ class Ps:
         q = mode.quorum
         return {
             "ledgers": {i: (found.done, found.results, found.staged) for i, found in self.shard.ledgers.items()},
-            "quorum": (q.step, q.tokens.values, q._next, q._held, list(q._waiting), q._reports, q._started, q.counted),
+            "quorum": (q.step, [*q.tokens.left], q._next, q._held, [*q._waiting], q._reports, q._started, q.counted),
             "granted": mode._granted, "askers": mode._askers, "counts": self.shard.counts, "values": self.values,
             "version": (self.shard.store.counter, self.shard.store.step, self.shard.store.leased()),
         }  # fmt: skip

@@ -118,21 +118,21 @@ def message(*described_and_array: Any) -> Push:
 
 
 def staged(piece: Push) -> Staged:
-    found = receive(piece, Ledger(0, 1, "worker:0", Borrowed(runtime())), LAYOUT, True, None)  # type: ignore[arg-type]
+    found = receive(piece, Ledger(0, 1, "worker:0", Borrowed(runtime(), lambda: True)), LAYOUT, True, None)  # type: ignore[arg-type]
     assert isinstance(found, Staged)
     return found
 
 
 def test_packed_and_whole_parts_come_in_one_push() -> None:
     packed = Packed(["top_k"], raw(places(1), values(1)))
-    push = staged(message([0, PACKED, 0, packed.form], packed.data, [1, DENSE, 0, []], np.ones(2)))
+    push = staged(message([0, PACKED, packed.form], packed.data, [1, DENSE, []], np.ones(2)))
     assert push.problem == ""
     assert [part.tolist() for part in push.sound().parts.values()] == [[[0, 1], [0, 0], [0, 0]], [1, 1]]  # type: ignore[union-attr]
 
 
 def test_a_packed_number_that_is_none_is_named_by_its_variable() -> None:
     packed = Packed(["float16"], raw(np.array([0, 1, np.inf, 3, 4, 5], "<f2")))
-    push = staged(message([0, PACKED, 0, packed.form], packed.data))
+    push = staged(message([0, PACKED, packed.form], packed.data))
     assert push.problem == "the gradient of w has NaN or infinite values"
 
 

@@ -13,7 +13,7 @@ from dps.client.cargo import About, shared_message
 from dps.protocol import APPLIED, DROPPED, REFUSED, Decide, Pushed, PushHeld, PushStatus
 from dps.ps.modes.sync import SyncMode
 from dps.ps.server import PsActor
-from dps.ps.serving.notices import Notices
+from dps.ps.serving.long_waits import LongWaits
 from dps.ps.shard import Shard
 from dps.run_protocol import Members
 from dps.transport.current import runtime
@@ -191,18 +191,18 @@ def test_a_push_that_fell_out_of_the_window_long_ago_is_held() -> None:
 
 def test_a_notice_that_fails_keeps_no_other_from_being_given() -> None:
     desk, said = Told(), list[int]()
-    notices = Notices(desk, 0.25)  # type: ignore[arg-type]
+    waits = LongWaits(desk, 0.25)  # type: ignore[arg-type]
 
     def fails() -> None:
         raise MemoryError
 
-    notices.add(fails)
+    waits.add(fails)
     desk.wait(0.3)
-    notices.add(lambda: said.append(1))
+    waits.add(lambda: said.append(1))
     with pytest.raises(MemoryError):
         desk.wait(1.0)
     desk.wait(1.0)
-    notices.add(lambda: said.append(2))
+    waits.add(lambda: said.append(2))
     desk.wait(1.0)
     assert said == [1, 2]
 

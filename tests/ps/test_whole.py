@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from dps.protocol import NO_BASE, Pull, Values
-from dps.ps.serving.pace import Rates
 from dps.transport.current import runtime
-from dps.transport.tuning import ORDINARY, ServingTuning
+from dps.transport.tuning import ServingTuning
 from tests.ps.test_ahead import LAYOUT, Ps
 from tests.ps.test_modes import sender
 from tests.tuned import tune
@@ -35,7 +34,7 @@ class Timed(Ps):
 
     def pull(self, incarnation: int = 1, whole: bool = True) -> list[Values]:
         self.requests += 1
-        self.shard.reading.read(sender(incarnation, self.requests), Pull(1, 0, 0, 0, NO_BASE, [], whole=whole))
+        self.shard.reading.read(sender(incarnation, self.requests), Pull(1, 0, 0, 0, NO_BASE, [], keeps_memory=whole))
         return [message for _, message in self.desk.take()]
 
 
@@ -82,15 +81,3 @@ def test_pieces_are_as_long_as_what_leaves_within_a_moment(monkeypatch: pytest.M
     assert are_whole(together) and are_whole(apart) and len(together) < len(apart)
     monkeypatch.setattr(ps.shard.reading._sending, "_tuning", ServingTuning(longest_nbytes=LAYOUT.longest_part - 1))
     assert not are_whole(ps.pull())
-
-
-def test_rates_are_of_the_last_answer_and_go_with_the_session() -> None:
-    rates = Rates()
-    assert rates.within(1, 10.0) == 0
-    rates.note(1, 1000, 2.0)
-    assert rates.within(1, 0.5) == 250
-    rates.note(1, 1000, 0.0)
-    assert rates.within(1, ORDINARY.serving.shortest_s) == 1000
-    rates.forget(1)
-    rates.forget(2)
-    assert rates.within(1, 10.0) == 0

@@ -24,7 +24,7 @@ def violations(
     """Every promise that the run broke, as sentences; empty when all hold."""
     applied = Applied(cluster, isinstance(update, SyncReplicas) and update.reduction == "sum")
     found = [*history.torn[:3], *history.backwards[:3]]
-    found += ended(cluster, killed)
+    found += ended(cluster, killed, () if history.plan is None else history.plan.without_empty().ps)
     found += applied_once(applied, history.variety.some)
     found += no_more_than_sent(cluster, applied)
     found += acknowledged(cluster, applied, history, mode)
@@ -44,7 +44,7 @@ def violations(
     return found
 
 
-def ended(cluster: SimulatedCluster, killed: set[str]) -> Iterator[str]:
+def ended(cluster: SimulatedCluster, killed: set[str], holders: tuple[int, ...]) -> Iterator[str]:
     if not any(e.what == "admitted" for e in cluster.world.trace) and len(killed) == cluster.workers:
         return  # no worker ever came: the others wait for one, as they should
     given_up = {e.detail["name"] for e in cluster.world.trace if e.what == "worker lost"}
@@ -68,7 +68,7 @@ def ended(cluster: SimulatedCluster, killed: set[str]) -> Iterator[str]:
             continue  # started again after everybody had been told to end
         elif (
             name.startswith("ps") and process.incarnation and process.exit_code == 3 and missed_the_end(cluster, killed)
-        ) or (process.exit_code == 3 and not name.startswith("worker") and lost_for_good(cluster)):
+        ) or (process.exit_code == 3 and not name.startswith("worker") and lost_for_good(cluster, killed, holders)):
             continue
         elif name == "chief" and process.exit_code == 0 and not somebody_finished(cluster):
             yield "the chief ended with 0, and no worker had finished"
@@ -78,9 +78,9 @@ def ended(cluster: SimulatedCluster, killed: set[str]) -> Iterator[str]:
             yield f"{name} is dead"
 
 
-def lost_for_good(cluster: SimulatedCluster) -> bool:
-    """Something without which a run cannot end with 0."""
-    return gave_up(cluster) or deserted(cluster)
+def lost_for_good(cluster: SimulatedCluster, killed: set[str], holders: tuple[int, ...]) -> bool:
+    """Something without which a run cannot end with 0. `holders`: the ps with variables."""
+    return gave_up(cluster) or deserted(cluster) or nobody_knows(cluster, killed, holders)
 
 
 def deserted(cluster: SimulatedCluster) -> bool:
@@ -89,8 +89,8 @@ def deserted(cluster: SimulatedCluster) -> bool:
 
 
 def somebody_finished(cluster: SimulatedCluster) -> bool:
-    """Whether a worker's program has ended well, or at least its last session."""
-    closed = any(e.what == "ended" and not e.detail["lost"] for e in cluster.world.trace)
+    """Whether a worker's program has ended well, or at least one of its sessions."""
+    closed = any(e.what == "ended" and not (e.detail["lost"] or e.detail["failed"]) for e in cluster.world.trace)
     return closed or any(p.exit_code == 0 for n, p in cluster.world.processes.items() if n.startswith("worker"))
 
 
@@ -105,6 +105,19 @@ def missed_the_end(cluster: SimulatedCluster, killed: set[str]) -> bool:
     """The run has ended well: a ps that was dead meanwhile, and is started again, finds nobody."""
     there = {n: p for n, p in cluster.world.processes.items() if not n.startswith("ps") and n not in killed}
     return all(p.exit_code == 0 for p in there.values())
+
+
+def nobody_knows(cluster: SimulatedCluster, killed: set[str], holders: tuple[int, ...]) -> bool:
+    """The chief died when all workers had finished, or they did before another epoch began, and no ps that came to the
+    next chief had served the run: it was told of the end and is gone, was started again, too, or holds no variables.
+    So the next chief cannot know how the run had ended, or that its last step was still to be saved."""
+    world, began = cluster.world, max((e.time_s for e in cluster.world.trace if e.what == "epoch"), default=0.0)
+    died = max((e.time_s for e in world.trace if e.what == "kill" and e.process == "chief"), default=-1.0)
+    told = {e.process for e in world.trace if e.what == "exit" and e.detail["code"] == 0 and e.time_s <= died}
+    blank = {e.process for e in world.trace if e.what == "kill" and e.time_s > began}
+    others = {f"ps:{task}" for task in holders} - told
+    workers = [p for name, p in world.processes.items() if name.startswith("worker") and name not in killed]
+    return began <= died and all(p.exit_code == 0 for p in workers) and others <= blank
 
 
 def over(cluster: SimulatedCluster, killed: set[str]) -> bool:
@@ -192,7 +205,8 @@ def whole_quotas(cluster: SimulatedCluster, update: SyncReplicas) -> Iterator[st
             returned = {incarnation: name for incarnation, name in returned.items() if name != detail["name"]}
             ended.add(detail["name"])
             there.discard(detail["name"])
-            most, nobody = max(most, len(ended)), nobody or not there
+            back = ended.intersection(returned.values())
+            most, nobody = max(most, len(ended)), nobody or there <= back
         elif event.what == "applied" and event.process == "ps:0":
             quota = quota_of(update, cluster.workers, most)
             if len(detail["pushes"]) < quota and not nobody:  # what was acknowledged is applied when all are gone
@@ -314,7 +328,8 @@ def announced(cluster: SimulatedCluster, applied: Applied, history: History, mod
     """What sessions say of lost steps, against the pushes that were acknowledged and the steps that were made.
 
     A count that is said to be certain has all acknowledged pushes of all sessions, also of those that are gone; one
-    that is said to be the least has the session's own. Neither has more than the steps that any ps made.
+    that is said to be the least has the session's own. Neither has more than the steps that any ps made, also in run
+    epochs that the session slept through.
     """
     begun = {e.detail["epoch"]: e.detail["restore"] for e in cluster.world.trace if e.what == "epoch"}
     for event in cluster.world.trace:
@@ -330,8 +345,8 @@ def announced(cluster: SimulatedCluster, applied: Applied, history: History, mod
         else:
             least, wanted = len(own), len(lost)
         made = max(
-            [applied.last_step(f"ps:{ps}", e) for ps in history.plan.ps for e in begun if e <= before]
-            + [ack.push.step for ack in history.acks if ack.epoch <= before]
+            [applied.last_step(f"ps:{ps}", e) for ps in history.plan.ps for e in begun if e < told["epoch"]]
+            + [ack.push.step for ack in history.acks if ack.epoch < told["epoch"]]
         )
         if told["lost"] < (wanted if told["certain"] else least):
             kind = "" if told["certain"] else "at least "

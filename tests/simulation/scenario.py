@@ -195,7 +195,10 @@ def varied(mode: str, seed: int) -> Scenario:
     """No faults but those of the network; optimizers, dtypes, gradients and the tuning vary instead."""
     chosen = scenario(mode, seed, stops=False)
     chosen = replace(chosen, faults=[], killed=set(), checkpointed=True, update=options(chosen.update, seed))
-    return replace(chosen, variety=variety(chosen.mode, seed, chosen.ps))
+    made = variety(chosen.mode, seed, chosen.ps)
+    if chosen.network.loss:  # an answer in very many pieces would never come whole
+        made.tuning["piece_nbytes"] = max(64, made.tuning["piece_nbytes"])
+    return replace(chosen, variety=made)
 
 
 def varied_with_kills(mode: str, seed: int) -> Scenario:
@@ -220,7 +223,7 @@ def tuned(chosen: Scenario) -> Tuning:
     return small.where(
         together=random.Random(f"{seed}/together").choice((1, 64)),
         small_nbytes=1 << 18 if chosen.patience_s is not None else random.Random(f"{seed}/small").choice((0, 1 << 18)),
-        rows__kept_by_ps=1 if seed % 8 == 6 else small.rows.kept_by_ps,
+        rows__kept=1 if seed % 8 == 6 else small.rows.kept,
         client__step_patience_s=chosen.patience_s or small.client.step_patience_s,
         client__streamed_pieces=0 if seed % 4 else small.client.streamed_pieces,
         store__ahead_pieces=(small.store.ahead_pieces, 0, 1000, 0)[seed % 4],

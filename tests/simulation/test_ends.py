@@ -26,6 +26,16 @@ def train(server: Server, steps: int, apart_s: float) -> float:
     return server.runtime.wall() - EPOCH_S
 
 
+def few_steps(server: Server, checkpoint_dir: str | None) -> int:
+    first = {"w": np.zeros(4, np.float32)}
+    with dps.Session(
+        server, first, optimizer=dps.optim.SGD(0.1), update="sync", checkpoint_dir=checkpoint_dir, timeout=60
+    ) as session:
+        for _ in range(5):
+            session.push(session.pull())
+        return session.global_step
+
+
 def ended(
     workers: int, update: str, apart_s: float = 0.0, faults: tuple[Fault, ...] = ()
 ) -> tuple[SimulatedRun, float]:
@@ -61,6 +71,20 @@ def test_a_partition_that_outlasts_all_workers_ends_the_run_with_3_and_their_nam
     assert run.exit_codes["chief"] == run.exit_codes["ps:0"] == 3
     assert run.errors["worker:0"].startswith("TaskLost: no worker finished: worker:0 was silent for ")
     assert ", worker:1 was silent for " in run.errors["worker:0"]
+
+
+@pytest.mark.parametrize("checkpoint_dir", [None, "run"])
+def test_workers_that_finish_while_the_chief_is_away_wait_for_it(checkpoint_dir: str | None) -> None:
+    faults = (Kill("chief", 1.0, restart_after=30.0),)
+    run = simulate(few_steps, checkpoint_dir, ps=1, workers=2, compute=Compute(0.5), faults=faults)
+    assert run.results == [5, 5] and set(run.exit_codes.values()) == {0} and 31.0 < run.seconds < 35.0
+
+
+def test_a_worker_that_finished_waits_45_s_for_a_chief_that_stays_away(caplog: pytest.LogCaptureFixture) -> None:
+    run = simulate(few_steps, None, ps=1, workers=1, compute=Compute(0.5), faults=[Kill("chief", 1.0, 500.0)])
+    assert run.results == [5] and run.exit_codes["worker:0"] == 0 and run.exit_codes["ps:0"] == 3
+    said = "worker:0: has finished, and waits up to 40 s until the chief at chief:2220 knows"
+    assert said in [record.message for record in caplog.records]
 
 
 def test_where_goodbyes_are_lost_the_run_ends_all_the_same() -> None:

@@ -46,6 +46,26 @@ def test_what_seeds_have_found_stays_mended(mode: str, seed: int, what: str) -> 
     assert not run(scenario(mode, seed, stops=False))
 
 
+WITH_STOPS = [
+    ("sync", 479, "nobody finished: a worker was killed before it came, and the other one's push failed"),
+    ("async", 308, "the chief was killed when one ps knew of the end, and the other one was started again"),
+    ("bounded", 311, "the workers finished while the chief was stopped for 30 s"),
+    ("at once", 2125, "a session that was lost before its run epoch ended had been told of more steps"),
+    ("at once", 2220, "the workers finished between the deaths of the chief and of the only ps"),
+    ("at once", 1175, "chief and ps were killed before the last step could be saved on a full disk"),
+]
+
+
+@pytest.mark.parametrize(("mode", "seed", "what"), WITH_STOPS, ids=[what for _, _, what in WITH_STOPS])
+def test_what_seeds_with_stopped_processes_have_found_stays_mended(mode: str, seed: int, what: str) -> None:
+    assert not run(scenario(mode, seed))
+
+
+def test_a_chief_that_finds_only_a_ps_without_variables_after_the_end_may_fail() -> None:
+    """It cannot know of the journal that says so."""
+    assert not run(scenario("bounded", 303), variables=1)
+
+
 def pushes_each_number_until_it_is_accepted(server: Any) -> list[float]:
     with dps.Session(server, {"a": np.zeros((2, 8))}, optimizer=dps.optim.SGD(1.0)) as session:
         for number in range(8):

@@ -14,7 +14,7 @@ from dps.chief.run import write_journal
 from dps.client import assigning, at_once, pushing, waiting
 from dps.errors import CheckpointError
 from dps.ps import server, shard
-from dps.ps.intake import ledger, rowlists, staged
+from dps.ps.intake import ledger, staged
 from dps.ps.modes import asynchronous as modes
 from dps.ps.modes import clocks, quorum, sync, together, tokens
 from dps.ps.modes.combine import combined
@@ -55,9 +55,10 @@ def test_a_ps_that_forgets_what_it_has_applied_is_caught(monkeypatch: pytest.Mon
         found.staged.clear()
         self.shard.reading.wake()
 
-    monkeypatch.setattr(ledger.Ledger, "decided", lambda self, number: False)
-    monkeypatch.setattr(ledger.Ledger, "in_reach", lambda self, number: True)
-    monkeypatch.setattr(modes.AsyncMode, "whole", apply_at_once)
+    for question in ("has_result", "is_complete"):
+        monkeypatch.setattr(ledger.Ledger, question, lambda self, number: False)
+    monkeypatch.setattr(ledger.Ledger, "check_reach", lambda self, number: None)
+    monkeypatch.setattr(modes.AsyncMode, "completed", apply_at_once)
     caught("async", "was applied twice")
 
 
@@ -147,14 +148,6 @@ def test_an_answer_that_is_overwritten_while_it_is_read_is_caught(monkeypatch: p
     caught("async", "looked up")
 
 
-def test_a_list_of_rows_that_is_taken_for_another_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def any_of_that_part(self: rowlists.RowLists, part: int, number: int) -> rowlists.Checked | None:
-        return next((found for (of, _), found in self._kept.items() if of == part), None)
-
-    monkeypatch.setattr(rowlists.RowLists, "get", any_of_that_part)
-    caught("async", "looked up")
-
-
 def test_a_session_that_goes_on_before_its_rows_are_read_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staged.Staged, "own", lambda self: None)
     caught("sync", "differ", 5)
@@ -221,10 +214,10 @@ def test_a_kept_push_that_stays_kept_when_it_is_reported_is_caught(monkeypatch: 
             del self.kept[push]
         return kept(self, staged, sender)
 
-    kept = together.Together.keep
+    kept, wants = together.Together.keep, quorum.Quorum.together
     monkeypatch.setattr(together.Together, "keep", keep)
     monkeypatch.setattr(together.Together, "taken", lambda self: list(self.kept.values()))
-    monkeypatch.setattr(quorum.Quorum, "awaits", lambda *_: True)
+    monkeypatch.setattr(quorum.Quorum, "together", lambda self, who, *_: wants(self, who, self._next[who], self.step))
     caught("steps", "applied twice")
 
 
@@ -255,15 +248,15 @@ def test_a_step_in_one_go_that_does_not_wait_for_its_last_push_is_caught(monkeyp
 
 
 def test_a_push_at_once_of_which_no_result_is_kept_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    at_once, decide = modes.AsyncMode.at_once, shard.Shard.decide
+    at_once, decide = modes.AsyncMode.at_once, shard.Shard.record_result
 
     def forgetful(self: modes.AsyncMode, *given: Any) -> bool:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(shard.Shard, "decide", lambda self, ledger, result: result)
+            patch.setattr(shard.Shard, "record_result", lambda self, ledger, result: result)
             return at_once(self, *given)
 
     monkeypatch.setattr(modes.AsyncMode, "at_once", forgetful)
-    assert shard.Shard.decide is decide
+    assert shard.Shard.record_result is decide
     caught("at once", "applied twice")
 
 
@@ -282,8 +275,8 @@ def test_a_push_at_once_ahead_of_others_that_are_staged_is_caught(monkeypatch: p
 
 def test_values_that_leave_for_a_version_that_never_was_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def send_all(self: early.Early) -> None:
-        if self._answer is not None:
-            self._answer.send_all()
+        if self._begun is not None:
+            self._begun[0].send_all()
 
     monkeypatch.setattr(early.Early, "dropped", send_all)
     caught("async", "differ", of=lambda _, seed: crowded(seed))

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 import dps
+from dps.actors.ref import Ref
 from dps.checkpoint import newest_whole
+from dps.chief.farewell import Farewell
 from dps.launch.simulate import SimulatedCluster, SimulatedRun
+from dps.run_protocol import AGENT
 from dps.transport.sim import Compute, Kill, Network, Pause
 from dps.transport.sim.faults import DiskFull, Fault
 
@@ -97,6 +100,28 @@ def test_when_all_have_ended_while_there_was_no_chief_the_last_step_is_saved_all
     done, _, saved = run(update, [Kill("chief", at=3.5, restart_after=3.0)], steps=4)
     assert not done.errors and set(done.exit_codes.values()) == {0}
     assert saved == max(step for step, _ in done.results)
+
+
+@pytest.mark.parametrize("update", MODES)
+def test_a_chief_that_dies_when_only_one_ps_knows_of_the_end_ends_the_run_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, update: Any
+) -> None:
+    """That ps is gone; the other one knows the journal, which says that the run has ended."""
+    begin, told = Farewell.begin, list[str]()
+
+    def tell_one(self: Farewell, message: Any, addresses: Any, linger_s: float) -> None:
+        if told:
+            begin(self, message, addresses, linger_s)
+            return
+        told.extend(address for address in addresses if address.startswith("ps0"))
+        self.message, self._over = message, True  # it is killed before the others hear
+        self.node.ask(Ref(told[0], AGENT), message, 9.0, lambda _: None)
+
+    monkeypatch.setattr(Farewell, "begin", tell_one)
+    faults = [Kill("chief", at=5.0, restart_after=1.0)]
+    done, _, saved = run(update, faults, steps=4, workers=1)
+    assert [done.exit_codes[name] for name in ("chief", "ps:0", "ps:1")] == [0, 0, 0] and saved == 4
+    assert len(told) == 1 and done.seconds < 15.0
 
 
 @pytest.mark.parametrize("update", MODES)

@@ -3,64 +3,27 @@ from __future__ import annotations
 import socket
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from dps.cluster.address import parse, with_port
 from dps.errors import ConfigError, Unavailable
-from dps.transport.address import Address, dialled, is_loopback, parse, resolve, url, with_port
-
-
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ("127.0.0.1:2222", Address("tcp", "127.0.0.1", 2222)),
-        ("localhost:0", Address("tcp", "localhost", 0)),
-        ("tcp://ps-0.lab:65535", Address("tcp", "ps-0.lab", 65535, prefix="tcp://")),
-        ("[::1]:80", Address("tcp", "::1", 80)),
-        ("ipc:///run/dps/a b", Address("ipc", path="/run/dps/a b")),
-        ("inproc://ps/0", Address("inproc", path="ps/0")),
-    ],
-)
-def test_an_address_is_parsed_and_written_as_it_was(text: str, wanted: Address) -> None:
-    assert parse(text) == wanted
-    assert str(parse(text)) == text
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "localhost", ":2222", "a:b", "a:-1", "a:65536", "a:1\N{SUPERSCRIPT TWO}", "::1:80", "[1.2.3.4]:80", "a b:1",
-     "udp://a:1", "tcp://a", "ipc://", "ipc://*", "ipc://@name", "inproc://", "ipc:///" + "x" * 200],
-)  # fmt: skip
-def test_a_malformed_address_is_refused_by_name(text: str) -> None:
-    with pytest.raises(ConfigError, match="address") as caught:
-        parse(text)
-    assert isinstance(caught.value, ValueError)
-
-
-@given(st.text())
-def test_any_text_is_parsed_or_refused_and_survives_a_round_trip(text: str) -> None:
-    try:
-        address = parse(text)
-    except ConfigError:
-        return
-    assert parse(str(address)) == address
+from dps.transport.address import dialled, is_loopback, resolve, url
 
 
 def test_all_spellings_of_one_address_have_one_url() -> None:
-    spellings = ["localhost:2222", "127.0.0.1:2222", "tcp://localhost:2222", "tcp://127.0.0.1:2222"]
-    assert {url(parse(text)) for text in spellings} == {"tcp://127.0.0.1:2222"}
-    assert url(parse("[::1]:2222")) == "tcp://[::1]:2222"
-    assert url(parse("ipc:///tmp/x")) == "ipc:///tmp/x"
+    spellings = ["localhost:2222", "127.0.0.1:2222"]
+    assert {url(text) for text in spellings} == {"tcp://127.0.0.1:2222"}
+    assert url("[::1]:2222") == "tcp://[::1]:2222"
+    assert url("ipc:///tmp/x") == "ipc:///tmp/x"
 
 
 def test_a_port_is_put_into_the_spelling_that_was_given() -> None:
-    assert str(with_port(parse("tcp://localhost:0"), 5000)) == "tcp://localhost:5000"
+    assert str(with_port(parse("localhost:0"), 5000)) == "localhost:5000"
     assert str(with_port(parse("[::1]:0"), 5000)) == "[::1]:5000"
 
 
 def test_connecting_to_port_0_is_refused() -> None:
     with pytest.raises(ConfigError, match="port 0"):
-        url(parse("127.0.0.1:0"))
+        url("127.0.0.1:0")
 
 
 def test_ipv4_is_chosen_before_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +41,7 @@ def test_a_host_without_an_address_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     with pytest.raises(Unavailable, match=r"nowhere\.lab.*check the name"):
-        url(parse("nowhere.lab:1"))
+        url("nowhere.lab:1")
 
 
 def test_localhost_never_asks_anybody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +61,6 @@ def test_loopback_is_127_and_colon_colon_1() -> None:
         ("10.0.0.2:5000", "10.0.0.2", "10.0.0.2:5000"),
         ("10.9.9.9:5000", "10.0.0.2", "10.0.0.2:5000"),
         ("node2:5000", "10.0.0.2", "10.0.0.2:5000"),
-        ("tcp://node2:5000", "10.0.0.2", "10.0.0.2:5000"),
         ("10.9.9.9:5000", "fd00::2", "[fd00::2]:5000"),
         ("[fd00::2]:5000", "fd00::2", "[fd00::2]:5000"),
         ("127.0.0.2:5000", "127.0.0.1", "127.0.0.2:5000"),

@@ -6,9 +6,10 @@ import socket
 
 import pytest
 
+from dps.cluster.address import Address, parse, parse_ports
 from dps.errors import ConfigError, NotAuthenticated, Unavailable
 from dps.transport import interfaces
-from dps.transport.address import Address, Binding, advertised, origin, parse, parse_ports
+from dps.transport.address import Binding, advertised, origin
 from dps.transport.endpoint import Connected, Delivery
 from dps.transport.real import RealRuntime
 
@@ -70,10 +71,10 @@ BAD = {
     "advertised wildcard": (lambda: advertised("0.0.0.0:5000"), "by which other machines reach this one"),
     "advertised every interface": (lambda: advertised("[::]"), "by which other machines reach this one"),
     "advertised file": (lambda: advertised("ipc:///x"), "got --advertise 'ipc:///x'"),
-    "advertised port": (lambda: advertised("a:b"), "port 'b'"),
-    "bare IPv6": (lambda: Binding("::1").asked(), r"IPv6 as \[::1\]:PORT"),
-    "no scheme of ours": (lambda: Binding("udp://a:1").asked(), "begins with 'udp'"),
-    "no port at all": (lambda: Binding("127.0.0.1:x").asked(), "port 'x'"),
+    "advertised port": (lambda: advertised("a:b"), "got 'a:b', .* a port is a number"),
+    "bare IPv6": (lambda: Binding("::1").asked(), "an IPv6 address needs brackets"),
+    "no scheme of ours": (lambda: Binding("udp://a:1").asked(), "leave 'udp://' out"),
+    "no port at all": (lambda: Binding("127.0.0.1:x").asked(), "a port is a number"),
 }
 
 
@@ -84,7 +85,7 @@ def test_what_is_malformed_is_one_clear_error(case: str) -> None:
         call()
 
 
-@pytest.mark.parametrize("text", ["0.0.0.0:2222", "*:2222", "10.1.2.3:2222", "[::]:2222", "tcp://192.168.0.1:0"])
+@pytest.mark.parametrize("text", ["0.0.0.0:2222", "*:2222", "10.1.2.3:2222", "[::]:2222", "192.168.0.1:0"])
 def test_listening_beyond_loopback_is_refused_unless_the_network_is_trusted(text: str) -> None:
     with pytest.raises(NotAuthenticated, match=r"without keys.*`dps keys new DIR`.*--trusted-network"):
         Binding(text).check_trusted(parse(text))
@@ -106,6 +107,47 @@ def test_an_interface_without_an_address_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "nic7")])
     with pytest.raises(ConfigError, match="interface 'nic7' has no address; is it up"):
         Binding("nic7:5000").asked()
+
+
+def test_what_is_neither_an_interface_nor_a_host_is_told_with_the_interfaces_that_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", _unknown)
+    monkeypatch.setattr(interfaces, "known", lambda: "lo 127.0.0.1, eth0 10.0.0.1")
+    says = (
+        r"no interface of this machine is called 'nic7' \(there are lo 127.0.0.1, eth0 10.0.0.1\), and host 'nic7' has"
+    )
+    with pytest.raises(Unavailable, match=says) as caught:
+        RealRuntime("test").endpoint(Binding("nic7:5000"))
+    assert caught.value.exit_code == 2
+
+
+def _unknown(*_: object, **__: object) -> None:
+    raise socket.gaierror(-2, "Name or service not known")
+
+
+def test_the_interfaces_that_have_an_address_are_known() -> None:
+    assert "lo 127.0.0.1" in interfaces.known().split(", ")
+
+
+@pytest.mark.parametrize(("text", "everywhere"), [("192.0.2.77:5000", "0.0.0.0"), ("[2001:db8::77]:5000", "[::]")])
+def test_an_address_of_another_machine_is_told_with_those_that_there_are(text: str, everywhere: str) -> None:
+    with pytest.raises(Unavailable) as caught:
+        RealRuntime("test").endpoint(Binding(text, trusted=True))
+    said = str(caught.value)
+    assert "no interface of this machine has it, there are " in said and interfaces.known() in said
+    assert said.endswith(f"; or listen on all of them: --bind {everywhere}") and "port 0" not in said
+
+
+def test_a_range_of_one_port_that_is_taken_wants_a_wider_range() -> None:
+    runtime = RealRuntime("test")
+    holder = runtime.endpoint("127.0.0.1:0")
+    port = parse(holder.address).port
+    try:
+        with pytest.raises(Unavailable, match=f"every port of --ports {port}-{port} is taken; .* widen it"):
+            runtime.endpoint(Binding("127.0.0.1", ports=f"{port}-{port}"))
+    finally:
+        holder.close(0)
 
 
 def test_no_route_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ def test_what_is_too_long_does_not_fit() -> None:
 def test_a_new_name_at_a_route_ends_the_old_one() -> None:
     peers = Peers(lambda name: True)
     assert peers.pair("node", b"old", True) and peers.pair("node", b"new", True)
-    assert peers.heard(b"old") is None and peers.name("node") == b"new"
+    assert peers.heard(b"old") is None and peers.written.get("node") == b"new"
 
 
 def test_who_is_gone_is_not_heard() -> None:
@@ -39,7 +39,7 @@ def test_who_is_gone_is_not_heard() -> None:
     peers.pair("node", b"name", True)
     peers.gone("node")
     peers.gone("node")
-    assert peers.name("node") is None and peers.heard(b"name") is None and peers.name("node") is None
+    assert peers.written.get("node") is None and peers.heard(b"name") is None and peers.written.get("node") is None
 
 
 EVENTS = st.lists(
@@ -59,7 +59,7 @@ def test_no_message_is_sent_to_an_end_that_does_not_hear_it(events: list[str]) -
     routes = {node.name: "address", client.name: client.name}
 
     def write(source: End, target: End, route: str | bytes) -> None:
-        name = source.peers.name(route)
+        name = source.peers.written.get(route)
         if name is None:
             return  # through ZeroMQ
         if name not in names:

@@ -22,7 +22,7 @@ def rows_of(gradient: Any) -> tuple[Any, Any]:
     assert isinstance(gradient, RowsOfPart)
     values = np.empty((gradient.last - gradient.first, *gradient.values.shape[1:]), gradient.values.dtype)
     gradient.fill(values)
-    return gradient.sent.within(gradient.part), values
+    return gradient.numbers, values
 
 
 @settings(max_examples=60)

@@ -37,7 +37,7 @@ def test_parts_are_named_by_number_and_each_takes_a_turn() -> None:
     ]  # fmt: skip
     assert [len(parts) for parts in plan.parts_of] == [5, 1, 1]
     assert plan.bytes_per_ps() == {0: (3 + 3 + 2) * 8 + 4, 1: (3 + 2) * 8 + 8}
-    assert plan.nbytes == 13 * 8 + 8 + 4
+    assert sum(plan.bytes_per_ps().values()) == 13 * 8 + 8 + 4
 
 
 def test_what_shares_dtype_and_optimizer_lies_together_and_a_sparse_table_alone() -> None:
@@ -105,7 +105,8 @@ def test_every_row_of_every_variable_is_in_exactly_one_part_on_one_ps(plan: Plan
         assert rows == list(range(spec.shape[0] if spec.shape else 1))
     placed = [p.index for layout in plan.layouts.values() for a in layout.arenas for p in a.parts]
     assert sorted(placed) == list(range(len(plan.parts)))
-    assert sum(plan.bytes_per_ps().values()) == plan.nbytes
+    nbytes = [part.size * plan.dtypes[part.variable].itemsize for part in plan.parts]
+    assert sum(plan.bytes_per_ps().values()) == sum(nbytes)
 
 
 @settings(max_examples=60)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from dps.transport.tuning import ORDINARY, RowListTuning
 from dps.variables.plan import Part
-from dps.variables.rowlists import RowLists
+from dps.variables.rowlists import RowLists, range_of, within
 
 KEPT, LEAST = ORDINARY.rows.kept, ORDINARY.rows.least
 
@@ -20,12 +20,17 @@ def parts(*sizes: int) -> list[Part]:
     return [Part(i, 0, "t", (n, 2), end - n, 0) for i, (n, end) in enumerate(zip(sizes, ends, strict=True))]
 
 
+def part_of(rows: np.ndarray, part: Part) -> np.ndarray:
+    first, last = range_of(part, rows)
+    return within(part, rows[first:last])
+
+
 @settings(max_examples=200)
 @given(ASKED, st.sampled_from([(10,), (3, 7), (1, 8, 1)]))
 def test_rows_that_come_part_by_part_are_put_in_the_callers_order(asked: np.ndarray, sizes: tuple[int, ...]) -> None:
     table = np.arange(20.0).reshape(10, 2)
     sent, which = RowLists(RowListTuning(least=1)).of(asked).to_read(len(sizes))
-    came = [table[part.row0 : part.row0 + part.shape[0]][sent.within(part)] for part in parts(*sizes)]
+    came = [table[part.row0 : part.row0 + part.shape[0]][part_of(sent, part)] for part in parts(*sizes)]
     rows = np.concatenate(came)
     np.testing.assert_array_equal(rows if which is None else rows[which], table[asked])
     assert len(rows) == len(set(asked.tolist()))
@@ -45,7 +50,7 @@ def test_values_go_with_their_rows_and_equal_rows_in_the_order_in_which_they_cam
         gradient = RowLists(RowListTuning(least=1)).of(asked).of_part(part, values, len(sizes))
         out = np.empty((gradient.last - gradient.first, 2))
         gradient.fill(out)
-        assert (gradient.sent.within(part) + part.row0).tolist() == out[:, 0].tolist()
+        assert (gradient.numbers + part.row0).tolist() == out[:, 0].tolist()
         got += [(int(row), int(position)) for row, position in out]
     assert got == wanted
 
@@ -55,18 +60,14 @@ def test_row_numbers_beyond_what_fits_beside_a_position_are_sorted_all_the_same(
     found = RowLists().of(asked)
     assert found.ends() == (1 << 62, (1 << 62) + 6)
     sent, which = found.to_read(2)
-    assert sent.rows.tolist() == [(1 << 62) + i for i in range(7)] and which is not None
+    assert sent.tolist() == [(1 << 62) + i for i in range(7)] and which is not None
     assert which.tolist() == [i % 7 for i in range(LEAST)]
 
 
-def test_a_list_is_found_again_by_what_it_holds_and_told_once_to_each_part() -> None:
+def test_a_list_is_found_again_by_what_it_holds() -> None:
     lists, asked = RowLists(), np.arange(LEAST)
     first = lists.of(asked)
     assert lists.of(asked.copy()) is first
-    one, two = parts(300, LEAST)
-    sent, _ = first.to_read(2)
-    assert [sent.is_told(part, 7) for part in (one, one, two, two)] == [False, True, False, True]
-    assert not sent.is_told(one, 8)  # another incarnation: the ps has forgotten
     asked[10] = 9
     assert lists.of(asked) is not first and first.asked[10] == 10
 
@@ -77,7 +78,7 @@ def test_only_the_last_lists_are_remembered_and_short_ones_never() -> None:
     assert lists.of(np.arange(KEPT, KEPT + LEAST)) is made[-1]
     assert lists.of(np.arange(LEAST)) is not made[0]
     short = np.arange(LEAST - 1)
-    assert lists.of(short) is not lists.of(short) and lists.of(short).to_read(2)[0].number == 0
+    assert lists.of(short) is not lists.of(short)
 
 
 def test_a_short_list_goes_as_it_is_to_the_only_part() -> None:
@@ -85,15 +86,13 @@ def test_a_short_list_goes_as_it_is_to_the_only_part() -> None:
     found = RowLists().of(asked)
     sent, which = found.to_read(1)
     gradient = found.of_part(part, np.ones((3, 2)), 1)
-    assert (sent.rows.tolist(), which, found.ends()) == ([5, 1, 5], None, (1, 5))
-    assert gradient.sent.rows.tolist() == [5, 1, 5] and not gradient.moves
+    assert (sent.tolist(), which, found.ends()) == ([5, 1, 5], None, (1, 5))
+    assert gradient.numbers.tolist() == [5, 1, 5] and gradient.order is None
     assert RowLists().of(np.empty(0, np.int64)).ends() == (0, -1)
 
 
 def test_row_numbers_are_sent_in_the_fewest_bytes_that_hold_those_of_their_part() -> None:
     rows = np.array([0, 5, (1 << 31) + 7])
     small, large = Part(0, 0, "t", (1 << 31, 2), 0, 0), Part(1, 0, "t", (1 << 32, 2), 0, 0)
-    sent, _ = RowLists(RowListTuning(least=1)).of(rows[:2]).to_read(1)
-    assert sent.within(small).dtype == np.int32 and sent.within(small).tolist() == [0, 5]
-    sent, _ = RowLists(RowListTuning(least=1)).of(rows).to_read(1)
-    assert sent.within(large).dtype == np.int64 and sent.within(large).tolist() == rows.tolist()
+    assert within(small, rows[:2]).dtype == np.int32 and within(small, rows[:2]).tolist() == [0, 5]
+    assert within(large, rows).dtype == np.int64 and within(large, rows).tolist() == rows.tolist()

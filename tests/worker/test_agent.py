@@ -8,6 +8,7 @@ import pytest
 
 from dps.actors.messages import Done
 from dps.actors.ref import Ref
+from dps.errors import DeadlineExceeded
 from dps.run_protocol import Registered, StopTask
 from dps.worker.agent import BEAT_S, CHIEF_S, LEFT, Agent, Told
 
@@ -36,8 +37,9 @@ class Desk:
     def present(self, address: str) -> None:
         pass
 
-    def ask(self, to: Ref, message: Any, timeout_s: float, then: Any) -> None:
+    def ask(self, to: Ref, message: Any, timeout_s: float, then: Any, waits: Any = None) -> None:
         self.asked.append((timeout_s, then))
+        self.waits = waits
 
     def after(self, seconds: float, call: Any) -> None:
         """The next beat is the test's to bring about, by `pass_time`."""
@@ -111,3 +113,20 @@ def test_a_chief_that_is_missing_is_told_with_its_command_after_two_seconds_and_
     agent._end(0, "")
     desk.pass_time(60.0)
     assert len(caplog.messages) == 3
+
+
+def test_who_is_told_to_wait_says_what_the_chief_says_and_not_that_it_is_missing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    desk, ends = Desk(), list[tuple[int, str]]()
+    told = Told(lambda: 0, lambda *_: None, lambda *end: ends.append(end))
+    agent = Agent("worker", 0, "127.0.0.1:5000", 7, {}, told, "python -m dps.role --job chief")
+    agent.node = desk  # type: ignore[assignment]
+    agent.started()
+    for _ in range(35):
+        desk.waits("another process is worker:0 at 127.0.0.1:7")
+        desk.pass_time(2.0)
+    says = "ps:0: the chief at 127.0.0.1:5000 says: another process is worker:0 at 127.0.0.1:7"
+    assert set(caplog.messages) == {says} and 5 <= len(caplog.messages) <= 8
+    desk.asked[0][1](DeadlineExceeded("late"))
+    assert not ends and len(desk.asked) == 2  # it has heard of the chief all the time

@@ -1,4 +1,4 @@
-"""What an engine is: it starts the tasks of a run somewhere, and hands over their output, their ends and their stop.
+"""The interface of engines: an engine starts the tasks of a run somewhere, and passes on their output and their ends.
 
 dps's own supervision stays in charge: it says which task is started when, and an engine fills the places.
 """

@@ -31,10 +31,9 @@ from dps import __version__
 from dps.errors import DpsError
 from dps.launch.child import Child
 from dps.launch.engines.engine import Order, Started
-from dps.launch.engines.leftovers import own_folder
 from dps.launch.engines.machine import this_machine
+from dps.launch.engines.own_folder import OwnFolder
 from dps.launch.engines.project import Unpacking
-from dps.launch.engines.sweeping import Sweeping
 from dps.launch.runs.identity import start_of
 from dps.launch.runs.usage import Meter
 from dps.transport.clock import now
@@ -59,9 +58,8 @@ class Host:
         self._tasks: dict[str, Child] = {}
         self._orders: dict[str, int] = {}
         """Pipes to tasks that a launcher sends data."""
-        self._folder = ""
-        """A private folder for keys and the project's files."""
-        self._sweeping: Sweeping | None = None
+        self._folder: OwnFolder | None = None
+        """For keys and the project's files."""
         self._unpacking: Unpacking | None = None
         self._meter = Meter()
         self.all_told = False
@@ -87,10 +85,8 @@ class Host:
         """The launcher is there."""
 
     def _own(self, part: str) -> str:
-        if not self._folder:
-            self._folder = own_folder()
-            self._sweeping = Sweeping(self._folder)
-        return os.path.join(self._folder, part)
+        self._folder = self._folder or OwnFolder()
+        return os.path.join(self._folder.path, part)
 
     def _keys(self, message: Message) -> None:
         """Write keys that only this user may read."""
@@ -110,7 +106,7 @@ class Host:
 
     def _start(self, message: Message) -> None:
         name, env = message["name"], dict(message["env"])
-        keys = os.path.join(self._folder, "keys") if self._folder else ""
+        keys = self._own("keys") if self._folder is not None else ""
         if os.path.isdir(keys):
             env["DPS_KEYS"] = keys
         own: list[int] = []
@@ -186,8 +182,8 @@ class Host:
         deadline = now() + END_S
         for child in self._tasks.values():
             child.wait(max(0.0, deadline - now()))
-        if self._sweeping is not None:
-            self._sweeping.end()
+        if self._folder is not None:
+            self._folder.end()
 
 
 def own_address(environ: Mapping[str, str]) -> str:

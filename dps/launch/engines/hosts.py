@@ -1,4 +1,4 @@
-"""What the engines of other machines share: where tasks go, their keys, and what happens when a host goes.
+"""The part that the engines of other machines share: where tasks go, their keys, and what happens when a host goes.
 
 An engine of its own says which hosts there are, and how they are connected (`_reach`).
 """
@@ -30,7 +30,7 @@ class HostsEngine:
     The chief is on the first host. Other tasks go to the host that has the fewest, in the order of the hosts."""
 
     where = "host"
-    """What a machine is called in messages."""
+    """The word for a machine in messages."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = settings
@@ -102,11 +102,11 @@ class HostsEngine:
             os.rmdir(folder)
 
     def _watch(self, closed: threading.Event) -> None:
-        """Cut the connections of hosts that give no sign of life."""
+        """Cut the connections of hosts that are silent."""
         while not closed.wait(BEAT_S / 4):
             for host in self._hosts:
                 if host.usable and now() - host.heard_at > SILENT_S:
-                    host.cut(f"it gave no sign of life for {SILENT_S:.0f} s")
+                    host.cut(f"it was silent for {SILENT_S:.0f} s")
 
     # -- where tasks go --------------------------------------------------------------------------------------------
 
@@ -154,7 +154,7 @@ class HostsEngine:
     # -- the end -------------------------------------------------------------------------------------------------
 
     def used(self) -> dict[str, dict[str, float]]:
-        """What tasks use, as their hosts have said last."""
+        """The use of each task, as its host has reported it last."""
         return {name: used for host in self._hosts for name, used in list(host.used.items())}
 
     def close(self) -> None:

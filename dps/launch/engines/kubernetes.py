@@ -25,7 +25,7 @@ FINAL = [1, 2, 5]
 GRACE_S = 60
 """How long a pod may take to end in order, with a last checkpoint."""
 SECRET, KEYS = "/run/dps-secret", "/run/dps-keys"
-"""Where a pod has the Secret with its keys, and where they are copied to before its task starts."""
+"""The folders where a pod has the Secret with its keys, and to which they are copied before its task starts."""
 OWN = f"{KEYS}/own"
 
 

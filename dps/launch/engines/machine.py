@@ -1,4 +1,4 @@
-"""What a machine has for tasks: processors, memory, GPUs; and how the GPUs are dealt out."""
+"""The processors, memory and GPUs that a machine has for tasks, and how the GPUs are dealt out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 class Machine:
-    """What one machine has, and which of its GPUs are taken. `memory` in bytes, None: the system does not tell."""
+    """The resources of one machine, and which of its GPUs are taken. `memory` in bytes; None: the system does not
+    tell."""
 
     def __init__(self, name: str, cpus: int, memory: int | None, gpus: Sequence[str]) -> None:
         self.name = name

@@ -17,14 +17,14 @@ LOOK_S = 0.1
 
 
 def wanted() -> str:
-    """What RAY_ADDRESS says; "" if it says nothing."""
+    """The value of RAY_ADDRESS; "" if it is not set."""
     found = os.environ.get("RAY_ADDRESS", "")
     return "" if found in ("auto", "local") else found
 
 
 def check_address() -> None:
     """Raise ConfigError if RAY_ADDRESS cannot be the address of a Ray."""
-    from dps.transport.address import parse
+    from dps.cluster.address import parse
 
     if wanted().startswith("ray://"):
         raise ConfigError(f"--on ray: got RAY_ADDRESS={wanted()}, for Ray clients; wanted HOST:PORT of its head")
@@ -71,7 +71,8 @@ class Attaching:
 
     def _check_reached(self) -> None:
         """Raise Unavailable if nobody listens at the address: Ray itself would try for a minute."""
-        from dps.transport.address import parse, resolve
+        from dps.cluster.address import parse
+        from dps.transport.address import resolve
         from dps.transport.interfaces import greets
 
         address = parse(wanted())

@@ -19,7 +19,7 @@ LABEL = "dps"
 
 
 def bundle(wanted: Resources) -> dict[str, float]:
-    """What a task gets, as Ray names it."""
+    """The resources of a task, by Ray's names."""
     found = {"CPU": wanted.cpus or 1, "GPU": wanted.gpus or 0, "memory": wanted.memory or 0}
     return {name: float(amount) for name, amount in found.items() if amount}
 
@@ -37,7 +37,8 @@ def label(ray: Any, name: str) -> dict[str, str]:
 
 
 def too_much(bundles: Sequence[Mapping[str, float]], there: Sequence[Mapping[str, float]]) -> str:
-    """What all bundles together, or one of them, want more of than the nodes have; "" if they have enough."""
+    """The resource of which all bundles together, or one of them, want more than the nodes have, as text; "" if they
+    have enough."""
     for kind in ("CPU", "GPU", "memory"):
         wants, has = ([each.get(kind, 0.0) for each in some] for some in (bundles, there))
         if sum(wants) > sum(has):
@@ -74,7 +75,7 @@ class Group:
                 line("dps", "waits for places in Ray, which others use; Ctrl-C and dps kill give up")
 
     def strategy(self, index: int) -> Any:
-        """What places an actor in a bundle."""
+        """The option that places an actor in a bundle."""
         strategies = importlib.import_module("ray.util.scheduling_strategies")
         return strategies.PlacementGroupSchedulingStrategy(self._group, index)
 

@@ -1,4 +1,4 @@
-"""A host that runs tasks for this launcher, as seen from here: its connection, its tasks, and what it has said."""
+"""A host that runs tasks for this launcher: its connection, its tasks, and what it has reported."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Channel(Protocol):
 
 
 class State(Enum):
-    """Of a host."""
+    """The state of a host."""
 
     UP = "up"
     GOING = "going"
@@ -58,7 +58,7 @@ class State(Enum):
 
 @record
 class Place:
-    """What is known of a host before it is connected. `slots`: how many tasks it takes beside the chief, None: any.
+    """A host as it is known before it is connected. `slots`: how many tasks it takes beside the chief, None: any.
     `roles`: those that it takes, (): all."""
 
     name: str
@@ -79,7 +79,7 @@ class RemoteHost:
         self.heard_at = now()
         self.version = ""
         self.used: dict[str, dict[str, float]] = {}
-        """What each of its tasks uses, as it has said last."""
+        """The use of each of its tasks, as it has reported it last."""
         self._machine = Machine(place.name, 0, None, ())
         self._dealt: set[str] = set()
         """The tasks that have their place here, without the chief."""
@@ -87,7 +87,7 @@ class RemoteHost:
         self._keys: set[str] = set()
         """The roles whose keys it has."""
         self._folder = ""
-        """Where it has the project's files, if they were copied."""
+        """The folder there with the project's files, if they were copied."""
         self._answers: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.channel: Channel | None = None
 

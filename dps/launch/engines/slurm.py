@@ -51,7 +51,7 @@ NEVER = (
 )
 """Reasons for which a job waits for ever."""
 AWAY = re.compile("Unable to contact slurm controller|Munge|[Cc]onnection refused")
-"""What its commands say when a daemon of Slurm is not there."""
+"""Matches the output of Slurm's commands when a daemon of Slurm does not run."""
 
 
 class SlurmEngine(HostsEngine):

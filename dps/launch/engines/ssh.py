@@ -27,7 +27,7 @@ HOST = re.compile(r"([\w.][\w.@:%-]*)(?:\s+slots\s*=\s*([1-9][0-9]{0,5}))?")
 SSH_FAILED, NOT_THERE = 255, (126, 127)
 """Exit codes of ssh itself, and of a shell that cannot run a command."""
 OURS = re.compile("Host key verification failed|Permission denied|Could not resolve|Bad configuration|[Bb]ad owner")
-"""What ssh says if the mistake is on this side."""
+"""Matches the output of ssh if the mistake is on this side."""
 
 
 def parse_host(text: str) -> Place:

@@ -16,7 +16,7 @@ DEEPEST = 20
 
 @record
 class Place:
-    """Where something stands in a file; lines and columns count from 1. `offset`: from the start of the file's text."""
+    """A position in a file; lines and columns count from 1. `offset`: from the start of the file's text."""
 
     file: str
     line: int
@@ -38,7 +38,7 @@ class Node:
     text: str = ""
     path: str = ""
     keys: dict[str, Place] = made(default_factory=dict)
-    """Where each key of a dict stands."""
+    """The position of each key of a dict."""
 
     def fail(self, message: str) -> NoReturn:
         """Raise the error for this value."""

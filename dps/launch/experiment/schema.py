@@ -1,4 +1,4 @@
-"""What an experiment file may hold: known keys and the form of each value. Errors name file, line and column."""
+"""The schema of experiment files: known keys and the form of each value. Errors name file, line and column."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def nbytes(node: Node) -> int:
 
 
 def resources(node: Node | None, default: Resources) -> Resources:
-    """What each task of a role gets; what is not said is that of `default`."""
+    """The resources of each task of a role; those that the file does not name are those of `default`."""
     if node is None:
         return default
     found = keys(node, RESOURCES, "resource")

@@ -51,10 +51,15 @@ def create(folder: str) -> str:
 
 
 def numbers(folder: str) -> list[int]:
-    """The numbers of all runs, in rising order."""
-    with contextlib.suppress(FileNotFoundError):
+    """The numbers of all runs, in rising order. ConfigError if the folder cannot be read."""
+    try:
         return sorted(int(name) for name in os.listdir(folder) if name.isdecimal())
-    return []
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ConfigError(
+            f"the runs in {folder} cannot be read: {error.strerror}; set DPS_RUNS to the folder of your runs"
+        ) from None
 
 
 def last(folder: str) -> int:
@@ -91,10 +96,16 @@ def replace(path: str, text: str) -> None:
 
 
 def read(path: str) -> dict[str, Any]:
-    """The values in a file; {} if it is not there (yet)."""
+    """The values in a file; {} if it is not there (yet). ConfigError if they cannot be read."""
     import json
 
-    with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8") as file:
-        found: dict[str, Any] = json.load(file)
+    try:
+        with open(path, encoding="utf-8") as file:
+            found: dict[str, Any] = json.load(file)
         return found
-    return {}
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise ConfigError(
+            f"{path} is damaged ({error}); move its run's folder out of {os.path.dirname(os.path.dirname(path))}"
+        ) from None

@@ -1,4 +1,4 @@
-"""What processes of this machine use of its GPUs, as NVML tells it (dps[monitor])."""
+"""Measures with NVML how much of this machine's GPUs each process uses (dps[monitor])."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Gpus:
         self.latest: dict[int, dict[str, float]] = {}
         self._nvml = nvml
         self._seen: dict[int, int] = {}
-        """Of each GPU, up to which time its samples were read."""
+        """The time up to which the samples of each GPU were read."""
 
     def watch(self) -> None:
         """Look again and again. Never returns."""
@@ -68,7 +68,8 @@ _asked = False
 
 
 def gpus_used() -> dict[int, dict[str, float]]:
-    """What each process uses, as it was seen last. {} if nobody uses a GPU, or NVML or its package is not there."""
+    """The use of each process, as it was measured last. {} if no process uses a GPU, or NVML or its package is
+    missing."""
     global _gpus, _asked
     if not _asked:
         _asked = True

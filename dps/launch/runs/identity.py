@@ -1,4 +1,4 @@
-"""Which process is meant: a pid names another process after a while, and after a reboot; with its start it does not."""
+"""Identifies a process by its pid, start time and boot: the system gives the pid of an ended process to a new one."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ SPACE = "/proc/self/ns/pid"
 
 
 def identity(pid: int | None = None) -> dict[str, Any]:
-    """What tells this process, or another one of this machine, from all others: pid, start time, and of the machine its
+    """The values that identify this process, or another one of this machine: pid, start time, and of the machine its
     name, boot id and process namespace."""
     pid = os.getpid() if pid is None else pid
     return {"pid": pid, "start": start_of(pid), "host": os.uname().nodename, "boot": boot_id(), "space": space()}
 
 
 def start_of(pid: int) -> str:
-    """When a process of this machine started, in ticks since the boot; "" if there is none, or it is a zombie."""
+    """The start time of a process of this machine, in ticks since the boot; "" if there is no such process, or it is a
+    zombie."""
     with contextlib.suppress(OSError):
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rpartition(") ")[2].split()

@@ -1,4 +1,4 @@
-"""The keeper of a run: supervises its tasks, writes their states and output and its own signs of life, heeds orders."""
+"""The keeper of a run: supervises its tasks, writes their states, output and a heartbeat, and carries out orders."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Keeper:
         self._files = Writing(path, show)
         self._said = ""
         self._seen: set[str] = set()
-        """Orders that were heeded."""
+        """The orders that were carried out."""
         self._over = threading.Event()
         self._interrupts = Interrupts()
         self._opening = False
@@ -135,7 +135,7 @@ class Keeper:
             supervisor.say("the run begins again from its checkpoint, on other machines")
 
     def _greet(self, supervisor: Supervisor) -> None:
-        run, chief = os.path.basename(self.path), supervisor.target
+        run, chief = os.path.basename(self.path), supervisor.chief.address
         self._note(lambda at: self.states.listening(chief, at))
         supervisor.say(f"chief at {chief}; look at this run with: dps status {run}")
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from dps.errors import DpsError
+from dps.flags import guarded
 from dps.launch.interrupts import Interrupts
 from dps.launch.output import Output, Print, slow
 from dps.launch.runs import folder
@@ -154,11 +155,7 @@ def main(argv: Sequence[str]) -> int:
     if args.with_parent is not None:
         end_with(args.with_parent)
     show = shown(args.paths[0], True) if args.shown else None
-    try:
-        return keep(args.paths, args.parallel, show)
-    except DpsError as error:
-        print(f"dps: {error}", file=sys.stderr)
-        return error.exit_code
+    return guarded(lambda: keep(args.paths, args.parallel, show))
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ class Reader:
         out."""
         self._folder, self._tasks, self._since = folder, tasks, since
         self._read: dict[str, tuple[int, int]] = {}
-        """Of each task, the file (inode) that was read last, and how far."""
+        """The file (inode) of each task that was read last, and the position in it."""
 
     def new(self) -> list[Entry]:
         """The lines since the last call, in the order of their times."""

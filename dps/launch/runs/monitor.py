@@ -24,7 +24,7 @@ USED = {"CPU %": "cpu_percent", "memory MB": "memory_mb", "GPU %": "gpu_percent"
 ANSWER_S = 2.0
 
 Stats = dict[str, dict[str, Any]]
-"""What each ps says of itself, by its name."""
+"""The report of each ps on itself, by its name."""
 
 
 class Monitor:
@@ -33,7 +33,7 @@ class Monitor:
     def __init__(self) -> None:
         self._asking: Asking | None = None
         self._before: dict[tuple[str, ...], tuple[float, float]] = {}
-        """Of each counter, when it was read last, and what it was."""
+        """The time and value of each counter's last reading."""
 
     def rows(self, view: View) -> list[dict[str, Any]]:
         """The rows of a run as it is now; None for what is not known. Blocks for up to some seconds if chief or ps do
@@ -56,7 +56,7 @@ class Monitor:
         return rows
 
     def _flows(self, ps: str, values: Mapping[str, Any]) -> Stats:
-        """Of each session of a ps, how fast its counters grow: pushes, bytes received and sent."""
+        """The rates of each session of a ps: pushes, bytes received and bytes sent."""
         return {
             name: {what: self._rate((ps, name, what), session[what]) for what in ("pushes", "received", "sent")}
             for name, session in values.get("sessions", {}).items()
@@ -79,7 +79,7 @@ class Monitor:
         return None if before is None or at <= before[0] else max(0.0, value - before[1]) / (at - before[0])
 
     def _stats(self, view: View) -> tuple[Stats, dict[str, int]]:
-        """What each ps that answers says of itself, and how many examples a push of each worker has."""
+        """The reports of the ps that answer, and how many examples a push of each worker has."""
         address = "" if view.over else view.values["chief"]
         if address:
             self._asking = self._asking or Asking(address, "dps monitor", ANSWER_S)

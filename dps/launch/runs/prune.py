@@ -48,7 +48,7 @@ def _holds(path: str, output: str) -> bool:
 
 
 def ended(view: View) -> float:
-    """When a run ended, in seconds since 1970; of a lost one, its last sign of life."""
+    """The time when a run ended, in seconds since 1970; for a lost run, its last heartbeat."""
     if view.state != LOST and view.values["since"]:
         return seconds(view.values["since"])
     beat = heartbeat(view.path)

@@ -1,4 +1,4 @@
-"""A table on a terminal that is drawn again and again: with rich where it is installed (dps[monitor]), else as text."""
+"""Redraws a table on a terminal: with rich where it is installed (dps[monitor]), else as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the processes of this machine use: processor time, memory, and of its GPUs."""
+"""Measures what processes of this machine use: processor time, memory and GPUs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Meter:
 
     def __init__(self) -> None:
         self._before: dict[int, tuple[float, float]] = {}
-        """Of each process, when it was measured last, and its processor seconds then."""
+        """The time of each process's last measurement, and its processor seconds then."""
 
     def used(self, pids: Mapping[str, int]) -> dict[str, dict[str, float]]:
         """What these processes use, by the names of their tasks: `memory_mb`; from the second time on `cpu_percent`,

@@ -1,4 +1,4 @@
-"""What others see of a run: its files, and whether its keeper still lives."""
+"""Reads a run from outside: its files, and whether its keeper is alive."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _is_kept(keeper: dict[str, Any] | None, silent_s: float | None) -> bool:
 
 
 def _end(values: dict[str, Any], state: str, silent_s: float | None) -> None:
-    """What a keeper that has gone could not write."""
+    """The states that a lost keeper could not write."""
     values["state"] = state
     heard = "was never heard of" if silent_s is None else f"was last heard of {age(silent_s)} ago"
     values["reason"] = values["reason"] or f"its keeper has gone; it {heard}"

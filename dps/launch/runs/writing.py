@@ -1,4 +1,4 @@
-"""Writes the files of a run that its keeper alone writes: states, signs of life, logs, and what its tasks use."""
+"""Writes the files of a run that only its keeper writes: states, a heartbeat, logs, and what its tasks use."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Pushes on their way in: checked as they arrive, until one is whole."""
+"""Intake of pushes: they are checked as they arrive, until one is complete."""

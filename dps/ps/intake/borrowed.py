@@ -1,31 +1,41 @@
-"""What one session's messages name: its memory on this machine, which is read in place, and its row lists."""
+"""Attaches the memory on this machine that the messages of one session name, and reads it in place."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 import numpy as np
 
 from dps.errors import ProtocolError
-from dps.ps.intake.rowlists import RowLists
 from dps.transport.endpoint import Runtime
+from dps.transport.probing import attach
 from dps.transport.wire import Array
+from dps.variables.plan import ShardLayout
 
 
 class Borrowed:
-    """Memory is attached once; the least used goes when there are too many."""
+    """Attaches each memory once. If there are too many, the least recently used one is detached."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime, self._most = runtime, runtime.tuning.intake.attached
-        self.rows = RowLists(runtime.tuning.rows)
-        """The row lists that its messages name."""
+    def __init__(self, runtime: Runtime, near: Callable[[], bool]) -> None:
+        """`near`: whether the session has proven that it reads memory of this process; see `dps.transport.probing`."""
+        self._runtime, self._near, self._most = runtime, near, runtime.tuning.intake.attached
         self._attached: OrderedDict[tuple[int, ...], Array] = OrderedDict()
+        self._last: tuple[Array, list[Array]] = np.empty(0, np.uint8), []
+        """The run of the whole shard that was named last, and its arenas."""
         self._runs: dict[tuple[int, ...], Array] = {}
-        """What was named before and is still attached: by memory, offset and length."""
+        """Runs that earlier messages named, in memory that is still attached: by memory, offset and length."""
+
+    def flats(self, parts: list[object], layout: ShardLayout) -> list[Array]:
+        """The arenas of the shard, whose run is at that place. Raises as `run`."""
+        run = self.run(parts, layout.nbytes)
+        if run is not self._last[0]:
+            self._last = run, layout.flats(run)
+        return self._last[1]
 
     def run(self, parts: list[object], nbytes: int) -> Array:
-        """`nbytes` of a memory: `parts` is its name and an offset. ProtocolError for what is not inside it,
-        Unavailable for memory that cannot be reached."""
+        """`nbytes` bytes of a memory. `parts`: its name and an offset. Raises ProtocolError if they are not inside it,
+        and Unavailable if the memory cannot be reached."""
         try:
             name, offset = parts
             place = (*name, offset, nbytes)  # type: ignore[misc]
@@ -38,12 +48,12 @@ class Borrowed:
         return found
 
     def _found(self, name: tuple[int, ...], offset: object, nbytes: int) -> Array:
-        """A run that was not named before."""
+        """Find a run that no earlier message has named."""
         if type(offset) is not int:
             raise ProtocolError(f"got the offset {offset!r:.100} in shared memory, wanted an integer")
         memory = self._attached.get(name)
         if memory is None:
-            memory = self._attached[name] = self._runtime.attach([*name])
+            memory = self._attached[name] = attach(self._runtime, [*name], self._near)
             while len(self._attached) > self._most:
                 gone, _ = self._attached.popitem(last=False)
                 self._runs = {place: run for place, run in self._runs.items() if place[:-2] != gone}
@@ -57,7 +67,8 @@ class Borrowed:
 
 
 class _Lent:
-    """Makes numpy take memory for writable; the kernels that only read it exist once, for writable arrays."""
+    """Makes numpy treat memory as writable, because the kernels that only read it are compiled for writable arrays
+    only."""
 
     def __init__(self, array: Array) -> None:
         self.array = array
@@ -67,6 +78,7 @@ class _Lent:
 
 
 def writable(array: Array) -> Array:
-    """The same memory under an array that claims to be writable. Nothing may write to it: the process would end."""
+    """The same memory as an array that numpy treats as writable. Nothing may write to it: that would end the
+    process."""
     found = np.asarray(_Lent(array))
     return found if found.dtype is array.dtype else found.view(array.dtype)  # bfloat16 has no name in the interface

@@ -10,12 +10,12 @@ from dps.ps.serving.pace import Pace
 from dps.transport.tuning import ORDINARY, Tuning
 
 Key = tuple[int, int]
-"""Of a push: the incarnation of its session, and its number."""
+"""The key of a push: the incarnation of its session, and its number."""
 
 
 @dataclass(slots=True)
 class _Held:
-    """A credit: since when, when a piece last came, and how many bytes have come."""
+    """A credit: when it was granted, when a piece last came, and how many bytes have come."""
 
     since: float
     heard: float
@@ -23,68 +23,61 @@ class _Held:
 
 
 class Credits:
-    """Who has credit on one shard and who wants it, in the order of asking. Events come in with their time in seconds;
-    `grants` returns who may send now, and `asks_again` when to call `grants` again.
-
-    Where memory is spared one push is on its way at a time, and a second one beside it where that is brought slowly.
+    """The sessions that have credit on one shard, and those that want it, in the order of asking. Events come in with
+    their times in seconds. `grants` returns the sessions that may send now, and `asks_again` when to call `grants`
+    again. If memory is to be saved, one push is in flight at a time, and a second one beside it if the first arrives
+    slowly.
     """
 
     def __init__(self, nbytes: int, tuning: Tuning = ORDINARY) -> None:
-        """`nbytes`: of a whole push."""
+        """`nbytes`: the bytes of a whole push."""
         self._tuning, self._serving = tuning.intake, tuning.serving
         self._nbytes = nbytes
         self.held: dict[Key, _Held] = {}
         """The pushes that have credit."""
-        self._wanted: OrderedDict[Key, Sender] = OrderedDict()
+        self.wanted: OrderedDict[Key, Sender] = OrderedDict()
+        """The sessions that want credit for a push, those that have waited longest first."""
         self._pace = Pace(0.0, 0, tuning.serving)
-        """Of the pushes with credit."""
+        """The rate of the pushes with credit."""
         self._slow = 0
-        """How many windows in a row, since when pushes were last fast, brought too little; see `Tuning`."""
+        """The number of slow windows in a row since pushes were last fast; see `Tuning`."""
         self._timer_at = 0.0
 
-    def wanted(self, key: Key, sender: Sender) -> None:
-        """Somebody wants credit."""
-        self._wanted[key] = sender
-
-    def waits(self, key: Key) -> bool:
-        """Whether it was not granted yet."""
-        return key in self._wanted
-
     def heard(self, key: Key, here: int, now: float) -> None:
-        """A piece of a push of several is here; `here`: bytes of it that have come. It may have had its credit with the
-        result of another push."""
+        """A piece of a push of several pieces has arrived. `here`: how many of its bytes have arrived. It may have got
+        its credit with the result of another push."""
         if key not in self.held:
-            self._wanted.pop(key, None)
+            self.wanted.pop(key, None)
             self._hold(key, now)
         self.held[key].heard, self.held[key].here = now, here
 
     def over(self, key: Key, now: float) -> None:
-        """A push needs its credit no longer."""
+        """A push no longer needs its credit."""
         held = self.held.pop(key, None)
         if held is not None and self._nbytes >= self._serving.slow_nbytes_s * (now - held.since):
             self._slow = 0
 
     def expire(self, now: float) -> list[Key]:
-        """Take credit from senders that bring nothing; their pushes."""
+        """Take credit from senders that have sent nothing for too long; returns their pushes."""
         expired = [key for key, held in self.held.items() if held.heard < now - self._tuning.credit_s]
         for key in expired:
             del self.held[key]
         return expired
 
-    def grants(self, now: float, spares: bool) -> list[Sender]:
-        """Who gets credit now: those who have waited longest, as far as there is some. `spares`: memory is worth that
-        pushes come one after the other."""
+    def grants(self, now: float, saves_memory: bool) -> list[Sender]:
+        """Which sessions get credit now: those that have waited longest, while there is credit. `saves_memory`: pushes
+        are to come one after the other, to save memory."""
         granted = []
-        while self._wanted and self._may_grant(now, spares):
-            key, sender = self._wanted.popitem(last=False)
+        while self.wanted and self._may_grant(now, saves_memory):
+            key, sender = self.wanted.popitem(last=False)
             self._hold(key, now)
             granted.append(sender)
         return granted
 
     def asks_again(self, now: float) -> float | None:
-        """In how many seconds the pace of the push on its way is known, if somebody waits for that and no timer is set
-        for it; who calls sets one."""
-        if not self._wanted or len(self.held) >= self._tuning.credits or self._timer_at > now:
+        """The seconds until the rate of the push in flight is known, if a session waits for that and no timer is set;
+        the caller sets one."""
+        if not self.wanted or len(self.held) >= self._tuning.credits or self._timer_at > now:
             return None
         self._timer_at = self._pace.due
         return self._timer_at - now
@@ -93,9 +86,9 @@ class Credits:
         self.held[key] = _Held(now, now)
         self._pace = Pace(now, self._here(), self._serving)
 
-    def _may_grant(self, now: float, spares: bool) -> bool:
+    def _may_grant(self, now: float, saves_memory: bool) -> bool:
         most, slow = self._tuning.credits, self._tuning.slow_windows
-        if not self.held or len(self.held) >= most or self._slow >= slow or not spares:
+        if not self.held or len(self.held) >= most or self._slow >= slow or not saves_memory:
             return len(self.held) < most
         if now >= self._pace.due:
             self._slow = self._slow + 1 if self._pace.is_slow(now, self._here()) else 0

@@ -18,29 +18,30 @@ from dps.variables.plan import Arena, ShardLayout
 
 
 class State(Enum):
-    """Of an intake. Only an arriving one takes messages."""
+    """The state of an intake. Only an arriving one takes messages."""
 
     ARRIVING = "arriving"
     COMPLETE = "complete"
-    """All of the gradient is here, and every element was checked."""
+    """All of the gradient has arrived, and every element was checked."""
     REFUSED = "refused"
-    """All of it is here, and some of it is not finite."""
+    """All of it has arrived, and some of it is not finite."""
     LOST = "lost"
-    """Pieces that were applied and let go are wanted again: their draft came to nothing. Or the sender is lost."""
+    """Pieces that were applied and freed are needed again, because their draft was dropped; or the sender is lost."""
 
 
 class Intake:
-    """Takes the pieces of one push, in any order, doubled or not. Each is checked while it is in the cache. The
-    subclasses say what becomes of it."""
+    """Takes the pieces of one push, in any order, doubled or not. Each piece is checked while it is in the cache. The
+    subclasses define what is done with it."""
 
     def __init__(self, push: PushOf, layout: ShardLayout, check: bool) -> None:
-        """`check`: look for NaN and infinity."""
+        """`check`: whether to look for NaN and infinity."""
         self.push, self.state, self.problem = push, State.ARRIVING, ""
         self.ranges = Ranges()
         self._layout, self._check = layout, check
 
     def take(self, message: Push) -> State:
-        """Take the pieces of one message. Raises ProtocolError for one that does not belong; what came before stays."""
+        """Take the pieces of one message. Raises ProtocolError for a message that does not belong to this push; earlier
+        pieces stay."""
         if len(message.offsets) != len(message.arrays):
             raise ProtocolError(f"{len(message.offsets)} offsets for {len(message.arrays)} arrays")
         for offset, array in zip(message.offsets, message.arrays, strict=True):
@@ -63,7 +64,7 @@ class Intake:
         return Staged(self.push, None if self.problem else self._gradient(), self.problem, in_pieces=True)
 
     def drop(self) -> None:
-        """The sender is lost, or sends the push in another way."""
+        """The sender is lost, or sends the push in another form."""
         self.state = State.LOST
 
     def _keep(self, place: int, offset: int, data: Array, arena: Arena) -> Array:
@@ -71,15 +72,15 @@ class Intake:
         raise NotImplementedError
 
     def _use(self, number: int, start: int, values: Array) -> None:
-        """Go on with elements of arena `number` from `start` on, which were checked."""
+        """Use the elements of arena `number` from `start` on, which were checked."""
 
     def _gradient(self) -> Gradient | None:
-        """All that was kept."""
+        """The gradient, of all pieces that were kept."""
         raise NotImplementedError
 
 
 class Gathering(Intake):
-    """Pieces are copied into one run, for a pass that sums gradients or compares them with values."""
+    """Copies pieces into one run, for a pass that sums gradients or compares them with values."""
 
     def __init__(self, push: PushOf, layout: ShardLayout, check: bool) -> None:
         super().__init__(push, layout, check)
@@ -95,12 +96,12 @@ class Gathering(Intake):
 
 
 class Keeping(Intake):
-    """Pieces are kept as they came, and go while they are applied."""
+    """Keeps pieces as they came, and frees each one while it is applied."""
 
     def __init__(self, push: PushOf, layout: ShardLayout, check: bool) -> None:
         super().__init__(push, layout, check)
         self._pieces: list[Array] = []
-        """In the order of their ranges."""
+        """The pieces, in the order of their ranges."""
 
     def _keep(self, place: int, offset: int, data: Array, arena: Arena) -> Array:
         values = elements(data, arena)
@@ -113,11 +114,11 @@ class Keeping(Intake):
 
 
 class Applying(Keeping):
-    """Pieces are written to a draft as they come, and kept for the case that it comes to nothing; or let go, and then
-    the intake is lost in that case."""
+    """Writes pieces to a draft as they come, and keeps them for the case that the draft is dropped. If it does not keep
+    them, the intake is lost in that case."""
 
     def __init__(self, push: PushOf, layout: ShardLayout, check: bool, draft: Draft, lets_go: bool) -> None:
-        """`draft`: one that was opened for this push, reversible."""
+        """`draft`: a reversible draft that was opened for this push."""
         super().__init__(push, layout, check)
         self._draft, self._lets_go = draft, lets_go
 
@@ -146,7 +147,7 @@ class Applying(Keeping):
 
 
 def elements(data: Array, arena: Arena) -> Array:
-    """Bytes of an arena as its elements, in memory that the kernels take."""
+    """The bytes of an arena as its elements, in memory that the kernels take."""
     values: Array = data.view(arena.dtype)
     if not values.flags.aligned:
         return values.copy()

@@ -10,9 +10,9 @@ from dps.ps.intake.staged import Staged
 
 
 class Ledger:
-    """Numbers are dense from 1. In asynchronous modes a push is applied only when all lower ones have results; in sync
-    the step ps decides in that order too. Results of the last `window` numbers are kept, so that a push that comes
-    again is answered and not applied again.
+    """Push numbers are dense from 1. In asynchronous modes a push is applied only when all lower ones have results; in
+    sync the step ps decides in that order, too. Results of the last `window` numbers are kept, so that a push that is
+    sent again is answered and not applied again.
 
     More than 12 attributes: what a shard remembers of one session has its place here.
     """
@@ -20,7 +20,7 @@ class Ledger:
     def __init__(self, task: int, incarnation: int, name: str, memory: Borrowed, window: int = WINDOW) -> None:
         self.task, self.incarnation, self.name, self.window = task, incarnation, name, window
         self.memory = memory
-        """What the session's messages name."""
+        """The session's memory, which its messages name."""
         self.arriving: dict[int, Intake] = {}
         self.staged: dict[int, Staged] = {}
         """The pushes that are complete."""
@@ -28,26 +28,24 @@ class Ledger:
         self.done = 0
         """All numbers up to this one have results."""
         self.assigned = 0
-        """How many of those set values and had no gradient; outside of sync mode."""
+        """The number of those pushes that set values and had no gradient; not counted in sync mode."""
         self.pulled = 0
         """Version counter that the session last pulled."""
         self.received = self.sent = 0
         """Bytes of its pushes, and of the values that it was sent or lent."""
+        self.rate = 0.0
+        """Bytes a second at which the last whole pull left; 0: not known."""
 
-    def decided(self, number: int) -> bool:
+    def has_result(self, number: int) -> bool:
         return number <= self.done or number in self.results
 
     def is_complete(self, number: int) -> bool:
-        """Whether nothing more of a push is wanted: it is staged, or has its result."""
-        return number in self.staged or self.decided(number)
-
-    def in_reach(self, number: int) -> bool:
-        """Whether a push with this number may be staged now."""
-        return self.done < number <= self.done + self.window
+        """Whether a push needs no more messages: it is staged, or has its result."""
+        return number in self.staged or number <= self.done or number in self.results
 
     def check_reach(self, number: int) -> None:
         """Raise Aborted for a push whose number may not be staged now."""
-        if not self.in_reach(number):
+        if not self.done < number <= self.done + self.window:
             raise Aborted(f"push {number} is too far ahead: {self.done} are done, {self.window} more may be open")
 
     def counters(self) -> dict[str, int]:
@@ -59,22 +57,24 @@ class Ledger:
         }  # fmt: skip
 
     def stage(self, staged: Staged, nbytes: int) -> Staged:
-        """Keep a push of so many bytes that is complete; what came of it in another way goes."""
+        """Keep a complete push of so many bytes, and drop what has come of it in another form."""
         self.received += nbytes
-        self.discard(staged.push.number)
+        if self.arriving or self.staged:
+            self.discard(staged.push.number)
         self.staged[staged.push.number] = staged
         return staged
 
     def record(self, result: Pushed) -> None:
-        """Keep a result; the push's memory goes."""
+        """Keep a result, and free the push's memory."""
         self.results[result.number] = result
-        self.discard(result.number)
+        if self.arriving or self.staged:
+            self.discard(result.number)
         while self.done + 1 in self.results:
             self.done += 1
             self.results.pop(self.done - self.window, None)
 
     def discard(self, number: int) -> None:
-        """Forget what there is of a push."""
+        """Forget all messages of a push."""
         found = self.arriving.pop(number, None) or self.staged.pop(number, None)
         if found is not None:
             found.drop()

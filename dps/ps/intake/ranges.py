@@ -1,4 +1,4 @@
-"""Which bytes of a run have arrived."""
+"""The ranges of a run that have arrived."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dps.errors import ProtocolError
 
 
 class Ranges:
-    """Ranges of a run in rising order; none lies over another."""
+    """Ranges of a run in rising order, which do not overlap."""
 
     __slots__ = ("_got", "nbytes")
 
     def __init__(self) -> None:
         self._got: list[tuple[int, int]] = []
-        """First byte, and how many."""
+        """The first byte of a range, and its length."""
         self.nbytes = 0
-        """How many bytes that is in all."""
+        """The total number of bytes."""
 
     def add(self, offset: int, nbytes: int) -> int:
-        """Note a range. Returns its place among the others, -1 for one that came before. Raises ProtocolError for one
-        that is cut otherwise than before."""
+        """Note a range. Returns its place among the others, or -1 if it was noted before. Raises ProtocolError for a
+        range that overlaps others in another way."""
         place = self.place(offset)
         after = self._got[place] if place < len(self._got) else None
         if after == (offset, nbytes) or nbytes == 0:
@@ -33,5 +33,5 @@ class Ranges:
         return place
 
     def place(self, offset: int) -> int:
-        """How many ranges begin before a byte."""
+        """The number of ranges that begin before a byte."""
         return bisect_left(self._got, (offset, 0))

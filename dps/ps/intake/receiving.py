@@ -1,4 +1,4 @@
-"""What becomes of one message of a push: its intake takes it, and a push that is complete is staged."""
+"""Handles one message of a push: gives it to the push's intake, and stages a push that is complete."""
 
 from __future__ import annotations
 
@@ -17,11 +17,9 @@ from dps.variables.plan import ShardLayout
 def receive(
     message: Push, ledger: Ledger, layout: ShardLayout, check: bool, begin: Callable[[PushOf], Intake]
 ) -> Intake | Staged:
-    """Take a message of a push that is not complete yet. Returns the push, once it is staged; until then its intake,
-    which `begin` opens.
-
-    Raises ProtocolError for a message that does not belong, Unavailable for memory out of reach, Aborted for a number
-    that is out of reach."""
+    """Take a message of a push that is not complete yet. Returns the push if it is staged, else its intake, which
+    `begin` opens. Raises ProtocolError for a message that does not belong to the push, Unavailable for memory that
+    cannot be reached, and Aborted for a number outside of the window."""
     number, form = message.number, message.form
     ledger.check_reach(number)
     if form in (RUN, SHARED) and message.nbytes != layout.gradient_nbytes:
@@ -37,8 +35,8 @@ def receive(
         del ledger.arriving[number]
         return intake if state is State.LOST else ledger.stage(intake.staged(), message.nbytes)
     if form == SHARED:
-        run = ledger.memory.run(message.parts, layout.nbytes)
-        gradient = Gradient(layout.flats(run), {}, borrowed=True, checked=not check)
+        run = ledger.memory.flats(message.parts, layout)
+        gradient = Gradient(run, {}, borrowed=True, checked=not check)
         return ledger.stage(Staged(push, gradient), message.nbytes)
     if form == PARTS:
         parts = Parts(message, layout, ledger.memory, check)

@@ -11,8 +11,8 @@ from dps.ps.store.store import Store
 
 
 class PushOf(NamedTuple):
-    """Which push it is, and what its gradient was computed from: see the message `Push`. Sums are taken in the order of
-    task, incarnation and number."""
+    """The identity of a push, and the step and version that its gradient was computed from: see the message `Push`.
+    Sums are taken in the order of task, incarnation and number."""
 
     task: int
     incarnation: int
@@ -24,17 +24,18 @@ class PushOf(NamedTuple):
 
 @dataclass(slots=True)
 class Staged:
-    """What an intake was for. It has a gradient, a problem, or a draft to which all of the gradient was written."""
+    """The result of an intake: a push that is complete. It has a gradient, a problem, or a draft to which all of the
+    gradient was written."""
 
     push: PushOf
     gradient: Gradient | None = None
     problem: str = ""
-    """Why the push will be refused; "" while nothing is wrong with it."""
+    """Why the push will be refused; "" if it will not be."""
     draft: Draft | None = None
     in_pieces: bool = False
-    """It came in pieces over the socket: nothing of it lies in the session's memory."""
+    """Whether it came in pieces over a socket, so that no part of it lies in the session's memory."""
     assigns: bool = False
-    """It has values to set, and no gradient."""
+    """Whether it has values to set, and no gradient."""
 
     def sound(self) -> Gradient:
         """The gradient of a push without a problem that is not written to a draft."""
@@ -42,17 +43,18 @@ class Staged:
         return self.gradient
 
     def look(self, store: Store) -> None:
-        """Look for NaN and infinity if nobody has; a bad gradient sets `problem`."""
+        """Look for NaN and infinity if that was not done yet. A bad gradient sets `problem`."""
         if self.gradient is not None and not self.gradient.checked:
             self.problem = store.problem(self.gradient)
             self.gradient = replace(self.gradient, checked=True)
 
     def own(self) -> None:
-        """Copy what lies in the session's memory: the session may go on before the push is applied."""
+        """Copy the arrays that lie in the session's memory, because the session may continue before the push is
+        applied."""
         if self.gradient is not None:
             self.gradient = self.gradient.own()
 
     def drop(self) -> None:
-        """Nothing comes of the push any more, or its result is recorded."""
+        """The push is dropped, or its result is recorded."""
         if self.draft is not None:
             self.draft.drop()

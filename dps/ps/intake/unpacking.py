@@ -1,4 +1,4 @@
-"""Gradients that came in fewer bytes, as arrays again. What comes is checked before anything is made of it."""
+"""Decodes compressed gradients into arrays. It checks all fields before it allocates anything."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ MOST_ELEMENTS = 1 << 48
 
 
 def unpack(form: list[Any], part: Part, dtype: np.dtype[Any], data: Array) -> Array:
-    """A part's gradient, of its shape and dtype (float32 or float64), new memory.
-
-    `form` and `data` are described in `dps.variables.packed`. Raises ProtocolError for what does not fit the part.
+    """A part's gradient in new memory, with the part's shape and dtype (float32 or float64). `form` and `data` are
+    described in `dps.variables.packed`. Raises ProtocolError if they do not fit the part.
     """
     restore = _FORMS.get(form[0]) if form and isinstance(form[0], str) else None
     if restore is None:

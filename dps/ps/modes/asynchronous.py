@@ -1,8 +1,7 @@
-"""Asynchronous and bounded updates: a push is applied when it is whole and all earlier ones of its session are."""
+"""Asynchronous and bounded updates: a push is applied when complete, after all earlier ones of its session."""
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_right
 from collections import deque
 from functools import partial
@@ -24,17 +23,16 @@ from dps.ps.shard import Shard
 from dps.ps.store.draft import Draft
 from dps.ps.store.gradients import Gradient, Pieces, RowGradient, Sum
 from dps.run_protocol import Members
+from dps.telemetry import log
 from dps.transport.wire import Array
 from dps.update import Async, Bounded
 
-log = logging.getLogger("dps")
-
 MOST_ASSIGNED = 1000
-"""Of more versions than these it is forgotten that they only set values; then they count as updates."""
+"""How many versions that only set values are remembered; an older one counts as an update."""
 
 
 class AsyncMode:
-    """Applied on arrival, in the order of each session's numbers."""
+    """Applies pushes on arrival, in the order of each session's numbers."""
 
     sends_early = True
     """Whether a pull that waits for a push may be answered while the push arrives."""
@@ -48,9 +46,9 @@ class AsyncMode:
         """The last versions that only set values, in rising order."""
         self._worth = Worth(shard.node.runtime.tuning.store.most_skipped)
         self._plain = settings == Async() and shard.is_small
-        """Whether nothing comes of a push's staleness, and one can be applied without staging."""
+        """Whether the settings ignore a push's staleness, and a push can be applied without staging."""
 
-    def whole(self, staged: Staged, sender: Sender) -> None:
+    def completed(self, staged: Staged, sender: Sender) -> None:
         incarnation = staged.push.incarnation
         ledger = self.shard.ledgers[incarnation]
         self._senders[incarnation, staged.push.number] = sender
@@ -68,21 +66,20 @@ class AsyncMode:
         is_run = push.form == SHARED and not push.offsets and push.nbytes == layout.gradient_nbytes
         if not (self._plain and is_next and is_run):
             return False
-        run = layout.flats(ledger.memory.run(push.parts, layout.nbytes))
+        run = ledger.memory.flats(push.parts, layout)
         step, staleness = self._step(push.step), self._staleness(push.counter)
         gradient = Gradient(run, {}, checked=not shard.checks_finite)
         if store.apply(gradient, step, record=partial(self._record, ledger, push.number, step, staleness, False)):
             return False
         ledger.received += push.nbytes
-        shard.reading.answer_push(sender, ledger.results[push.number])
+        shard.reading.answer_push(sender, ledger.results[push.number], push.lend)
         shard.reading.wake()
         return True
 
     def begin(self, push: PushOf) -> Intake:
-        """The pieces of a session's next push are applied as they come if they can be.
-
-        If no other session can come in between, pieces that were applied are not kept: in the rare case that one does,
-        this session is asked for them again.
+        """The pieces of a session's next push are applied as they come, if that is possible. If no other session can
+        push in between, applied pieces are not kept. In the rare case that one does, this session is asked to send them
+        again.
         """
         about = push, self.shard.layout, self.shard.checks_finite
         if self.settings.compensation:
@@ -91,13 +88,13 @@ class AsyncMode:
         return Keeping(*about) if draft is None else Applying(*about, draft, lets_go=self._alone)
 
     def _draft(self, push: PushOf) -> Draft | None:
-        """What a push is written to while it arrives; None if it is applied once it is complete."""
+        """The draft to which a push is written while it arrives; None if it is applied once it is complete."""
         store, staleness, limit = self.shard.store, self._staleness(push.counter), self.settings.max_staleness
         is_next = push.number == self.shard.ledgers[push.incarnation].done + 1
         if not is_next or (limit is not None and staleness > limit) or not self._worth.a_try():
             return None
-        tuning = store.runtime.tuning
-        if store.layout.gradient_nbytes < tuning.store.ahead_pieces * tuning.piece_nbytes:
+        least = store.runtime.tuning.store.ahead_pieces * self.shard.reading.piece_nbytes(push.incarnation)
+        if store.layout.gradient_nbytes < least:
             return None
         draft = store.open(self._step(push.step), self._scale(staleness), reversible=True)
         if draft is not None and self.sends_early:
@@ -147,20 +144,20 @@ class AsyncMode:
         stale = limit is not None and staleness > limit
         if stale or self.settings.compensation:
             staged.look(store)
-        credit = staged.in_pieces and self._gives_credit
+        credit = staged.in_pieces and store.is_large and self._alone
         if not stale and not staged.problem:
             staged.problem = self._publish(ledger, staged, staleness, credit)
             if not staged.problem:
                 return ledger.results[number]
         status = REFUSED if staged.problem else DROPPED
         result = Pushed(number, status, store.step, staleness, store.counter, staged.problem, credit=credit)
-        return self.shard.decide(ledger, result)
+        return self.shard.record_result(ledger, result)
 
     def _assign(self, ledger: Ledger, staged: Staged) -> Pushed:
-        """Set values. Nothing was learned: the step stays, and no option looks at the staleness."""
+        """Set values. The step does not change, because nothing was learned, and no option looks at the staleness."""
         number, store = staged.push.number, self.shard.store
         if staged.problem:
-            self.shard.decide(ledger, Pushed(number, REFUSED, store.step, 0, store.counter, staged.problem))
+            self.shard.record_result(ledger, Pushed(number, REFUSED, store.step, 0, store.counter, staged.problem))
         else:
             store.apply(staged.sound(), store.step, record=partial(self._record_assigned, ledger, number))
         ledger.assigned += 1
@@ -200,16 +197,15 @@ class AsyncMode:
     def _record(self, ledger: Ledger, number: int, step: int, staleness: int, credit: bool, counter: int) -> None:
         """A push will be, or is, version `counter`."""
         shard = self.shard
-        shard.decide(ledger, Pushed(number, APPLIED, step, staleness, counter, "", credit=credit))
+        shard.record_result(ledger, Pushed(number, APPLIED, step, staleness, counter, "", credit=credit))
         pushes = ((ledger.task, ledger.incarnation, number),)
         shard.node.runtime.record("applied", epoch=shard.epoch, counter=counter, step=step, pushes=pushes)
 
     def _record_and_answer(
         self, ledger: Ledger, number: int, step: int, staleness: int, credit: bool, counter: int
     ) -> None:
-        """Answer a large push before the pass that applies it: its memory is not the session's.
-
-        Whatever the session asks then is handled after the pass. A ps that is lost meanwhile loses all that it applied.
+        """Answer a large push before the pass that applies it, because its memory is not the session's. Later requests
+        of the session are handled after the pass. If the ps is lost in between, it loses all that it has applied.
         """
         self._record(ledger, number, step, staleness, credit, counter)
         asker = self._senders.get((ledger.incarnation, number))
@@ -225,16 +221,11 @@ class AsyncMode:
 
     @property
     def _alone(self) -> bool:
-        """Whether no other session can come in between two pushes of one."""
+        """Whether no other session can push between two pushes of a session."""
         return len(self.shard.ledgers) == 1
 
-    @property
-    def _gives_credit(self) -> bool:
-        """Whether a session has credit for its next push, of several pieces, with the result of one."""
-        return self.shard.store.is_large and self._alone
-
     def _staleness(self, counter: int) -> int:
-        """Updates between the version that a push was computed from, -1 for none, and that of now."""
+        """The number of updates between the version that a push was computed from (-1: none) and the current one."""
         if counter < 0:
             return 0
         only_set = len(self._assigned) - bisect_right(self._assigned, counter) if self._assigned else 0
@@ -246,7 +237,7 @@ class AsyncMode:
         return step + 1 if self.shard.is_step_ps else max(step, computed_at + 1)
 
     def _scale(self, staleness: int) -> float:
-        """What the rate of a push of that staleness is multiplied by."""
+        """The factor of the learning rate for a push of this staleness."""
         damping = self.settings.damping
         return 1.0 if damping is None else 1.0 / (1.0 + staleness) ** damping
 
@@ -284,7 +275,7 @@ class AsyncMode:
 
 
 class BoundedMode(AsyncMode):
-    """Asynchronous, but the step ps lets nobody read who is more than the bound ahead of the slowest."""
+    """As AsyncMode, but the step ps lets no session read that is more than the bound ahead of the slowest worker."""
 
     sends_early = False  # who may read is known when the push counts
 
@@ -307,7 +298,7 @@ class BoundedMode(AsyncMode):
         return f"{self.waiting_for()} to come within {self.clocks.bound} steps"
 
     def _set_deadline(self, sender: Sender, pull: Pull) -> None:
-        """Shortly before a reader gives up, those that it waits for are given up instead."""
+        """Shortly before the deadline of a reader, stop counting the workers for which it waits."""
         key = (sender.incarnation, sender.request)
         if not pull.patience_ms or key in self._timed:
             return
@@ -328,7 +319,8 @@ class BoundedMode(AsyncMode):
         self.shard.node.after(pull.patience_ms / 1000 * self.shard.node.runtime.tuning.modes.patience, passed)
 
     def _apply(self, ledger: Ledger, staged: Staged) -> Pushed:
-        """With one ps an applied push is an acknowledged one; with more only the session knows, and says so."""
+        """With one ps an applied push is an acknowledged one. With more, only the session knows, and tells the step
+        ps."""
         result = super()._apply(ledger, staged)
         if self.shard.is_step_ps:
             alone = len(self.shard.plan.ps) == 1

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 
 class Clocks:
-    """A worker's clock is the number of its acknowledged pushes; it never falls.
-
-    One that kept a reader waiting until that reader's deadline does not count until its clock rises again.
+    """A worker's clock is the number of its acknowledged pushes, and never falls. A worker that kept a reader waiting
+    until the reader's deadline does not count until its clock rises again.
     """
 
     def __init__(self, bound: int) -> None:
@@ -21,7 +20,7 @@ class Clocks:
         self._late: set[int] = set()
 
     def set_members(self, names: dict[int, str]) -> None:
-        """The living workers' names by incarnation; a new one starts at the lowest clock of the others."""
+        """The names of the living workers by incarnation. A new worker starts at the lowest clock of the others."""
         lowest = min((c for i, c in self._counted().items() if i in names), default=0)
         self._clock = {i: self._clock.get(i, lowest) for i in names}
         self._base = {i: self._base.get(i, lowest) for i in names}
@@ -36,21 +35,21 @@ class Clocks:
             self._late.discard(incarnation)
 
     def may_read(self, incarnation: int) -> bool:
-        """Whether a session may read now; sessions that are no workers always may."""
+        """Whether a session may read now. Sessions that are not workers always may."""
         return not self._behind(incarnation)
 
     def deadline(self, incarnation: int) -> list[str]:
-        """A reader has waited for as long as it may: those it waits for do not count any more; their names."""
+        """A reader's deadline has come: the workers for which it waits do not count any more. Returns their names."""
         late = self._behind(incarnation)
         self._late |= set(late)
         return [self._names[i] for i in late]
 
     def now(self) -> dict[int, int]:
-        """The clocks by incarnation, as far as the sessions have told."""
+        """The clocks by incarnation, of the sessions that have reported theirs."""
         return dict(self._clock)
 
     def lowest(self) -> int:
-        """The lowest clock of all workers that count."""
+        """The lowest clock of the workers that count."""
         return min(self._counted().values(), default=0)
 
     def slowest(self) -> list[str]:
@@ -59,7 +58,7 @@ class Clocks:
         return [self._names[i] for i, clock in self._counted().items() if clock == lowest]
 
     def _behind(self, incarnation: int) -> list[int]:
-        """Who is so far behind a session that it may not read."""
+        """The workers that are so far behind a session that it may not read."""
         own = self._clock.get(incarnation)
         return [] if own is None else [i for i, clock in self._counted().items() if own - clock > self.bound]
 

@@ -1,4 +1,4 @@
-"""What the pushes of a step make together, in the order of (task, incarnation, push number)."""
+"""Combines the pushes of a step, in the order of (task, incarnation, push number)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ from dps.variables.plan import ShardLayout
 
 
 def combined(gradients: Sequence[Gradient], layout: ShardLayout, reduction: str = "mean") -> Gradient:
-    """One gradient from those of all pushes of a step, in their order. They stay as they are: their memory may be the
-    sessions' own.
-
-    For a "mean" a variable is divided by the number of pushes that have a gradient for it, and a sparse row by the
-    number of pushes that touched it. A "sum" is not divided. If all are runs nothing is computed here: the pass that
-    applies them sums.
+    """Make one gradient of those of all pushes of a step, in their order. They are not changed, because their memory
+    may be the sessions' own. For a "mean" a variable is divided by the number of pushes that have a gradient for it,
+    and a sparse row by the number of pushes that have it. A "sum" is not divided. If all gradients are runs nothing is
+    computed here: the pass that applies them sums.
     """
     gradients = [gradient for gradient in gradients if gradient.run is not None or gradient.parts]
     mean = reduction == "mean"
@@ -35,8 +33,8 @@ def combined(gradients: Sequence[Gradient], layout: ShardLayout, reduction: str 
 
 
 def assigned(pushes: Sequence[Staged]) -> dict[int, Array]:
-    """What the pushes of a step, in their order, set parts to: the value of the lowest task, and its last one. All ps
-    make a step of the same pushes, so the parts of one variable get the values of one push."""
+    """The values that the pushes of a step, in their order, set parts to: the last one of the lowest task. All ps make
+    a step of the same pushes, so the parts of one variable get the values of one push."""
     found: dict[int, tuple[int, Array]] = {}
     for staged in pushes:
         for index, value in (staged.sound().values or {}).items():

@@ -1,8 +1,8 @@
 """Synchronous steps as a state machine: whose pushes make a step, and who gets a token. Lives on the step ps.
 
-Events go in (members, entries, reports of whole pushes), actions come out in order: `Decision`s that every ps
+Events go in (members, entries, reports of complete pushes), actions come out in order: `Decision`s that every ps
 carries out, and `Grant`s that answer waiting pushes with a token. No clock, no sockets. After every event:
-    a push is in a step's set only if it is whole on every ps and not older than the step;
+    a push is in a step's set only if it is complete on every ps and not older than the step;
     a step has its quota: only workers that took part and ended, and gradients that were refused, lower it;
     tokens made for a step never exceed max(total, aggregate) but to end a standstill;
     as long as a counted worker lives, and the step is not short of workers, some worker can go on.
@@ -44,7 +44,7 @@ class Grant(NamedTuple):
 
 @dataclass(frozen=True)
 class Member:
-    """A session that takes part: its task's index and name."""
+    """A session that takes part: the index and name of its task."""
 
     task: int
     name: str
@@ -85,15 +85,15 @@ class Quorum:
         self.tokens = Tokens(queued=initial_tokens is not None)
         self._started = False
         self._told = False
-        """Whether the members were told before: those of the first time count whether they have entered or not."""
+        """Whether the members were told before. Those of the first list count whether they have entered or not."""
         self.members: dict[int, Member] = {}
         self.counted: list[str] = []
         """Names of the workers that this step waits for: joined, expected, or given up before they came."""
         self._absent: set[str] = set()
-        """Those of them that were given up before they came."""
+        """Workers of `counted` that were given up before they came."""
         self._gone = 0
         self._others_gone: set[str] = set()
-        """Those that are no workers of the cluster, took part all the same, and have ended."""
+        """Members that are not workers of the cluster, took part, and have ended."""
         self._entered: set[int] = set()
         self._at_door: list[int] = []
         self._leaving: list[int] = []
@@ -108,8 +108,8 @@ class Quorum:
     def set_members(
         self, members: dict[int, Member], expected: Sequence[str], gone: int, absent: Sequence[str] = ()
     ) -> list[Decision | Grant]:
-        """The members as the chief sees them now. `expected` are workers that have not joined yet, `absent` those that
-        were given up before they joined; `gone` is how many joined and have ended."""
+        """The members as the chief sees them now. `expected`: workers that have not joined yet. `absent`: those of them
+        that were given up. `gone`: how many have joined and ended."""
         ended = sorted(set(self.members) - set(members))
         others = {self.members[i].name for i in ended if not self.members[i].worker}
         self.members, self._gone, self._absent = dict(members), gone, set(absent)
@@ -127,7 +127,7 @@ class Quorum:
         return self._forget_ended() + self._settle()
 
     def enter(self, incarnation: int) -> list[Decision | Grant]:
-        """A session wants to begin; it is granted its first local step now or after the step that is under way."""
+        """A session wants to begin. It is granted its first local step now, or after the step that is under way."""
         if incarnation not in self.members:
             return []
         if incarnation in self._entered:
@@ -137,7 +137,7 @@ class Quorum:
         return self._settle()
 
     def report(self, ps: int, incarnation: int, number: int, step: int, refusal: str) -> list[Decision | Grant]:
-        """A push is whole on a ps (`refusal` "": and sound); its session computed it at local step `step`."""
+        """A push is complete on a ps, and sound if `refusal` is "". Its session computed it at local step `step`."""
         if incarnation not in self.members or number < self._next.get(incarnation, 1):
             return []
         reported = self._reports.setdefault((incarnation, number), _Reported(step))
@@ -147,33 +147,33 @@ class Quorum:
         while (found := self._reports.get((incarnation, number))) and len(found.by) == len(self.ps):
             del self._reports[incarnation, number]
             self._next[incarnation] = number + 1
-            actions += self._whole((self.members[incarnation].task, incarnation, number), found)
+            actions += self._completed((self.members[incarnation].task, incarnation, number), found)
             number += 1
         return actions + self._settle() if actions or self._waiting else actions
 
     def made_at_once(self, pushes: Sequence[PushId]) -> None:
-        """The next step was made of as many sound pushes as were `undisturbed`, one of each session: as `report` of all
-        of them, whose tokens are granted."""
+        """The next step was made of as many sound pushes as `together` says, one of each session. This has the
+        effect of `report` for all of them, and their tokens are granted."""
         for _, incarnation, number in pushes:
             self._next[incarnation] = number + 1
         self.step += 1
 
     # -- questions --------------------------------------------------------------------------------------------
 
-    @property
-    def undisturbed(self) -> int:
-        """How many pushes make the next step when nothing is under way, one of each worker; else 0."""
+    def together(self, incarnation: int, number: int, step: int) -> int:
+        """The number of pushes that make the next step, one of each worker, if nothing is under way and this is the
+        next push of a member, and of the current step; else 0."""
         usual = self.configured_aggregate is self.configured_total is self._initial_tokens is None
         busy = self._held or self._waiting or self._reports or self._at_door or self._excused or self._leaving
-        return len(self.counted) if usual and self._started and not (busy or self._absent or self.tokens) else 0
-
-    def awaits(self, incarnation: int, number: int, step: int) -> bool:
-        """Whether this is the next push of a member, and of the step of now."""
-        return step == self.step and incarnation in self.members and number == self._next.get(incarnation, 1)
+        awaited = step == self.step and incarnation in self.members and number == self._next.get(incarnation, 1)
+        if not (usual and awaited and self._started) or busy or self._absent or self.tokens.left:
+            return 0
+        return len(self.counted)
 
     @property
     def total(self) -> int:
-        """Replicas that take part now: those of the settings, or the workers, without those that ended."""
+        """The number of replicas that take part now: those of the settings, or the workers, less those that have
+        ended."""
         if self.configured_total is None:
             return len(self.counted)
         gone = self._gone + len(self._others_gone)
@@ -181,7 +181,7 @@ class Quorum:
 
     @property
     def aggregate(self) -> int:
-        """Gradients that make a step."""
+        """The number of gradients that make a step."""
         if self.configured_aggregate is None:
             return self.total
         if self._several_batches:
@@ -194,12 +194,12 @@ class Quorum:
         return self.configured_aggregate is not None and self.configured_aggregate > most
 
     def missing(self) -> list[str]:
-        """Names of the counted workers from which this step has nothing yet."""
+        """The names of the counted workers from which this step has no push yet."""
         there = {self.members[w.id[1]].name for w in self._waiting if w.id[1] in self.members}
         return [name for name in self.counted if name not in there]
 
     def shortage(self) -> str:
-        """What a step needs that has fewer workers than it takes; "" where there are enough."""
+        """What a step lacks that has fewer workers than it needs, as text; "" if it has enough."""
         if not self._short():
             return ""
         gradients, workers = _count(self.aggregate, "gradient"), _count(self._needed(), "worker")
@@ -212,17 +212,17 @@ class Quorum:
     # -- how it works -----------------------------------------------------------------------------------------
 
     def _present(self) -> int:
-        """How many of the counted workers are there."""
+        """The number of counted workers that have joined."""
         return len({m.name for m in self.members.values()}.intersection(self.counted))
 
     def _needed(self) -> int:
-        """How many workers it takes to make a step."""
+        """The number of workers that a step needs."""
         return min(self.aggregate, self.total)
 
     def _short(self) -> bool:
         return self._present() < self._needed()
 
-    def _whole(self, push: PushId, found: _Reported) -> list[Decision | Grant]:
+    def _completed(self, push: PushId, found: _Reported) -> list[Decision | Grant]:
         refusal = next((found.by[ps] for ps in self.ps if found.by[ps]), "")
         if refusal:
             if found.step >= self.step:
@@ -249,13 +249,14 @@ class Quorum:
             del self._reports[key]
 
     def _forget_ended(self) -> list[Decision | Grant]:
-        """Let every ps forget the sessions that ended, but those whose acknowledged pushes are still to be applied."""
+        """Have every ps forget the sessions that ended, except those whose acknowledged pushes are still to be
+        applied."""
         ended = [i for i in self._leaving if not any(p[1] == i for p in self._held)]
         self._leaving = [i for i in self._leaving if i not in ended]
         return [Decision(self.step, ended=tuple(ended))] if ended else []
 
     def _settle(self) -> list[Decision | Grant]:
-        """Everything that can happen now."""
+        """Take all actions that are possible now."""
         actions: list[Decision | Grant] = []
         while True:
             self._put_initial_tokens()
@@ -266,7 +267,7 @@ class Quorum:
                 actions.append(self._freeze())
                 actions += self._forget_ended()
                 continue
-            while self.tokens and self._waiting:
+            while self.tokens.left and self._waiting:
                 waiting, step = self._waiting.popleft(), self.tokens.take()
                 actions.append(Grant(waiting.id[1], waiting.id[2], step, waiting.status, waiting.reason))
             if not self._standstill():
@@ -278,14 +279,14 @@ class Quorum:
                 self._let_more_come()
 
     def _put_initial_tokens(self) -> None:
-        """Once, before the first push waits for one: by then it is known how many workers there are."""
+        """Called once, before the first push waits for a token. By then the number of workers is known."""
         if not self._started and self._waiting:
             self._started = True
             least = max(0, self.aggregate - self.total)
             self.tokens.add(self.step, least if self._initial_tokens is None else max(least, self._initial_tokens))
 
     def _let_more_come(self) -> None:
-        """As many tokens as gradients are missing; first for those who have none in the step."""
+        """Grant as many tokens as gradients are missing, first to the sessions that have no gradient in the step."""
         held = set(self._held)
         self._waiting = deque(sorted(self._waiting, key=lambda waiting: waiting.id in held))
         missing = self.aggregate - len(self._excused) - len(self._held)
@@ -300,8 +301,8 @@ class Quorum:
         return decision
 
     def _admit(self, everybody: bool) -> list[Decision | Grant]:
-        """Let in those at the door: `everybody` between two steps, always those that the step counts on anyway, and as
-        many as it lacks."""
+        """Admit the sessions that want to begin: `everybody` between two steps; otherwise those that the step counts
+        on, and as many more as it lacks."""
         granted: list[Decision | Grant] = []
         for incarnation in list(self._at_door):
             name = self.members[incarnation].name
@@ -318,9 +319,9 @@ class Quorum:
         return any(self.members[i].name in self.counted for i in self._entered)
 
     def _standstill(self) -> bool:
-        """All counted workers are there and wait, and no token is left: nobody could ever push again. A step that has
-        gradients, but not as many workers as it takes, waits for more of them."""
-        if not self._waiting or self.tokens or not self._absent.issuperset(self.missing()):
+        """All counted workers have joined and wait, and no token is left, so that no worker could ever push again. A
+        step that has gradients but fewer workers than it needs waits for more workers."""
+        if not self._waiting or self.tokens.left or not self._absent.issuperset(self.missing()):
             return False
         return not self._held or not self._short()
 

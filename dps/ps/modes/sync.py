@@ -1,4 +1,4 @@
-"""Synchronous updates on one shard: report what is whole, carry out the step ps's decisions in order."""
+"""Synchronous updates on one shard: report complete pushes, carry out the step ps's decisions in order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dps.ps.intake.staged import PushOf, Staged
 from dps.ps.modes.combine import assigned, combined
 from dps.ps.modes.quorum import Decision, Grant, Member, PushId, Quorum
 from dps.ps.modes.together import Together
-from dps.ps.serving.notices import Notices
+from dps.ps.serving.long_waits import LongWaits
 from dps.ps.shard import Shard
 from dps.run_protocol import Members
 from dps.transport.message import Message
@@ -22,10 +22,9 @@ from dps.update import SyncReplicas
 
 
 class SyncMode:
-    """Every ps: a whole push is reported to the step ps, and nothing is applied before it says so.
-
-    The step ps alone has the `Quorum`; its decisions go to all ps under dense numbers and are carried out in
-    that order, so a step's set is the same everywhere. A cluster of one ps sends no messages for it.
+    """On every ps, a complete push is reported to the step ps, and is not applied before the step ps says so. Only the
+    step ps has the `Quorum`. Its decisions go to all ps under dense numbers and are carried out in that order, so a
+    step has the same set everywhere. A cluster of one ps sends no messages for this.
     """
 
     frees = False
@@ -40,7 +39,7 @@ class SyncMode:
             )  # fmt: skip
         self._others = [ps for ps in shard.plan.ps if ps != shard.ps]
         held_s = shard.node.runtime.tuning.modes.held_s
-        self._notices = shard.reading.notices if self.quorum is not None else Notices(shard.node, held_s)
+        self._long_waits = shard.reading.long_waits if self.quorum is not None else LongWaits(shard.node, held_s)
         self._decisions: dict[int, Decide] = {}
         self._decided = 0
         """The number of the last decision that was carried out here."""
@@ -51,23 +50,23 @@ class SyncMode:
         if self.quorum and not self._others:
             self._together = Together(shard, self.quorum, self._note, settings.reduction)
         self._accepted: list[tuple[int, int]] = []
-        """Pushes that count, by incarnation and number, whose askers do not know it yet."""
+        """The pushes that count, by incarnation and number, of sessions that were not told yet."""
 
     # -- Mode -------------------------------------------------------------------------------------------------
 
     def begin(self, push: PushOf) -> Intake:
-        """Pieces go into one run, for the pass that sums it with others."""
+        """Pieces are copied into one run, for the pass that sums it with others."""
         return Gathering(push, self.shard.layout, self.shard.checks_finite)
 
-    def whole(self, staged: Staged, sender: Sender) -> None:
+    def completed(self, staged: Staged, sender: Sender) -> None:
         together = self._together
         missing = None if together is None else together.keep(staged, sender)
         if together is None or missing is None:
             self._report_kept()
-            self._whole(staged, sender)
+            self._report_one(staged, sender)
         elif missing:
             if len(together.kept) == 1:
-                self._notices.add(partial(self._report_late, staged.push.step))
+                self._long_waits.add(partial(self._report_late, staged.push.step))
         elif not together.make():
             self._report_kept()
 
@@ -76,17 +75,17 @@ class SyncMode:
         return False
 
     def _report_kept(self) -> None:
-        """Report the pushes that are kept for a step in one go: something unusual has happened."""
+        """Report the pushes that are kept for a step in one go, because something unusual has happened."""
         if self._together is not None:
             for staged, sender in self._together.taken():
-                self._whole(staged, sender)
+                self._report_one(staged, sender)
 
     def _report_late(self, step: int) -> None:
-        """A step that is still not made takes long: those who wait are to be told whom for."""
+        """The step takes long: tell the sessions that wait for whom they wait."""
         if self.shard.store.step == step and not self.shard.ended:
             self._report_kept()
 
-    def _whole(self, staged: Staged, sender: Sender) -> None:
+    def _report_one(self, staged: Staged, sender: Sender) -> None:
         staged.look(self.shard.store)
         push = staged.push
         key = push.incarnation, push.number
@@ -97,10 +96,10 @@ class SyncMode:
         if self.quorum is None and goes_on:  # a session may usually go on before its push is part of a step
             self._say_held(key)
         elif key in self._askers:
-            self._notices.add(partial(self._say_held, key))
+            self._long_waits.add(partial(self._say_held, key))
 
     def _say_held(self, key: tuple[int, int]) -> None:
-        """To whom waits. Of a ps that is not the step ps a session wants no more than that."""
+        """Answer a session that waits. From a ps that is not the step ps, a session needs no other answer."""
         sender = self._askers.get(key)
         if sender is None or self.shard.ended:
             return
@@ -134,7 +133,7 @@ class SyncMode:
         return ""
 
     def pulled(self, ledger: Ledger) -> None:
-        """Nothing to note: a step's set says what a gradient was computed from."""
+        """Does nothing, because a step's set says what a gradient was computed from."""
 
     def members(self, message: Members) -> None:
         self._report_kept()
@@ -145,8 +144,8 @@ class SyncMode:
             self._carry_out(self.quorum.set_members(members, message.waiting, message.gone, message.absent))
 
     def _own_all_but(self, live: set[int]) -> None:
-        """Once this ps has heard that a session has ended, its memory may be that of its next incarnation; but what it
-        has pushed may be part of a step that is decided already."""
+        """Copy the pushes of sessions that have ended. Their memory may soon be that of their next incarnations, but
+        the pushes may be part of a step that is decided already."""
         for incarnation, ledger in self.shard.ledgers.items():
             for staged in ledger.staged.values() if incarnation not in live else ():
                 staged.own()
@@ -168,7 +167,7 @@ class SyncMode:
     # -- decisions --------------------------------------------------------------------------------------------
 
     def on_report(self, message: Report) -> None:
-        """Another ps tells of whole pushes; on the step ps only."""
+        """Another ps reports complete pushes. On the step ps only."""
         if self.quorum is None:
             raise ValueError(f"{self.shard.node.name} is not the step ps; that is ps:{self.shard.step_ps}")
         for incarnation, number, step, refusal in message.pushes:
@@ -200,7 +199,7 @@ class SyncMode:
         self._tell_until_done(shard.step_ps, report)
 
     def _tell_until_done(self, ps: int, message: Message) -> None:
-        """Ask a ps again and again; a new run epoch, which ends this shard, ends that too."""
+        """Send a request to a ps until it is answered. A new run epoch, which ends this shard, ends this, too."""
         shard = self.shard
 
         def answered(answer: Message | Exception) -> None:
@@ -220,7 +219,7 @@ class SyncMode:
             self.shard.reading.wake()
 
     def _say_accepted(self) -> None:
-        """To those whose push counts and whose token is yet to come."""
+        """Answer the sessions whose push counts and whose token is still to come."""
         for incarnation, number in self._accepted:
             asker = self._askers.get((incarnation, number))
             if asker is not None:
@@ -228,7 +227,7 @@ class SyncMode:
         self._accepted.clear()
 
     def _issue(self, decision: Decision, cut: str = "") -> None:
-        """Number a decision, tell it to the others, carry it out here."""
+        """Number a decision, send it to the other ps, and carry it out here."""
         self._decided += 1
         if self._others:
             message = Decide(
@@ -267,17 +266,17 @@ class SyncMode:
         shard = self.shard
         shard.node.runtime.record("applied", epoch=shard.epoch, counter=counter, step=step, pushes=chosen)
         for _, incarnation, number in chosen:
-            shard.decide(shard.ledgers[incarnation], Pushed(number, APPLIED, step, 0, counter, ""))
+            shard.record_result(shard.ledgers[incarnation], Pushed(number, APPLIED, step, 0, counter, ""))
 
     def _result(self, push: PushId, status: str, reason: str = "") -> None:
         """A push that is part of no step."""
         ledger, store = self.shard.ledgers.get(push[1]), self.shard.store
         if ledger is not None:
             result = Pushed(push[2], status, store.step, 0, store.counter, reason)
-            self._tell(push[1], self.shard.decide(ledger, result))
+            self._tell(push[1], self.shard.record_result(ledger, result))
 
     def _tell(self, incarnation: int, result: Pushed) -> None:
-        """To whom waits for a result on this shard; on the step ps its token is told instead."""
+        """Answer the session that waits for a result on this shard. On the step ps it is told its token instead."""
         asker = self._askers.get((incarnation, result.number))
         if self.quorum is None and asker is not None:
             del self._askers[incarnation, result.number]
@@ -301,7 +300,7 @@ class SyncMode:
             self.shard.reading.answer_push(asker, result)
 
     def _note(self, incarnation: int, result: Pushed) -> None:
-        """Keep what a session was granted: it may ask again."""
+        """Keep the result that a session was granted, because it may ask again."""
         self._granted[incarnation, result.number] = result
         self._granted.pop((incarnation, result.number - WINDOW), None)
 
@@ -316,7 +315,7 @@ class SyncMode:
 
 
 def _decided(message: Decide) -> Decision:
-    """A decision as the step ps told it."""
+    """A decision as the step ps sent it."""
     chosen, dropped = ([(p[0], p[1], p[2]) for p in pushes] for pushes in (message.chosen, message.dropped))
     refused = tuple(((p[0], p[1], p[2]), reason) for p, reason in message.refused)
     return Decision(message.step, tuple(chosen), tuple(dropped), refused, tuple(message.ended))

@@ -20,44 +20,45 @@ from dps.ps.store.gradients import Gradient, Sum
 from dps.transport.wire import Array
 
 Asked = tuple[Staged, Sender]
-"""A complete push, and who waits for its result."""
+"""A complete push, and the sender who waits for its result."""
 
 
 class Together:
-    """The complete pushes of the step to come that were not reported to the quorum yet."""
+    """The complete pushes of the next step that were not reported to the quorum yet."""
 
     def __init__(
         self, shard: Shard, quorum: Quorum, granted: Callable[[int, Pushed], None], reduction: str
     ) -> None:  # fmt: skip
-        """`granted(incarnation, result)` notes a result that may be asked for again. `reduction`: "mean" or "sum"."""
+        """`granted(incarnation, result)` keeps a result for a session that asks again. `reduction`: "mean" or "sum"."""
         self._shard, self._quorum, self._granted, self._reduction = shard, quorum, granted, reduction
         self.kept: dict[PushId, Asked] = {}
 
     def keep(self, staged: Staged, sender: Sender) -> int | None:
-        """Keep a push that is complete, and return how many more the step wants. None if it has to be reported, as have
-        those that are kept."""
+        """Keep a complete push, and return how many more the step needs. None if it has to be reported, with all that
+        are kept."""
         push, gradient = staged.push, staged.gradient
         if not self._shard.is_small or gradient is None or gradient.run is None or staged.problem:
             return None
-        wanted = self._quorum.undisturbed
-        if not wanted or not self._quorum.awaits(push.incarnation, push.number, push.step):
+        wanted = self._quorum.together(push.incarnation, push.number, push.step)
+        if not wanted:
             return None
         self.kept[push[:3]] = staged, sender
         return wanted - len(self.kept)
 
     def taken(self) -> list[Asked]:
-        """The pushes that are kept, in the order in which they came; they are kept no longer."""
+        """Take the pushes that are kept, in the order in which they came."""
         kept, self.kept = self.kept, {}
         return list(kept.values())
 
     def make(self) -> bool:
-        """Make the step of the kept pushes; False, and nothing has happened, where a gradient is not finite."""
+        """Make the step of the kept pushes. Returns False, and changes nothing, if a gradient is not finite."""
         shard, store = self._shard, self._shard.store
         step, pushes = self._quorum.step + 1, sorted(self.kept)
         gradients, checked = list[Array](), True
         for push in pushes:
-            gradient = self.kept[push][0].sound()
-            gradients += gradient.flats()
+            gradient = self.kept[push][0].gradient
+            assert gradient is not None and gradient.run is not None, "`keep` has looked"
+            gradients += gradient.run  # type: ignore[arg-type]  # in sync it has neither pieces nor sums
             checked &= gradient.checked
         divisor = len(pushes) if self._reduction == "mean" else 1
         update = Gradient([Sum(tuple(gradients), divisor)], {}, checked=checked)
@@ -78,5 +79,5 @@ class Together:
         shard.node.runtime.record("applied", epoch=shard.epoch, counter=counter, step=step, pushes=tuple(pushes))
         for _, incarnation, number in pushes:
             result = Pushed(number, APPLIED, step, 0, counter, "")
-            shard.decide(shard.ledgers[incarnation], result)
+            shard.record_result(shard.ledgers[incarnation], result)
             self._granted(incarnation, result)

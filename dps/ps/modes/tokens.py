@@ -6,39 +6,30 @@ from collections import deque
 
 
 class Tokens:
-    """A worker's next local step is the value of the token it takes.
-
-    `queued`: tokens that are left over when a step is made stay, as in TensorFlow's queue; else they are discarded, and
-    every token has the value of the current step.
-    """
+    """A worker's next local step is the value of the token that it takes."""
 
     def __init__(self, queued: bool) -> None:
+        """`queued`: tokens that are left when a step is made stay, as in TensorFlow's queue. Otherwise they are
+        discarded, and every token has the value of the current step."""
         self._queued = queued
-        self._values: deque[int] = deque()
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    @property
-    def values(self) -> tuple[int, ...]:
-        """Those that are left, oldest first."""
-        return tuple(self._values)
+        self.left: deque[int] = deque()
+        """The values of the tokens that are left, the oldest first."""
 
     def add(self, step: int, count: int) -> None:
-        """So many more of a step: at the start, or to end a standstill."""
-        self._values.extend([step] * count)
+        """Add this many tokens of a step: at the start, or to end a standstill."""
+        self.left.extend([step] * count)
 
     def hand_out(self, step: int, count: int) -> None:
-        """The tokens of a step that was made."""
+        """Add the tokens of a step that was made."""
         if not self._queued:
-            self._values.clear()
+            self.left.clear()
         self.add(step, count)
 
     def take(self) -> int:
-        """The oldest; its value."""
-        return self._values.popleft()
+        """Take the oldest token; returns its value."""
+        return self.left.popleft()
 
     def worker_ended(self) -> None:
-        """A worker takes no token any more: one that it could have taken goes from the queue."""
-        if self._queued and self._values:
-            self._values.popleft()
+        """A worker takes no token any more. Remove one that it could have taken from the queue."""
+        if self._queued and self.left:
+            self.left.popleft()

@@ -1,1 +1,1 @@
-"""Values on their way out: reads, lookups, checkpoints."""
+"""Serving of values: reads, lookups, checkpoints."""

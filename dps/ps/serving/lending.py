@@ -9,7 +9,7 @@ from dps.ps.store.store import Store
 
 
 class _Loans:
-    """Those of one session."""
+    """The versions that are lent to one session."""
 
     __slots__ = ("below", "open", "over", "wanted")
 
@@ -18,19 +18,20 @@ class _Loans:
         self.over: OrderedDict[int, None] = OrderedDict()
         self.wanted: OrderedDict[int, None] = OrderedDict()
         self.below = 0
-        """Under lower numbers it reads nothing any more."""
+        """The session reads nothing under lower numbers any more."""
 
 
 class Lending:
-    """The holds of one shard's sessions. A session that ends, or is lost, gives all of its own back."""
+    """The holds of one shard's sessions. When a session ends or is lost, all of its holds end."""
 
     def __init__(self, store: Store) -> None:
         self._store, self._remembered = store, store.runtime.tuning.serving.remembered
         self._of = defaultdict[int, _Loans](_Loans)
 
-    def want(self, incarnation: int, number: int) -> None:
-        """The sender of a push wants values with its result."""
-        self._remember(self._of[incarnation].wanted, number)
+    def note(self, incarnation: int, number: int, wants: bool) -> None:
+        """Note whether the sender of a push wants values with its result."""
+        if wants:
+            self._remember(self._of[incarnation].wanted, number)
 
     def wants(self, incarnation: int, number: int) -> bool:
         """Whether values are wanted with the result of a push under this number, and were not returned yet."""
@@ -38,7 +39,7 @@ class Lending:
         return loans is not None and number in loans.wanted and not (number < loans.below or number in loans.over)
 
     def lend(self, incarnation: int, number: int) -> Hold | None:
-        """A hold for a request; None if there is none to be had."""
+        """A hold for a request; None if none can be had."""
         self._store.refresh([])
         hold = self._store.hold(shared=True)
         if hold is not None:
@@ -49,28 +50,30 @@ class Lending:
         return hold
 
     def lent(self, incarnation: int, number: int) -> Hold | None:
-        """What a request was lent and has not returned."""
+        """The version that was lent to a request and is not returned yet; None if there is none."""
         loans = self._of.get(incarnation)
         return None if loans is None else loans.open.get(number)
 
     def is_over(self, incarnation: int, number: int) -> bool:
-        """Whether this request has had its answer and has returned it."""
+        """Whether this request was answered, and its hold returned."""
         loans = self._of.get(incarnation)
         return loans is not None and (number < loans.below or number in loans.over)
 
     def give_back_below(self, incarnation: int, number: int) -> int:
-        """A session has told that it reads nothing under lower numbers; how many holds that ends."""
+        """A session reads nothing under lower numbers any more. Returns how many holds this ends."""
         loans = self._of[incarnation]
         if number <= loans.below:
             return 0
         loans.below = number
+        if not loans.open:
+            return 0
         ended = [key for key in loans.open if key < number]
         for key in ended:
             loans.open.pop(key).release()
         return len(ended)
 
     def give_back(self, incarnation: int, number: int) -> int:
-        """End a hold; what was returned before is left. How many that ends, 1 or 0."""
+        """End a hold, if it was not returned before. Returns how many holds this ends, 1 or 0."""
         loans = self._of[incarnation]
         hold = loans.open.pop(number, None)
         if hold is not None:
@@ -79,7 +82,7 @@ class Lending:
         return int(hold is not None)
 
     def forget(self, incarnation: int) -> None:
-        """A session has ended, or was taken for lost and reads on."""
+        """A session has ended, or was given up as lost and may still read."""
         loans = self._of.pop(incarnation, None)
         if loans is not None:
             for hold in loans.open.values():

@@ -1,4 +1,4 @@
-"""Rows of a table for those who ask for them: gathered into the answer, or into memory that the asker reads."""
+"""Answers lookups: gathers rows of a table into the answer, or into memory that the session reads."""
 
 from __future__ import annotations
 
@@ -8,49 +8,43 @@ import numpy as np
 
 from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
-from dps.protocol import Lookup, Rows, RowsUnknown, SharedRows
+from dps.protocol import Lookup, Rows, SharedRows
+from dps.ps.intake.rowlists import checked
 from dps.ps.serving.answers import Answers
 from dps.transport.wire import Array
 
 if TYPE_CHECKING:
-    from dps.ps.shard import Shard
+    from dps.ps.serving.served import Served
 
 
 class Lookups:
     """The lookups of one shard's sessions. Runs on the node's thread."""
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: Served) -> None:
         self._shard = shard
         self._answers: dict[int, Answers] = {}
         self.waiting: dict[int, dict[int, tuple[Sender, Lookup, Array]]] = {}
-        """Those that wait for a step, by incarnation."""
+        """The lookups that wait for a step, by incarnation."""
 
     def ask(self, sender: Sender, message: Lookup) -> None:
-        """Answer now, or when the shard has come to the step that the asker must see.
-
-        Raises ValueError for rows that are not here, Aborted for a session that is not."""
+        """Answer now, or when the shard has reached the step that the session must see. Raises ValueError for rows that
+        are not here, and Aborted for a session that is not admitted."""
         shard = self._shard
-        lists = shard.ledger(sender, message.epoch).memory.rows
-        if message.part not in shard.layout.place or len(message.arrays) > 1:
-            raise ValueError(f"part {message.part} is not on {shard.node.name}")
-        if message.arrays:
-            rows = lists.take(shard.plan.parts[message.part], message.listed, message.arrays[0])
-        elif (found := lists.get(message.part, message.listed)) is not None:
-            rows = found
-        else:
-            shard.node.answer(sender, RowsUnknown(message.listed))
-            return
+        shard.ledger(sender)
+        if message.part not in shard.layout.place or len(message.arrays) != 1:
+            raise ValueError(f"part {message.part} is not on {shard.node.name}, or its row numbers are missing")
+        rows = checked(shard.plan.parts[message.part], message.arrays[0])
         if shard.store.step < message.min_step:
             waiting = self.waiting.setdefault(sender.incarnation, {})
             if len(waiting) < shard.node.runtime.tuning.serving.waiting_lookups:
-                waiting[sender.request] = sender, message, rows.rows
+                waiting[sender.request] = sender, message, rows
             reason = f"{shard.node.name} is at step {shard.store.step}, step {message.min_step} is wanted: "
             shard.node.answer(sender, Waiting(reason + shard.mode.waiting_for()))
             return
-        self._answer(sender, message, rows.rows)
+        self._answer(sender, message, rows)
 
     def wake(self) -> None:
-        """Answer what waited for a step that is there now."""
+        """Answer the lookups that waited for a step that is reached now."""
         for waiting in self.waiting.values():
             for key, (sender, message, rows) in list(waiting.items()):
                 if self._shard.store.step >= message.min_step:
@@ -58,7 +52,7 @@ class Lookups:
                     self._answer(sender, message, rows)
 
     def forget(self, incarnation: int) -> None:
-        """A session has ended; what it may still be reading stays as it is."""
+        """A session has ended. Memory that it may still read stays as it is."""
         self._answers.pop(incarnation, None)
         self.waiting.pop(incarnation, None)
 
@@ -67,12 +61,12 @@ class Lookups:
             self._send(sender, message, rows)
 
     def _share(self, sender: Sender, message: Lookup, rows: Array) -> bool:
-        """Write the rows where the asker reads them; False when there is no room for them there."""
+        """Write the rows to memory that the session reads. Returns False if there is no room in it."""
         shard = self._shard
         answers = self._answers.get(sender.incarnation)
         if answers is None:
             answers = self._answers[sender.incarnation] = Answers(shard.node.runtime)
-        answers.read(message.read)
+        answers.released(message.released)
         if answers.is_over(sender.request):
             return True
         answer = answers.of(sender.request)
@@ -92,7 +86,7 @@ class Lookups:
         return True
 
     def _send(self, sender: Sender, message: Lookup, rows: Array) -> None:
-        """Pieces of whole rows: while one travels, the next is gathered."""
+        """Cut rows into pieces of whole rows: while one piece travels, the next is gathered."""
         shard = self._shard
         part = shard.plan.parts[message.part]
         item = np.dtype(shard.layout.arenas[shard.layout.place[part.index][0]].dtype).itemsize

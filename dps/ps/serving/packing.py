@@ -1,4 +1,4 @@
-"""Values in fewer bytes, made once for all sessions that pull the same version the same way."""
+"""Compresses the values of a version, once for all sessions that pull it in the same form."""
 
 from __future__ import annotations
 
@@ -14,38 +14,39 @@ from dps.variables.packed import PackedLayout
 
 
 class Packing:
-    """The packed values of one shard; for the ps's thread. What it returns is not to be written to, ever."""
+    """The packed values of one shard, for the ps's thread. The arrays that it returns must never be written to."""
 
     def __init__(self, store: Store) -> None:
         self._store, self._tuning = store, store.runtime.tuning.serving
         self._counter = -1
-        self._made: OrderedDict[str, Array] = OrderedDict()
-        self._changes: OrderedDict[tuple[str, int], Array | None] = OrderedDict()
+        self._made: dict[str, Array] = {}
+        """The values of this version, by their form."""
+        self._changes: dict[tuple[str, int], Array | None] = {}
+        """The changes to this version, by form and base."""
         self._kept: OrderedDict[tuple[str, int], Array] = OrderedDict()
+        """The values of the last versions for which changes were asked, by form and version."""
 
     def packed(self, packed: PackedLayout, keep: bool = False) -> Array:
-        """The bytes of what is wanted at the store's version. `keep`: `changes` will be asked since this version."""
-        if self._counter != self._store.counter:
-            self._counter = self._store.counter
-            self._made.clear()
-            self._changes.clear()
-        found = self._made.get(packed.key)
-        if found is None:
-            found = self._made[packed.key] = self._make(packed)
-            _bound(self._made, self._tuning.packed_ways)
+        """The packed bytes of the wanted values at the store's version. `keep`: `changes` will be asked for changes
+        since this version."""
+        if self._counter != self._store.counter or packed.key not in self._made:
+            if self._counter != self._store.counter or len(self._made) >= self._tuning.packed_ways:
+                self._made.clear()
+                self._changes.clear()
+            self._counter, self._made[packed.key] = self._store.counter, self._make(packed)
         if keep:
-            self._kept[packed.key, self._counter] = found
-            _bound(self._kept, self._tuning.packed_versions)
-        return found
+            self._kept[packed.key, self._counter] = self._made[packed.key]
+            if len(self._kept) > self._tuning.packed_versions:
+                self._kept.popitem(last=False)
+        return self._made[packed.key]
 
     def changes(self, packed: PackedLayout, base: int) -> Array | None:
-        """What changed from the version `base` to that of the last `packed`; None: all has to be sent."""
+        """The changes from the version `base` to that of the last `packed`; None if all values have to be sent."""
         before, key = self._kept.get((packed.key, base)), (packed.key, base)
         if before is None:
             return None
         if key not in self._changes:
             self._changes[key] = difference(packed, before, self._made[packed.key])
-            _bound(self._changes, self._tuning.packed_versions)
         return self._changes[key]
 
     def _make(self, packed: PackedLayout) -> Array:
@@ -59,10 +60,3 @@ class Packing:
             else:
                 target[:] = values.view(np.uint8)
         return data
-
-
-def _bound(table: OrderedDict[str, Array] | OrderedDict[tuple[str, int], Array]
-           | OrderedDict[tuple[str, int], Array | None], most: int) -> None:  # fmt: skip
-    """Let the oldest go."""
-    while len(table) > most:
-        table.popitem(last=False)

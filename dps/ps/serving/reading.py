@@ -1,4 +1,4 @@
-"""The pulls of a shard's sessions, answered when they may be, and the versions that they read in place."""
+"""Answers the pulls of a shard's sessions when the mode allows it, and lends versions to readers on this machine."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from typing import TYPE_CHECKING, Any
 from dps.actors.bounds import Bound
 from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
-from dps.protocol import NO_BASE, REFUSED, Changes, NotNewer, Pull, Push, Pushed, Release, SharedValues, Values
+from dps.protocol import NO_BASE, REFUSED, NotNewer, Pull, Pushed, Release, SharedValues, Values
 from dps.ps.serving.lending import Lending
+from dps.ps.serving.long_waits import LongWaits
 from dps.ps.serving.lookups import Lookups
-from dps.ps.serving.notices import Notices
 from dps.ps.serving.packing import Packing
 from dps.ps.serving.room import Wait
-from dps.ps.serving.sending import Answer, Sending, cut
+from dps.ps.serving.sending import Answer, Sending
 from dps.ps.store.draft import Draft
 from dps.ps.store.hold import Hold
 from dps.transport.message import changed
 from dps.variables.packed import PackedLayout
+from dps.variables.plan import cut
 
 if TYPE_CHECKING:
-    from dps.ps.shard import Shard
+    from dps.ps.serving.served import Served
 
 
 @dataclass
@@ -37,20 +38,21 @@ class _Read:
 
 
 class Reading:
-    """What one shard's sessions read. Runs on the node's thread."""
+    """The reads of one shard's sessions. Runs on the node's thread."""
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: Served) -> None:
         self._shard = shard
         self.lending = Lending(shard.store)
         self.lookups = Lookups(shard)
-        self.notices = Notices(shard.node, shard.node.runtime.tuning.serving.moment_s)
+        self.long_waits = LongWaits(shard.node, shard.node.runtime.tuning.serving.moment_s)
         self._packing = Packing(shard.store)
         self._sending = Sending(shard.node, shard.epoch, shard.plan, shard.store, shard.ledgers)
+        self.piece_nbytes = self._sending.piece_nbytes
         self._waiting: dict[tuple[Any, int], _Read] = {}
         self._bound = Bound("pulls that wait", shard.node.runtime.tuning.serving.waiting_pulls)
 
     def wake(self) -> None:
-        """Answer the pulls and lookups that waited for what has just happened."""
+        """Answer the pulls and lookups that waited for the present state."""
         if self.lookups.waiting:
             self.lookups.wake()
         for key, read in list(self._waiting.items()) if self._waiting else ():
@@ -64,13 +66,12 @@ class Reading:
         """A session has ended."""
         self.lending.forget(incarnation)
         self.lookups.forget(incarnation)
-        self._sending.rates.forget(incarnation)
         for key in [key for key, read in self._waiting.items() if read.sender.incarnation == incarnation]:
             del self._waiting[key]
 
     def read(self, sender: Sender, pull: Pull) -> None:
         """Answer a pull now, or keep it until it may be answered."""
-        self._shard.ledger(sender, pull.epoch)
+        self._shard.ledger(sender)
         if pull.released:
             self.released(sender.incarnation, pull.released)
         key = sender.incarnation, sender.request
@@ -86,7 +87,7 @@ class Reading:
             if len(self._waiting) >= self._bound.most:
                 self._bound.check(sum(other == sender.incarnation for other, _ in self._waiting), sender.name)
             self._waiting[key] = read
-            self.notices.add(partial(self._say_why, key))
+            self.long_waits.add(partial(self._say_why, key))
         else:
             self._answer(read)
 
@@ -96,11 +97,11 @@ class Reading:
             self._shard.node.answer(read.sender, Waiting(self._not_yet(read.sender, read.pull)))
 
     def waits(self, sender: Sender) -> bool:
-        """Whether a read still has no answer."""
+        """Whether a read was not answered yet."""
         return (sender.incarnation, sender.request) in self._waiting
 
     def _wake(self) -> None:
-        """Later: room may have become free."""
+        """Answer waiting pulls later, because a buffer may be free now."""
         if not self._shard.ended:
             self.wake()
 
@@ -111,13 +112,13 @@ class Reading:
             self._shard.node.post(self._wake)
 
     def _not_yet(self, sender: Sender, pull: Pull) -> str:
-        """Why a pull has to wait; "" when it may be answered."""
+        """Why a pull has to wait; "" if it may be answered."""
         if self._shard.store.step < pull.min_step:
             return (
                 f"{self._shard.node.name} is at step {self._shard.store.step}, step {pull.min_step} is wanted: "
                 + self._shard.mode.waiting_for()
             )
-        if pull.after and not self._shard.ledgers[sender.incarnation].decided(pull.after):
+        if pull.after and not self._shard.ledgers[sender.incarnation].has_result(pull.after):
             return f"push {pull.after} has no result on {self._shard.node.name}: " + self._shard.mode.waiting_for()
         return "" if pull.averages else self._shard.mode.may_read(sender, pull)
 
@@ -152,13 +153,14 @@ class Reading:
         self._sending.send(sender, read.pull, hold, self._left)
 
     def _left(self) -> None:
-        """Values have left: room may have become free."""
+        """Values have left, so a buffer may be free now."""
         if self._waiting:
             self._shard.node.post(self._wake)
 
     def answer_draft(self, incarnation: int, number: int, draft: Draft) -> tuple[Answer, Callable[[bool], None]] | None:
-        """Begin to answer the pull that waits for a push with the version that a draft of the push will be; and what to
-        call when it is, or (False) never will be. None if nobody waits, or has to be answered otherwise."""
+        """Begin to answer the pull that waits for a push, with the version that a draft of the push will be. Returns
+        what to call when it is published, or (False) was dropped; None if no pull waits, or it has to be answered in
+        another way."""
         waiting = (
             read
             for read in self._waiting.values()
@@ -183,7 +185,8 @@ class Reading:
             self._shard.node.post(self._wake)
 
     def _note(self, sender: Sender, record: bool = False, lent: int = 0) -> None:
-        """A pull is answered with the current version; `record`: with its values; `lent`: so many bytes, in place."""
+        """Note that a pull is answered with the current version. `record`: with its values. `lent`: so many bytes, in
+        place."""
         ledger = self._shard.ledgers[sender.incarnation]
         ledger.pulled = self._shard.store.counter
         ledger.sent += lent
@@ -195,22 +198,18 @@ class Reading:
             )  # fmt: skip
 
     def lend(self, sender: Sender) -> Hold | None:
-        """Let a reader on this machine read in place; None when it has to be sent the values."""
+        """Lend the values to a reader on this machine; None if they have to be sent."""
         hold = self.lending.lend(sender.incarnation, sender.request)
         if hold is not None:
             self._note(sender, True, self._shard.layout.data_nbytes)
         return hold
 
-    def heard(self, message: Push, sender: Sender) -> None:
-        """What a push says of values that were lent, and of those that are wanted with its result."""
-        if message.released:
-            self.released(sender.incarnation, message.released)
-        if message.lend:
-            self.lending.want(sender.incarnation, sender.request)
-
-    def answer_push(self, sender: Sender, result: Pushed) -> None:
-        """Tell a push's result, with the values where its sender wants them and they can be lent."""
-        if self.lending.wants(sender.incarnation, sender.request) and result.status != REFUSED:
+    def answer_push(self, sender: Sender, result: Pushed, lend: bool | None = None) -> None:
+        """Tell a push's result, with the values where its sender wants them (`lend`; None: as it has said) and they can
+        be lent."""
+        if lend is None:
+            lend = self.lending.wants(sender.incarnation, sender.request)
+        if lend and result.status != REFUSED:
             hold = self.lending.lent(sender.incarnation, sender.request)
             if hold is None:
                 hold = self.lend(sender)
@@ -219,31 +218,29 @@ class Reading:
         self._shard.node.answer(sender, result)
 
     def _again(self, sender: Sender) -> bool:
-        """A pull that was lent a version comes again: it is told of that version, or has returned it."""
+        """A pull that was lent a version was sent again: answer with that version, unless it was returned."""
         hold = self.lending.lent(sender.incarnation, sender.request)
         if hold is not None:
             self._shard.node.answer(sender, SharedValues(self._shard.epoch, hold.counter, hold.step, hold.memories))
         return hold is not None or self.lending.is_over(sender.incarnation, sender.request)
 
     def give_back(self, sender: Sender, message: Release) -> None:
-        """A reader is done."""
-        self._shard.ledger(sender, message.epoch)
+        """A reader has finished."""
+        self._shard.ledger(sender)
         for number in message.numbers:
             self._sending.room.sent += self.lending.give_back(sender.incarnation, number) * self._shard.layout.nbytes
         self._shard.node.answer(sender)
         self.wake()
 
     def _send_packed(self, read: _Read, packed: PackedLayout) -> None:
-        """One version in fewer bytes, or what changed since the one that the asker has."""
+        """Send one version compressed, or the changes since the version that the session has."""
         base, store = read.pull.base, self._shard.store
         data = self._packing.packed(packed, keep=base != NO_BASE)
         changes = self._packing.changes(packed, base)
-        data = data if changes is None else changes
+        data, base = (data, NO_BASE) if changes is None else (changes, base)
+        number = self._sending.next_number()
         self._shard.ledgers[read.sender.incarnation].sent += data.nbytes
         for piece in cut([(0, data.nbytes)], self._shard.node.runtime.tuning.piece_nbytes):
             arrays = tuple(data[offset : offset + n] for offset, n in piece)
             about, offsets = (self._shard.epoch, store.counter, store.step), [offset for offset, _ in piece]
-            if changes is None:
-                self._shard.node.answer(read.sender, Values(*about, data.nbytes, offsets, 0, arrays))
-            else:
-                self._shard.node.answer(read.sender, Changes(*about, base, data.nbytes, offsets, arrays))
+            self._shard.node.answer(read.sender, Values(*about, data.nbytes, offsets, number, base, arrays))

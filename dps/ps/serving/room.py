@@ -1,4 +1,4 @@
-"""Memory for the versions that are sent: who finds none waits for other readers, for a bounded time."""
+"""Finds a buffer for a version that is sent. A pull that finds none waits for other readers, for a bounded time."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from dps.ps.store.store import Store
 
 
 class Wait:
-    """Of one pull."""
+    """The wait of one pull for a buffer."""
 
     __slots__ = ("last", "pace", "until")
 
     def __init__(self) -> None:
         self.until = self.last = 0.0
-        """On the runtime's clock: when it is to be asked again, and when it need not wait on; 0: it has not had to."""
+        """When it asks again, and when it stops waiting, on the runtime's clock; 0: it has not waited yet."""
         self.pace: Pace | None = None
 
 
 class Room:
-    """Holds for those who are sent values. A large shard makes do with two buffers as long as that goes: what is read
-    in one while the other is current. One more is made where readers are slow, and stays."""
+    """Holds for values that are sent. A large shard uses two buffers if possible: one is read while the other is
+    current. If readers are slow, a third one is made, which stays."""
 
     def __init__(self, store: Store) -> None:
         self._store, self._tuning = store, store.runtime.tuning.serving
         self.sent = 0
-        """Bytes of values that have left, or were read in place and given back, in all."""
+        """Bytes of values that have left, or were read in place and returned, in all."""
         self._stuck = False
-        """Whether readers last kept all buffers for long: then nobody waits for more than a moment."""
+        """Whether readers have lately kept all buffers for long. Then no pull waits for more than a moment."""
         self.copies = 0
-        """Pulls that were answered from a copy."""
+        """How many pulls were answered from a copy."""
         self._copied: weakref.ref[Hold] | None = None
 
     def hold(self, wait: Wait, arenas: list[int] | None) -> Hold | None:
-        """The current version of these arenas (None: of all); None: ask again when somebody is done, or at
-        `wait.until`."""
+        """Hold the current version of these arenas (None: of all); None if the pull has to ask again when a reader has
+        finished, or at `wait.until`."""
         store = self._store
         hold = store.hold(arenas=arenas, sparing=True)
         if hold is not None:
@@ -65,7 +65,7 @@ class Room:
         return True
 
     def _copy(self) -> Hold:
-        """The current version copied out, once for all who read it meanwhile."""
+        """A copy of the current version, made once for all pulls that read it at this time."""
         found = self._copied() if self._copied is not None else None
         if found is None or found.counter != self._store.counter:
             found = self._store.copy()

@@ -1,4 +1,4 @@
-"""Checkpoints of one shard: a copy at the cut, written to disk beside the work."""
+"""Saves checkpoints of one shard: copies it at the cut, and writes the copy to disk in a task of its own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @dataclass
 class _Save:
     copies: list[tuple[ArenaMemory, str | None, Array]] | None = None
-    """Of the values and of each slot of each arena, flat."""
+    """Copies of the values and of each slot of each arena, flat."""
     cut: ShardCut | None = None
     cut_asked: Sender | None = None
     written_asked: Sender | None = None
@@ -35,18 +35,19 @@ class _Save:
 
 
 class Saving:
-    """A checkpoint of a shard has two halves: the copy, at its cut, and the file, when all copies are made."""
+    """Saves a shard in two halves: the copy, at its cut, and the file, when all ps have made their copies."""
 
     def __init__(self, store: Store, plan: Plan, ps: int, node: Node, pushes: Callable[[], list[list[int]]]) -> None:
-        """`pushes` tells which pushes the shard has, as of ShardCut."""
+        """`pushes` returns which pushes the shard has, as in ShardCut."""
         self._pushes = pushes
         self.store, self.plan, self.ps, self.node = store, plan, ps, node
         self._saves: dict[str, _Save] = {}
         self._to_write: deque[tuple[str, _Save]] = deque()
-        """One after the other: two chiefs may ask for the same step, and the file is to be as its last answer says."""
+        """Writes are made one after the other: two chiefs may ask for the same step, and the file must be the one that
+        was answered last."""
 
     def ask_cut(self, sender: Sender, cut: str) -> None:
-        """The chief wants to know when the copy is made."""
+        """The chief asks to be told when the copy is made."""
         save = self._save(cut)
         save.cut_asked = sender
         if save.cut is not None:
@@ -61,13 +62,13 @@ class Saving:
                 for memory in self.store.arenas
                 for slot in (None, *memory.slots)
             ]
-            applied = [t for memory in self.store.arenas for t in memory.applied.tolist()]
+            applied = [count for memory in self.store.arenas for count in memory.applied.all()]
             save.cut = ShardCut(self.store.step, self.store.counter, applied, self._pushes())
             if save.cut_asked is not None:
                 self.node.answer(save.cut_asked, save.cut)
 
     def write(self, sender: Sender, message: SaveShard) -> None:
-        """The chief wants the copy in a checkpoint's folder; it is answered when the file is on disk."""
+        """The chief wants the copy in a checkpoint's folder. It is answered when the file is on disk."""
         save = self._save(message.cut)
         save.written_asked = sender
         if save.answer is not None:
@@ -129,15 +130,14 @@ def named(plan: Plan, memory: ArenaMemory, slot: str | None, values: Array) -> R
 
 @config.building()
 def restore(store: Store, plan: Plan, ps: int, node: Node, checkpoint_dir: str, manifest: Manifest) -> None:
-    """Fill a shard from a checkpoint that may have been written with other parts and another number of ps.
-
-    Raises CheckpointError where the checkpoint lacks a variable or has it in another shape or dtype.
+    """Fill a shard from a checkpoint that may have been written with other parts and another number of ps. Raises
+    CheckpointError if the checkpoint lacks a variable or has it in another shape or dtype.
     """
     storage, headers = node.runtime.storage, dict[str, ShardHeader]()
     for memory in store.arenas:
         found = [saved(plan.variables[part.variable], checkpoint_dir, manifest) for part in memory.arena.parts]
-        for number, (part, variable) in enumerate(zip(memory.arena.parts, found, strict=True)):
-            memory.applied[number] = applied_to(variable, part.row0, rows_of(part))
+        counts = [applied_to(v, p.row0, rows_of(p)) for p, v in zip(memory.arena.parts, found, strict=True)]
+        memory.applied.begin(counts)
         for slot in (None, *memory.slots):
             gathering = Gathering(storage, checkpoint_dir, manifest, slot, headers)
             for number, (part, variable) in enumerate(zip(memory.arena.parts, found, strict=True)):
@@ -160,7 +160,8 @@ def restore(store: Store, plan: Plan, ps: int, node: Node, checkpoint_dir: str, 
 
 
 def _check_slot(optimizer: Optimizer, slot: str, values: Array, where: str) -> None:
-    """CheckpointError for accumulators by whose root an optimizer without epsilon cannot divide."""
+    """Raise CheckpointError for accumulators of 0 with an optimizer without epsilon, which would divide by their
+    root."""
     if "accumulator" in slot and getattr(optimizer, "epsilon", 1.0) == 0 and not (values > 0).all():
         raise CheckpointError(
             f"{where} holds accumulators of 0 and the optimizer of this program has epsilon=0: it would divide by 0; "

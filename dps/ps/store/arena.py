@@ -1,4 +1,4 @@
-"""The memory of one arena: up to three value buffers under leases, and the optimizer's slots.
+"""The memory of one arena: buffers of its values, which readers lease, and the slots of its optimizer.
 
 The store knows an arena by the methods of `ArenaMemory`; `dps.ps.store.device_memory` has an arena of a GPU under them.
 """
@@ -6,10 +6,8 @@ The store knows an arena by the methods of `ArenaMemory`; `dps.ps.store.device_m
 from __future__ import annotations
 
 import itertools
-import logging
 import sys
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -20,38 +18,18 @@ from dps.kernels import cpu, optimizers
 from dps.kernels import rows as row_kernels
 from dps.kernels.fused import MOST
 from dps.optim import Optimizer
+from dps.ps.store.applied import Applied
+from dps.ps.store.buffer import Buffer
 from dps.ps.store.crew import Crew
 from dps.ps.store.gradients import Sum, is_finite, summed
-from dps.transport.endpoint import Memory, Runtime
+from dps.telemetry import log
+from dps.transport.endpoint import Runtime
 from dps.transport.tuning import ORDINARY, Tuning
 from dps.transport.wire import Array
 from dps.variables.plan import Arena, Part
 
 if TYPE_CHECKING:
     from dps.ps.store.averages import Averages
-
-log = logging.getLogger("dps")
-
-
-@dataclass(slots=True)
-class Buffer:
-    """One copy of the values. `missed` are the element ranges in which it is older than the current one."""
-
-    values: Array
-    memory: Memory | None = None
-    """Where readers on this machine find the values; None where memory cannot be shared."""
-    leases: int = 0
-    abandoned: bool = False
-    """A reader of another process that was given up may still read it: it is never written again."""
-    missed: list[tuple[int, int]] | None = field(default_factory=list)
-    """None: all of it."""
-    drafted: bool = False
-    """A draft that may still be dropped is written to it: it is for no other update."""
-
-    @property
-    def free(self) -> bool:
-        """Whether nobody reads or writes it."""
-        return self.leases == 0 and not self.drafted
 
 
 def rows_of(part: Part) -> int:
@@ -72,20 +50,19 @@ class ArenaMemory:
     """Whether values and slots are in the memory of a GPU, and the buffers are copies."""
     kernels: ModuleType = cpu
     only_fused = False
-    """Whether the plain kernels do not take the values."""
+    """Whether the values need the fused kernels, because plain kernels do not take them."""
 
     def __init__(
         self, arena: Arena, optimizer: Optimizer | None, runtime: Runtime | None = None, crew: Crew | None = None,
         tuning: Tuning = ORDINARY,
     ) -> None:  # fmt: skip
-        """`runtime`: shares the values with readers on this machine; None keeps them to this process.
-
-        `crew`: who shares long passes; None: nobody, the calling thread does all.
+        """`runtime`: shares the values with readers on this machine; None: they are not shared. `crew`: the threads
+        that share long passes; None: the calling thread does all.
         """
         self.arena, self.optimizer, self._runtime, self._crew = arena, optimizer, runtime, crew
         self._tuning = own = tuning.store
         self.places = {p.index: (n, start) for n, (p, start) in enumerate(zip(arena.parts, arena.starts, strict=True))}
-        """For each part, by its index: its number here, and its first element."""
+        """The number here and the first element of each part, by its index."""
         small = runtime is not None and arena.nbytes <= tuning.small_nbytes
         self._most = own.small_buffers if small else own.buffers
         self._shared_size = sys.maxsize if crew is None else own.crew_nbytes // arena.itemsize
@@ -95,37 +72,36 @@ class ArenaMemory:
         self.current = 0
         averaged = arena.optimizer is not None and "moving_average" in arena.optimizer
         self.slots = self._initial_slots(("average",) if averaged else ())
-        self.averages = self._averages() if averaged else None
-        """The moving averages of the values; None where none are kept."""
-        self.applied = np.zeros(len(arena.parts), np.int64)
-        """For each part, how often its optimizer was applied: the t of Adam."""
+        self.averages = self._averages(arena.optimizer) if arena.optimizer is not None and averaged else None
+        """The moving averages of the values; None if none are kept."""
+        self.applied = Applied(len(arena.parts))
         self._bound = None if optimizer is None else optimizers.Bound(optimizer, self._precision(), self.kernels)
         self._ordered = [] if self._bound is None else self._bound.ordered(self.slots)
         self.by_rows = self._bound is not None and self._bound.by_rows
         """Whether rows must not be cut: an update of one needs all of it."""
         self.counts = self._bound is not None and self._bound.counts
-        """Whether `applied` matters to an update."""
+        """Whether `applied` matters to an update: the t of Adam."""
         self._fused = self._bound is not None and self._bound.fused is not None
         self.reversible = self._fused and not self.slots
-        """Whether an update of all values may go to a spare buffer and be dropped: it changes nothing else."""
+        """Whether an update of all values may go to a free buffer and be dropped: it changes nothing else."""
         self._streams = self._fused and arena.nbytes >= own.stream_nbytes
-        """Whether an update to a spare buffer is written past the caches."""
+        """Whether an update to a free buffer is written past the caches."""
         self.looks_itself = self.reversible and self._streams and arena.nbytes >= own.looking_nbytes
-        """Whether the pass that writes all values to a spare buffer also checks the gradient."""
+        """Whether the pass that writes all values to a free buffer also checks the gradient."""
         self._scratch: Array | None = None
 
     def _initial_slots(self, more: tuple[str, ...]) -> dict[str, Array]:
-        """Those of the optimizer, and `more` that have the variables' shapes."""
+        """The slots of the optimizer, and `more` slots that have the variables' shapes."""
         if self.optimizer is None:
             return {}
         size, dtype = self.arena.size, self._precision()
         found = optimizers.initial_slots(self.optimizer, size, dtype, self._row_starts[-1])
         return found | {name: np.zeros(size, dtype) for name in more}
 
-    def _averages(self) -> Averages:
-        from dps.ps.store.averages import averages_of  # here: most runs keep none
+    def _averages(self, optimizer: Mapping[str, Any]) -> Averages:
+        from dps.ps.store.averages import Averages  # here: most runs keep none
 
-        return averages_of(self.arena.optimizer, self.slots["average"], self.kernels)
+        return Averages(optimizer, self.slots["average"], self.kernels)
 
     def _precision(self) -> np.dtype[Any]:
         """The dtype that updates are computed in, and that slots have."""
@@ -136,18 +112,20 @@ class ArenaMemory:
         if self._runtime is not None:
             try:
                 memory = self._runtime.share(self.arena.nbytes)
-                return Buffer(memory.array.view(self.arena.dtype), memory)
+                values = memory.array.view(self.arena.dtype)
+                return Buffer(values, self._given(values), memory)
             except Unavailable as error:
                 log.debug("%s", error)
-        return Buffer(np.zeros(self.arena.size, self.arena.dtype))
+        values = np.zeros(self.arena.size, self.arena.dtype)
+        return Buffer(values, self._given(values))
 
     def _empty(self) -> Buffer:
         made = self._buffer()
         made.missed = None
         return made
 
-    def is_still(self) -> bool:
-        """Whether somebody may be reading the current buffer."""
+    def is_read(self) -> bool:
+        """Whether a reader may be reading the current buffer."""
         return self.buffers[self.current].leases > 0 or self.buffers[self.current].abandoned
 
     @property
@@ -155,24 +133,19 @@ class ArenaMemory:
         """The current values, flat. Read-only for everybody but the ps's thread."""
         return self.buffers[self.current].values
 
-    def may_lease(self, sparing: bool = False) -> bool:
-        """Whether a writer would still find a free buffer with one more lease on the current one.
+    def may_lease(self, sparing: bool = False, index: int | None = None) -> bool:
+        """Whether a writer would still find a free buffer with one more lease on buffer `index` (None: the current
+        one).
 
-        `sparing`: of those that there are, or of two."""
+        `sparing`: no third buffer may be made for it."""
         if len(self.buffers) < (min(self._most, self._tuning.sparing_buffers) if sparing else self._most):
             return True
-        current = self.buffers[self.current]
-        return any(buffer.free for buffer in self.buffers if buffer is not current)
+        leased = self.buffers[self.current if index is None else index]
+        return any(buffer.free for buffer in self.buffers if buffer is not leased)
 
-    def leaves_one(self, index: int) -> bool:
-        """Whether, with a reader of buffer `index`, a writer would find another one, of those that there are or of
-        two."""
-        return len(self.buffers) < self._tuning.sparing_buffers or any(
-            b.free for i, b in enumerate(self.buffers) if i != index
-        )
-
-    def free_buffer(self) -> int | None:
-        """Index of a buffer to write the next version into, made on demand; None when all are leased."""
+    def free_buffer(self) -> int:
+        """The index of a buffer to write the next version into, made on demand. There always is one, because of
+        `may_lease`."""
         for index, buffer in enumerate(self.buffers):
             if index != self.current and buffer.free:
                 if buffer.abandoned:
@@ -181,24 +154,19 @@ class ArenaMemory:
         if len(self.buffers) < self._most:
             self.buffers.append(self._empty())
             return len(self.buffers) - 1
-        return None
+        raise RuntimeError("readers hold every buffer: an error inside dps; please report it")
 
     def target(self) -> int:
-        """The buffer that an update goes to which cannot be dropped: the current one, unless somebody reads it."""
-        if not self.is_still():
-            return self.current
-        free = self.free_buffer()
-        if free is None:
-            raise RuntimeError("readers hold every buffer: an error inside dps; please report it")
-        return free
+        """The buffer to which an update is written that cannot be dropped: the current one, unless a reader has it."""
+        return self.free_buffer() if self.is_read() else self.current
 
-    def spare(self) -> int | None:
-        """A buffer for a draft that may be dropped; None if there is such a draft, or no other one would remain for
-        further updates."""
+    def reversible_target(self) -> int | None:
+        """A buffer for a draft that may be dropped; None if there is such a draft already, or no other buffer would
+        remain for further updates."""
         if not self.reversible or any(buffer.drafted for buffer in self.buffers):
             return None
         left = self._most - len(self.buffers) + sum(b.free for i, b in enumerate(self.buffers) if i != self.current)
-        return None if left < 1 + self.is_still() else self.free_buffer()
+        return None if left < 1 + self.is_read() else self.free_buffer()
 
     def catch_up(self, index: int) -> None:
         """Copy into a free buffer the ranges that it missed."""
@@ -218,12 +186,12 @@ class ArenaMemory:
         self.buffers[index].missed = []
 
     def wrote_parts(self, index: int, parts: Collection[int], values: Collection[int] = ()) -> None:
-        """Of these parts gradients were applied, or `values` set, in buffer `index`, as far as they are of this
-        arena."""
+        """Note that gradients were applied to these parts, or `values` set, in buffer `index`, as far as the parts are
+        in this arena."""
         ranges = []
         for number in parts:
             if number in self.places:
-                self.applied[self.places[number][0]] += 1
+                self.applied.add(self.places[number][0])
         for place, start in [self.places[number] for number in (*parts, *values) if number in self.places]:
             ranges.append((start, start + self.arena.parts[place].size))
         self.wrote(index, ranges)
@@ -273,16 +241,16 @@ class ArenaMemory:
         """Copies of rows of the part that begins at `start`, shape (len(rows), dim), in `out` where it is given.
 
         The row numbers are in range."""
-        table = self.values[start : start + part.size].reshape(part.shape[0], part.row_size)
-        out = np.empty((len(rows), part.row_size), table.dtype) if out is None else out
-        row_kernels.gather(self._given(table), rows, self._given(out))
+        table = self.buffers[self.current].given[start : start + part.size].reshape(part.shape[0], part.row_size)
+        out = np.empty((len(rows), part.row_size), self.arena.dtype) if out is None else out
+        row_kernels.gather(table, rows, self._given(out))
         return out
 
     def refresh(self) -> None:
-        """Have the current version where readers may lease it. Here it always is."""
+        """Make sure that the current version is in a buffer that readers may lease. Here it always is."""
 
     def on_host(self, gradient: Array) -> Array:
-        """A gradient where numpy can read it."""
+        """A gradient in memory that numpy can read."""
         return gradient
 
     def is_finite(self, gradient: Array) -> bool:
@@ -304,7 +272,7 @@ class ArenaMemory:
             gs = self._reduced(gs, n)
         if len(gs) == 1 and not self.only_fused and (index == self.current or not self._streams):
             n = 0
-        out, w, slots = self._given(self.buffers[index].values), self._given(self.values), self._ordered
+        out, w, slots = self.buffers[index].given, self.buffers[self.current].given, self._ordered
         size = gs[0].size
         if size < out.size:
             out, w = out[start : start + size], w[start : start + size]
@@ -326,8 +294,8 @@ class ArenaMemory:
 
     @property
     def counts_differ(self) -> bool:
-        """Whether the parts are to be updated with numbers of their own."""
-        return self.counts and len(self.applied) > 1 and not (self.applied == self.applied[0]).all()
+        """Whether the parts are to be updated with different counts."""
+        return self.counts and self.applied.differ
 
     def _update_rows_of_parts(
         self, index: int, start: int, gradient: Array | Sum, t: int, step: int, scale: float
@@ -335,7 +303,7 @@ class ArenaMemory:
         """`update`, of whole parts, by an optimizer that takes all elements of a row together."""
         assert self._bound is not None
         g = self._reduced(*self._gradients(gradient))[0]
-        values, new = self._given(self.values), self._given(self.buffers[index].values)
+        values, new = self.buffers[self.current].given, self.buffers[index].given
         for place, part, begin in self._parts_within(start, start + g.size):
             at, shape = slice(begin, begin + part.size), (rows_of(part), part.row_size)
             part_g = g[begin - start : begin - start + part.size].reshape(shape)
@@ -353,12 +321,14 @@ class ArenaMemory:
         return array
 
     def _gradients(self, gradient: Array | Sum) -> tuple[tuple[Array, ...], int]:
-        """As kernels take them, and what their sum is divided by."""
-        given, divisor = (gradient.arrays, gradient.divisor) if isinstance(gradient, Sum) else ((gradient,), 1)
-        return tuple(map(self._given, given)), divisor
+        """The gradients as kernels take them, and the number by which their sum is divided."""
+        if isinstance(gradient, Sum):
+            return tuple(map(self._given, gradient.arrays)), gradient.divisor
+        return (self._given(gradient),), 1
 
     def _reduced(self, gs: tuple[Array, ...], divisor: int) -> tuple[Array, ...]:
-        """As many gradients as a pass takes, of the same sum in the same order; or one, which is divided."""
+        """As many gradients as one pass takes, with the same sum in the same order; or one, which is divided
+        already."""
         if len(gs) == 1:
             return gs
         if self._scratch is None or self._scratch.size < gs[0].size:
@@ -369,7 +339,7 @@ class ArenaMemory:
         return (Sum(gs, divisor).array(scratch),)
 
     def shared(self, size: int, work: Callable[[int, int], bool]) -> bool:
-        """`work(start, stop)` on all of `size` elements, by the crew where they are many."""
+        """Call `work(start, stop)` for all of `size` elements, by the crew if they are many."""
         if self._crew is None or size < self._shared_size:
             return work(0, size)
         return self._crew.share(size, self._tuning.crew_piece_nbytes // self.arena.itemsize, work)
@@ -381,20 +351,20 @@ class ArenaMemory:
         assert self._bound is not None
         stop, shape = start + part.size, (part.shape[0], part.row_size)
         slots = self._tables(self.places[part.index][0])
-        table = self._given(self.buffers[index].values[start:stop]).reshape(shape)
+        table = self.buffers[index].given[start:stop].reshape(shape)
         self._bound.apply_rows(table, slots, rows, self._given(gradient).reshape(-1, shape[1]), t, step, scale)
 
     def follow(self, index: int, start: int, size: int, step: int) -> None:
-        """The averages of these elements follow their new values, those in buffer `index`."""
+        """Update the averages of these elements with their new values, those in buffer `index`."""
         assert self.averages is not None
-        values = self._given(self.buffers[index].values)[start : start + size]
+        values = self.buffers[index].given[start : start + size]
         self.averages.follow(start, values, step, self.shared)
 
     def follow_rows(self, index: int, part: Part, start: int, rows: Array, step: int) -> None:
         """As `follow`, for these rows of the part that begins at `start`."""
         assert self.averages is not None
-        values = self._given(self.buffers[index].values)[start : start + part.size]
+        values = self.buffers[index].given[start : start + part.size]
         self.averages.follow_rows(start, values.reshape(part.shape[0], part.row_size), rows, step)
 
     def close(self) -> None:
-        """The shard is over: nothing reads or writes here any more but readers under leases."""
+        """The shard has ended: nothing reads or writes here any more, except readers with leases."""

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from dps.averages import MovingAverage, average_of
+from dps.averages import average_of
 from dps.transport.wire import Array
 
 Shared: TypeAlias = Callable[[int, Callable[[int, int], bool]], bool]
@@ -20,15 +20,17 @@ class Averages:
     Values are given as kernels take them. Any thread may call, on ranges that no other thread writes.
     """
 
-    def __init__(self, definition: MovingAverage, averages: Array, kernels: ModuleType) -> None:
-        """`kernels`: those of where the averages are: `dps.kernels.cpu` or `dps.kernels.cuda`."""
+    def __init__(self, optimizer: Mapping[str, Any], averages: Array, kernels: ModuleType) -> None:
+        """`optimizer`: the wire form of the one beside which averages are kept. `kernels`: those of the device that has
+        the averages, `dps.kernels.cpu` or `dps.kernels.cuda`."""
+        definition = average_of(optimizer)
+        assert definition is not None, "who keeps averages was told how"
         self._definition, self._averages, self._kernels = definition, averages, kernels
         self._number = np.dtype(averages.dtype).type
 
     def follow(self, start: int, values: Array, step: int, shared: Shared | None = None) -> None:
-        """Follow the new values of the elements from `start` on. `step`: the global step of the update.
-
-        `shared(size, work)`: has `work(begin, end)` done for all elements, by several threads where they are many.
+        """Follow the new values of the elements from `start` on. `step`: the global step of the update. `shared(size,
+        work)`: calls `work(begin, end)` for all elements, by several threads if they are many.
         """
         averages, share = self._averages[start : start + values.size], self._share(step)
 
@@ -48,10 +50,3 @@ class Averages:
 
     def _share(self, step: int) -> Any:
         return self._number(1.0 - self._definition.at(step))
-
-
-def averages_of(optimizer: Mapping[str, Any] | None, averages: Array, kernels: ModuleType) -> Averages:
-    """The averages that are kept beside an optimizer, which is given in its wire form."""
-    definition = average_of(optimizer)
-    assert definition is not None, "who keeps averages was told how"
-    return Averages(definition, averages, kernels)

@@ -14,30 +14,28 @@ Work = Callable[[int, int], bool]
 
 
 class Crew:
-    """The caller's thread and helpers take pieces of a pass until none is left.
-
-    Whoever is ready takes the next piece, so a helper that does not come costs nothing, and one whose core is taken
-    away at most the piece that it holds. Pieces are worth it where they are compiled code that does not hold the GIL,
-    and take far longer than a thread's waking (some 50 µs).
+    """The caller's thread and helpers take pieces of a pass until none is left. Each takes the next piece when it is
+    ready. So a helper that does not start costs nothing, and a helper whose core is taken away delays at most one
+    piece. Pieces should be compiled code that does not hold the GIL, and take far longer than waking a thread (about 50
+    µs).
     """
 
     def __init__(
         self, threads: int, free: Callable[[], int] | None = None, tuning: StoreTuning = ORDINARY.store
     ) -> None:
-        """`threads`: how many take part, the caller's own among them. The others start when they are first called.
-
-        `free`: how many cores have nothing to do, as `free_cores` says it. It is asked before each piece: helpers are
-        called while there are some, and go when others wait for theirs. None: all helpers take part in each pass.
+        """`threads`: how many take part, including the caller's. The others start when they are first called. `free`: a
+        function that returns the number of idle cores, as `free_cores` makes it. It is called before each piece:
+        helpers are called while cores are idle, and leave when other tasks wait for their cores. None: all helpers take
+        part in each pass.
         """
         self.threads, self._free, self._tuning = threads, free, tuning
         self._orders: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._helpers: list[threading.Thread] = []
 
     def share(self, size: int, least: int, work: Work) -> bool:
-        """Call `work(start, stop)` for ranges of about `least` and more that cover 0 to `size`, in any order, some at
-        once; whether all gave True. Blocks.
-
-        Raises what a piece raised; all have ended by then.
+        """Call `work(start, stop)` for ranges of about `least` elements and more that cover 0 to `size`, in any order,
+        some at the same time. Returns whether all calls returned True. Blocks. Raises what a call raised, after all
+        have ended.
         """
         if self._free is not None and size <= self._tuning.crew_alone * least and self._free() < 1:
             return work(0, size)
@@ -51,7 +49,7 @@ class Crew:
         return shared.good
 
     def _call(self, shared: _Pass) -> None:
-        """Call helpers to a pass: as many as there are cores for; none while some have not come yet."""
+        """Call as many helpers to a pass as there are idle cores; none while some have not started yet."""
         absent = self.threads - 1 - shared.helpers
         if absent <= 0 or not shared.left or not self._orders.empty():
             return
@@ -69,7 +67,7 @@ class Crew:
             self._helpers.append(helper)
 
     def close(self) -> None:
-        """Let the helpers go."""
+        """End the helpers."""
         for _ in self._helpers:
             self._orders.put(None)
         self._helpers.clear()
@@ -81,7 +79,7 @@ class Crew:
 
 
 class _Pass:
-    """One pass: what of it nobody has begun, and how many are at work on a piece."""
+    """One pass: the elements that no thread has begun, and how many threads work on a piece."""
 
     def __init__(self, size: int, least: int, work: Work, tuning: StoreTuning) -> None:
         self._tuning = tuning
@@ -94,11 +92,11 @@ class _Pass:
 
     @property
     def left(self) -> int:
-        """Elements that nobody has begun."""
+        """How many elements no thread has begun."""
         return self._size - self._next
 
     def called(self) -> None:
-        """Somebody was called."""
+        """A helper was called."""
         with self._lock:
             self.helpers += 1
 
@@ -111,7 +109,7 @@ class _Pass:
             self.helpers -= 1
 
     def work_on_one(self) -> bool:
-        """Work on the next piece; False where there is none."""
+        """Work on the next piece; False if there is none."""
         with self._lock:
             start, stop = self._next, self._end()
             if start == stop:
@@ -131,12 +129,12 @@ class _Pass:
         return True
 
     def _end(self) -> int:
-        """Where the next piece ends.
+        """The end of the next piece.
 
-        Pieces become smaller, so that all end at about the same time: before the caller waits for a helper that has
-        lost its core to others, that one must have become three times slower. Where nobody helps they are larger, for
-        each costs some 60 µs: Python has left the caches by then. The first ones are not, for whoever asked for the
-        pass may only be about to wait for it.
+        Pieces become smaller, so that all threads end at about the same time: the caller waits for a helper that has
+        lost its core only if that one has become three times slower. If there are no helpers, pieces are larger,
+        because each costs about 60 µs: Python's data have left the caches by then. The first pieces are not larger,
+        because the session that asked for the pass may only be about to wait, and its core then becomes idle.
         """
         alone, grain = self._tuning.crew_alone, self._tuning.crew_grain
         if self.helpers:
@@ -146,16 +144,15 @@ class _Pass:
         return min(self._size, self._next + -(-max(self._least, wanted) // grain) * grain)
 
     def wait(self) -> None:
-        """Until all that were begun have ended. Blocks."""
+        """Wait until all pieces that were begun have ended. Blocks."""
         with self._lock:
             while self._at_work:
                 self._lock.wait()
 
 
 def crew_of(threads: int, tuning: StoreTuning = ORDINARY.store) -> Crew | None:
-    """The crew of a ps that was given so many threads, or AUTO; None where its own thread does all.
-
-    AUTO: up to `tuning.crew_threads`, while cores are free; none if the system cannot tell how many are.
+    """The crew of a ps with this setting for its threads; None if its own thread does all. AUTO: up to
+    `tuning.crew_threads` threads, while cores are idle; no crew if the system cannot tell how many are.
     """
     most = min(tuning.crew_threads, cores() if threads == AUTO else threads)
     if threads != AUTO:

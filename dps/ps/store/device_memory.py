@@ -32,7 +32,7 @@ class DeviceMemory(ArenaMemory):
     def __init__(
         self, arena: Arena, optimizer: Optimizer | None, runtime: Runtime | None, index: int, tuning: Tuning = ORDINARY
     ) -> None:
-        """`index`: of the GPU. Raises ConfigError where there is none such, or not enough memory on it."""
+        """`index`: which GPU. Raises ConfigError if there is no such GPU, or not enough memory on it."""
         self._gpu = device.device(index)
         self._staging: dict[str, Any] = {}
         self._stale = True
@@ -49,39 +49,30 @@ class DeviceMemory(ArenaMemory):
 
     @property
     def values(self) -> Array:
-        """The current values on the host, flat. Read-only; copied out now where that has not happened."""
+        """The current values on the host, flat and read-only. They are copied out now if that was not done yet."""
         self.refresh()
         return self.buffers[self.current].values
 
     def refresh(self) -> None:
-        """Copy the current version into a buffer that no reader holds; there always is one, as `may_lease` sees to."""
+        """Copy the current version into a buffer that no reader holds."""
         if not self._stale:
             return
-        index = self.current if self.buffers and not super().is_still() else self.free_buffer()
-        if index is None:
-            raise RuntimeError(
-                "readers hold every buffer, so nothing can be written: an error inside dps; please report it"
-            )
+        index = self.current if self.buffers and not super().is_read() else self.free_buffer()
         with self._gpu:
             device.to_host(self._values, self.buffers[index].values)
         self.current, self._stale = index, False
 
-    def may_lease(self, sparing: bool = False) -> bool:
-        return not self._stale and super().may_lease(sparing)
+    def may_lease(self, sparing: bool = False, index: int | None = None) -> bool:
+        return not self._stale and super().may_lease(sparing, index)
 
-    def is_still(self) -> bool:
-        """Readers have copies: what is on the GPU may always be written."""
+    def is_read(self) -> bool:
+        """Whether readers prevent an update in place: never, because they have copies."""
         return False
 
     def wrote(self, index: int, ranges: list[tuple[int, int]] | None) -> None:
         self._stale = True
 
     # -- gradients on the GPU ---------------------------------------------------------------------------------
-
-    @property
-    def in_place(self) -> Any:
-        """The current values on the GPU, flat. They change with the next update."""
-        return self._values
 
     def is_finite(self, gradient: Array) -> bool:
         if isinstance(gradient, np.ndarray):
@@ -169,7 +160,7 @@ class DeviceMemory(ArenaMemory):
                 device.wait()
 
     def close(self) -> None:
-        """Give the GPU's memory back, here, in a thread that the GPU belongs to."""
+        """Free the GPU's memory, here, in a thread that the GPU belongs to."""
         with self._gpu:
             self._values, self.slots, self._ordered, self.averages = None, {}, [], None
             self._staging.clear()
@@ -178,11 +169,11 @@ class DeviceMemory(ArenaMemory):
         return array[start : start + part.size].reshape(rows_of(part), part.row_size)
 
     def _sent(self, what: str, array: Array) -> Any:
-        """A host array on the GPU, until the next of its kind."""
+        """A host array copied to the GPU; valid until the next one of its kind."""
         return device.to_device(array, out=self._staged(what, array.dtype, array.shape))
 
     def _staged(self, what: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
-        """GPU memory that is used again: to allocate some makes the GPU wait."""
+        """GPU memory that is reused, because allocating some makes the GPU wait."""
         size = int(np.prod(shape))
         held = self._staging.get(what)
         if held is None or held.size < size:

@@ -11,11 +11,12 @@ from dps.ps.store.gradients import Gradient, Pieces, RowGradient, Sum, cut, size
 from dps.transport.wire import Array
 
 if TYPE_CHECKING:
-    from dps.ps.store.store import Store
+    from dps.transport.endpoint import Runtime
+    from dps.variables.plan import ShardLayout
 
 
 class Listener(Protocol):
-    """Is told how far a draft is."""
+    """Is told which ranges of a draft are finished, and how it ends."""
 
     def wrote(self, offset: int, nbytes: int) -> None:
         """These bytes of the run have the values of the next version."""
@@ -27,20 +28,32 @@ class Listener(Protocol):
         """The draft will never be a version."""
 
 
+class Drafting(Protocol):
+    """What a draft uses of the store that opened it."""
+
+    arenas: list[ArenaMemory]
+    layout: ShardLayout
+    runtime: Runtime
+    counter: int
+    step: int
+
+    def end(self, draft: Draft, published: bool) -> None: ...
+
+
 class Draft:
     """One version between `Store.open` and its publication. Used by the ps's thread.
 
-    A *reversible* draft is written to spare buffers and changes nothing else. So it may be written while its push still
+    A *reversible* draft is written to free buffers and changes nothing else. So it may be written while its push still
     arrives, and dropped. An *irreversible* one may be written in place and change slots. So its push is checked and
     recorded first; then it is written and published without interruption, and nobody takes a hold in between.
     """
 
     def __init__(
-        self, store: Store, targets: Mapping[int, int], parts: Collection[int] | None, step: int, scale: float,
+        self, store: Drafting, targets: Mapping[int, int], parts: Collection[int] | None, step: int, scale: float,
         reversible: bool, values: Collection[int] = (),
     ) -> None:  # fmt: skip
-        """By `Store.open`. `targets`: of each arena that is written the number of the buffer that is written. `parts`:
-        those that are updated, by index; None: all that is trained. `values`: those that are set."""
+        """Made by `Store.open`. `targets`: the number of the buffer that is written, for each arena that is written.
+        `parts`: those that are updated, by index; None: all that are trained. `values`: those that are set."""
         self._store, self.targets, self.parts, self.step, self._scale = store, targets, parts, step, scale
         self.reversible, self.values = reversible, values
         self.counter = store.counter + 1
@@ -51,19 +64,19 @@ class Draft:
 
     @property
     def holds(self) -> bool:
-        """Whether the shard still is what the draft is made from."""
+        """Whether the shard still has the version from which the draft is made."""
         return not self._closed and self._before == (self._store.counter, self._store.step)
 
     def add(self, number: int, start: int, gradient: Array | Sum) -> None:
         """Write a range of arena `number`, from element `start` on. The gradient was checked."""
         memory = self._store.arenas[number]
-        self._pass(memory, number, start, gradient, int(memory.applied[0]) + 1)
+        self._pass(memory, number, start, gradient, memory.applied.of(0) + 1)
         if self.listener is not None:
             item = memory.arena.itemsize
             self.listener.wrote(memory.arena.offset + start * item, size_of(gradient) * item)
 
     def write(self, update: Gradient) -> bool:
-        """Write all of an update. False if a pass that looks itself found that it is not finite."""
+        """Write all of an update. Returns False if a pass that checks the gradient found that it is not finite."""
         self._begun, good = True, True
         if update.run is None:
             for index, of_part in update.parts.items():
@@ -76,10 +89,11 @@ class Draft:
                 if isinstance(gradient, Pieces):
                     self._write_pieces(memory, number, gradient)
                 elif not (memory.counts and memory.counts_differ):
-                    good &= self._pass(memory, number, 0, gradient, int(memory.applied[0]) + 1)
+                    good &= self._pass(memory, number, 0, gradient, memory.applied.of(0) + 1)
                 else:
-                    for part, start, t in zip(memory.arena.parts, memory.arena.starts, memory.applied, strict=True):
-                        self._pass(memory, number, start, cut(gradient, start, start + part.size), int(t) + 1)
+                    for place, (part, start) in enumerate(zip(memory.arena.parts, memory.arena.starts, strict=True)):
+                        own = cut(gradient, start, start + part.size)
+                        self._pass(memory, number, start, own, memory.applied.of(place) + 1)
         if update.values:
             for index, value in update.values.items():
                 self._set_part(index, value.reshape(-1))
@@ -93,7 +107,7 @@ class Draft:
             self.listener.published()
 
     def drop(self) -> None:
-        """Leave the shard as it is. An irreversible draft that was begun, and failed, is published as far as it is
+        """Drop the draft. If it is irreversible and its writing has failed, it is published with the ranges that are
         written. After the draft was published or dropped this does nothing."""
         if self._closed:
             return
@@ -106,7 +120,7 @@ class Draft:
             self.listener.dropped()
 
     def _write_pieces(self, memory: ArenaMemory, number: int, gradient: Pieces) -> None:
-        begin, t = 0, int(memory.applied[0]) + 1
+        begin, t = 0, memory.applied.of(0) + 1
         for pieces in gradient.taken(self._store.runtime.tuning.store.group_nbytes):
             starts = [*itertools.accumulate((piece.size for piece in pieces), initial=0)]
 
@@ -127,7 +141,7 @@ class Draft:
         a, start = self._store.layout.place[number]
         memory = self._store.arenas[a]
         place, _ = memory.places[number]
-        part, t = memory.arena.parts[place], int(memory.applied[place]) + 1
+        part, t = memory.arena.parts[place], memory.applied.of(place) + 1
         if isinstance(gradient, RowGradient):
             index, step = self.targets[a], self.step - 1
             memory.update_rows(index, part, start, gradient.rows, gradient.values, t, step, self._scale)
@@ -137,7 +151,7 @@ class Draft:
             self._pass(memory, a, start, gradient.reshape(-1), t)
 
     def _set_part(self, number: int, value: Array) -> None:
-        """Values, whatever they were; in the simulator in blocks, as `_pass`."""
+        """Set values, whatever they were; in the simulator in blocks, as in `_pass`."""
         a, start = self._store.layout.place[number]
         memory, index, runtime = self._store.arenas[a], self.targets[a], self._store.runtime
         block = runtime.tuning.block_nbytes // 4 or max(1, value.size)
@@ -146,7 +160,7 @@ class Draft:
             runtime.preempt()
 
     def _pass(self, memory: ArenaMemory, number: int, start: int, gradient: Array | Sum, t: int) -> bool:
-        """The kernel over a range; in the simulator in blocks, so that readers come in between."""
+        """Run the kernel over a range; in the simulator in blocks, so that readers can run in between."""
         index, runtime = self.targets[number], self._store.runtime
         before = self.step - 1  # what a schedule is a function of: the first update takes its rate at 0
         block = runtime.tuning.block_nbytes // 4

@@ -1,4 +1,4 @@
-"""How many processors have nothing to do at this moment."""
+"""Counts the processors that are idle now."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ proc_loadavg(5). The kernel answers in 2 µs, without an average: running are th
 
 
 def free_cores() -> Callable[[], int] | None:
-    """A function that says how many processors are free: those that this process may use, less the tasks that run.
-
-    The caller's own thread is one of these. Less than 0: some tasks wait for a processor. Where a process is kept to
-    some processors those that run on the others are counted, too, so what is said is never too much. None where the
-    system cannot tell.
+    """A function that returns how many processors are idle: those that this process may use, less the tasks that run.
+    The caller's own thread is one of these tasks. Below 0: some tasks wait for a processor. If a process may use only
+    some processors, tasks on the others are counted, too, so the result is never too high. None if the system cannot
+    tell.
     """
     descriptor, own = _loadavg(), cores()
     if descriptor is None:
@@ -31,14 +30,14 @@ def free_cores() -> Callable[[], int] | None:
 
 
 def running(text: bytes) -> int:
-    """How many tasks run, from what /proc/loadavg says."""
+    """The number of tasks that run, according to /proc/loadavg."""
     return int(text.split(b"/", 1)[0].rsplit(b" ", 1)[1])
 
 
 @functools.cache
 def _loadavg() -> int | None:
-    """A descriptor that stays open: its users do not end at one time. None where there is no count that has at least
-    this thread in it, as in containers that make the file up."""
+    """A descriptor that stays open, because its users do not end at the same time. None if the system's count does not
+    have at least this thread in it, as in containers that make the file up."""
     try:
         descriptor = os.open(LOADAVG, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

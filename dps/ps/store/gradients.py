@@ -16,14 +16,14 @@ from dps.variables.plan import Arena
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """Flat gradients of one arena or part that make one: their sum in this order, divided by `divisor`. That is 1 for a
-    sum, which it does not change, and their number for a mean."""
+    """Flat gradients of one arena or part whose sum, in this order, is divided by `divisor`. That is 1 for a sum, which
+    it does not change, and their number for a mean."""
 
     arrays: tuple[Array, ...]
     divisor: int
 
     def array(self, out: Array | None = None) -> Array:
-        """The result, in `out` or in new memory; of one array that array. The gradients stay as they are."""
+        """The result, in `out` or in new memory; for a single array, that array. The gradients are not changed."""
         if len(self.arrays) == 1:
             return self.arrays[0]
         total = out = np.empty_like(self.arrays[0]) if out is None else out
@@ -32,7 +32,7 @@ class Sum:
 
 
 def summed(arrays: tuple[Array, ...], out: Array) -> Array:
-    """The sum of arrays in their order: in `out`, or the one that there is."""
+    """The sum of arrays in their order, in `out`; a single array is returned itself."""
     total = arrays[0]
     for array in arrays[1:]:
         cpu.add(out, total, array)
@@ -41,7 +41,7 @@ def summed(arrays: tuple[Array, ...], out: Array) -> Array:
 
 
 class Pieces:
-    """A flat gradient of one arena, as it came: one array after the other. Its memory goes while it is applied."""
+    """A flat gradient of one arena in the pieces in which it came. Its memory is freed while it is applied."""
 
     __slots__ = ("arrays",)
 
@@ -49,11 +49,11 @@ class Pieces:
         self.arrays = deque(arrays)
 
     def array(self) -> Array:
-        """All of it, in new memory."""
+        """All pieces, in new memory."""
         return np.concatenate(list(self.arrays))
 
     def taken(self, nbytes: int) -> Iterator[list[Array]]:
-        """All pieces in turn, so many bytes of them and more at a time, which go when the next are asked for."""
+        """All pieces in turn, in groups of so many bytes and more. A group is freed when the next one is asked for."""
         group = list[Array]()
         while self.arrays:
             group.append(self.arrays.popleft())
@@ -64,7 +64,7 @@ class Pieces:
 
 @dataclass(frozen=True)
 class RowGradient:
-    """Gradient of some rows of a part: distinct sorted rows (n,), values (n, dim)."""
+    """The gradient of some rows of a part: distinct sorted rows (n,), values (n, dim)."""
 
     rows: Array
     values: Array
@@ -72,8 +72,8 @@ class RowGradient:
 
 @dataclass(slots=True)
 class Gradient:
-    """What one push, or several together, bring for a shard. Either `run` (per arena a flat gradient of all of it)
-    or `parts`; then `values`, which parts are set to.
+    """The update that one push, or several together, make to a shard. Either `run` (per arena a flat gradient of all
+    of it) or `parts`; then `values`, which parts are set to.
 
     The gradient of an arena on a GPU may be there, too: an array of `dps.kernels.device`.
     """
@@ -81,11 +81,11 @@ class Gradient:
     run: Sequence[Array | Pieces | Sum] | None
     parts: Mapping[int, Array | RowGradient]
     borrowed: bool = False
-    """It lies in the session's own memory, which is as it is until the push is answered."""
+    """Whether it lies in the session's own memory, which does not change until the push is answered."""
     checked: bool = True
-    """Nobody has to look for NaN and infinity any more."""
+    """Whether it was checked for NaN and infinity."""
     values: Mapping[int, Array] | None = None
-    """By the index of a part, checked; None: none."""
+    """The values to set, by the index of their part, checked; None: no values."""
 
     @property
     def empty(self) -> bool:
@@ -96,7 +96,7 @@ class Gradient:
         return [array for array in self.run or () if not isinstance(array, Pieces | Sum)]
 
     def own(self) -> Gradient:
-        """The same in memory of its own; then the session's is free."""
+        """The same gradient in memory of its own, so that the session's memory is free."""
         if not self.borrowed:
             return self
         run = None if self.run is None else [array.copy() for array in self.flats()]
@@ -114,12 +114,13 @@ def _copied(gradient: Array | RowGradient) -> Array | RowGradient:
 def is_finite(array: Array) -> bool:
     """Whether no element is NaN or infinite; integers always are finite."""
     if array.dtype.char in "fd":
-        return bool(cpu.all_finite(array.reshape(-1)))
+        return bool(cpu.all_finite(array if array.ndim == 1 else array.reshape(-1)))
     return not halves.is_half(array.dtype) or halves.all_finite(array)
 
 
 def not_finite(arena: Arena, gradient: Array, start: int) -> str:
-    """Which part has NaN or infinite values in a gradient of an arena from element `start` on, as a sentence; or ""."""
+    """A sentence that names the part with NaN or infinite values in a gradient of an arena from element `start` on; ""
+    if there is none."""
     if is_finite(gradient):
         return ""
     first = start + int(np.flatnonzero(~np.isfinite(gradient))[0])
@@ -130,7 +131,7 @@ def not_finite(arena: Arena, gradient: Array, start: int) -> str:
 
 
 def arrays_of(gradient: Array | Pieces | Sum) -> tuple[Array, ...]:
-    """Those that it is made of, each of all of its arena."""
+    """The gradients that it is made of, each of all of its arena."""
     if isinstance(gradient, Pieces):
         return (gradient.array(),)
     return gradient.arrays if isinstance(gradient, Sum) else (gradient,)

@@ -22,7 +22,7 @@ class HalvesMemory(ArenaMemory):
     only_fused = True
 
     def _precision(self) -> np.dtype[Any]:
-        """Of the arithmetic, and of the slots."""
+        """The dtype of the arithmetic, and of the slots."""
         return np.dtype(np.float32)
 
     def _given(self, array: Array) -> Array:

@@ -6,30 +6,30 @@ import threading
 from collections.abc import Sequence
 from types import TracebackType
 
-from dps.ps.store.arena import Buffer
+from dps.ps.store.buffer import Buffer
 from dps.transport.wire import Array
 
 
 class Hold:
-    """One version of a shard, for a reader: answers on their way, and readers on this machine who read in place.
-
-    Nobody writes to its values until `release`, which any thread may call, as may the end of a `with` block.
+    """One version of a shard, for a reader: an answer in flight, or a reader on this machine that reads in place.
+    Nobody writes to its values until `release`. Any thread may call that, and the end of a `with` block calls it.
     """
 
     def __init__(
         self, counter: int, step: int, arrays: list[Array], memories: list[list[int]], buffers: Sequence[Buffer],
         lock: threading.Lock,
     ) -> None:  # fmt: skip
-        """`arrays`: the values of each arena, read-only, and `memories`: where others on this machine find them.
-        `buffers`: those to hold, guarded by `lock`, which the caller has; none if the arrays are copies."""
+        """`arrays`: the values of each arena, read-only. `memories`: the names by which processes on this machine
+        attach them. `buffers`: those to hold, guarded by `lock`, which the caller holds; none if the arrays are
+        copies."""
         self.counter, self.step, self.arrays, self.memories = counter, step, arrays, memories
         self._buffers, self._lock = buffers, lock
         for buffer in buffers:
             buffer.leases += 1
 
     def release(self, abandon: bool = False) -> None:
-        """Let the buffers go; a second call does nothing. `abandon`: the reader was given up and may read on, so they
-        are never written again, and other memory takes their place."""
+        """Release the buffers; a second call does nothing. `abandon`: the reader was given up and may still read, so
+        these buffers are never written again, and new memory takes their place."""
         with self._lock:
             buffers, self._buffers = self._buffers, ()
             for buffer in buffers:

@@ -1,4 +1,4 @@
-"""Which memory an arena gets: this process's, or that of a GPU."""
+"""Chooses the memory of an arena: this process's, or that of a GPU."""
 
 from __future__ import annotations
 
@@ -19,12 +19,10 @@ from dps.variables.plan import Arena
 def memory_of(
     arena: Arena, shared: Runtime | None, default: str, crew: Crew | None = None, tuning: Tuning = ORDINARY
 ) -> ArenaMemory:
-    """The memory of an arena, zeros. `default`: the device of one that says nothing, as "GPU:0"; "" is the CPU.
-
-    `shared`: the runtime to share values with readers on this machine by, or None. `crew`: who shares long passes.
-    numba.cuda is imported where a GPU is wanted and nowhere else. Raises ConfigError, in one line, for a GPU that
-    cannot be used.
-    """
+    """The memory of an arena, filled with zeros. `default`: the device of an arena whose placement names none, such as
+    "GPU:0"; "" is the CPU. `shared`: the runtime that shares values with readers on this machine, or None. `crew`: the
+    threads that share long passes. numba.cuda is imported only if a GPU is wanted. Raises ConfigError, in one line, for
+    a GPU that cannot be used."""
     gpu = gpu_index(arena.device or default)
     optimizer = None if arena.optimizer is None else optim.from_wire(arena.optimizer)
     if gpu is None:
@@ -55,7 +53,7 @@ def gpu_index(device: str) -> int | None:
 
 
 def check_device(device: str) -> None:
-    """ConfigError, which says what to try, when a ps cannot keep variables on `device`. Imports CUDA only for a GPU."""
+    """Raise ConfigError, with what to try, if a ps cannot keep variables on `device`. Imports CUDA only for a GPU."""
     gpu = gpu_index(device)
     if gpu is not None:
         from dps.kernels.device import device as scope

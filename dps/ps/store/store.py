@@ -7,17 +7,13 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
-from dps.errors import NOT_FINITE
-from dps.kernels import rows as row_kernels
-from dps.ps.store.arena import ArenaMemory, Buffer
 from dps.ps.store.crew import crew_of
 from dps.ps.store.draft import Draft
-from dps.ps.store.gradients import Gradient, Pieces, RowGradient, Sum, arrays_of, is_finite, not_finite
+from dps.ps.store.gradients import Gradient, Pieces, Sum, arrays_of, not_finite
 from dps.ps.store.hold import Hold
 from dps.ps.store.memory import memory_of
 from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
-from dps.variables.layout import out_of_range
 from dps.variables.plan import Part, ShardLayout
 
 NOTHING = np.empty(0, np.uint8)
@@ -27,14 +23,12 @@ class Store:
     """The values, slots and version of one shard. One writer (the ps's thread), readers with holds."""
 
     leases_on = True
-    """Off only in the test that shows what leases are for."""
+    """False only in the test that shows what leases prevent."""
 
     def __init__(self, layout: ShardLayout, runtime: Runtime, device: str = "", threads: int = 1) -> None:
-        """`device`: where variables live whose placement says nothing of it: "GPU:0", else this process's memory.
-
-        `threads`: how many share a long pass on the CPU. AUTO: as many as cores are free at that moment; see `crew_of`.
-
-        Raises ConfigError for a GPU that cannot be used."""
+        """`device`: the device of variables whose placement names none: "GPU:0", else this process's memory. `threads`:
+        how many share a long pass on the CPU; AUTO: as many as there are idle cores, see `crew_of`. Raises ConfigError
+        for a GPU that cannot be used."""
         self.layout, self.runtime = layout, runtime
         shared = runtime if layout.nbytes >= runtime.tuning.shard_nbytes else None
         tuning = runtime.tuning
@@ -42,20 +36,18 @@ class Store:
         self.arenas = [memory_of(arena, shared, device, self._crew, tuning) for arena in layout.arenas]
         self._trained = {a: memory for a, memory in enumerate(self.arenas) if memory.optimizer is not None}
         self.is_large = layout.nbytes >= tuning.store.large_pieces * tuning.piece_nbytes
-        """Whether one more copy of the values is worth waiting for."""
+        """Whether the shard has so many pieces that memory is saved (see `large_pieces`)."""
         self._looks_itself = bool(self._trained) and all(m.looks_itself for m in self._trained.values())
         self._on_device = any(memory.on_device for memory in self.arenas)
         self.counter = 0
         self.step = 0
         self._lock = threading.Lock()
-        self._writing = False
 
     # -- reading ----------------------------------------------------------------------------------------------
 
     def refresh(self, parts: list[int]) -> list[int] | None:
-        """Have the current version of these parts, or of all, where it can be leased: copied out by the GPU.
-
-        For the ps's thread, which waits for it. Returns the numbers of the arenas to lease, None for all.
+        """Make sure that the current version of these parts, or of all, can be leased: a GPU copies it out. For the
+        ps's thread, which waits for that. Returns the numbers of the arenas to lease, None for all.
         """
         if not self._on_device:
             return None
@@ -65,31 +57,31 @@ class Store:
         return arenas
 
     def hold(self, shared: bool = False, arenas: list[int] | None = None, sparing: bool = False) -> Hold | None:
-        """Hold the current version; None while it is written in place, if no buffer would remain free, or if it is on a
-        GPU alone (see `refresh`).
+        """Hold the current version; None if no buffer would remain free, or if it is on a GPU alone (see `refresh`).
+        For the ps's thread, which writes a version without interruption: nobody takes a hold in between.
 
         `shared`: for others on this machine, by the names of its memories; only if they can read all of it in place.
         `arenas`: only these, by number; what the hold has of the others is empty. `sparing`: not if the next update
         might have to make a third buffer; only for large shards.
         """
         sparing, numbers = sparing and self.is_large, range(len(self.arenas)) if arenas is None else arenas
-        buffers, names, arrays = list[Buffer](), list[list[int]](), [NOTHING] * (0 if shared else len(self.arenas))
+        names: list[list[int]] = []
+        values: list[Array] = []
         with self._lock:
-            if self._writing and self.leases_on:
-                return None
-            for number in numbers:
-                memory = self.arenas[number]
-                if self.leases_on and not memory.may_lease(sparing):
+            memories = [self.arenas[number] for number in numbers]
+            for memory in memories if self.leases_on else ():
+                if not memory.may_lease(sparing):
                     return None
-                buffer = memory.buffers[memory.current]
-                buffers.append(buffer)
-                if not shared:
-                    arrays[number] = _read_only(buffer.values)
-                elif buffer.memory is None:
+            buffers = [memory.buffers[memory.current] for memory in memories]
+            if shared:
+                names = [buffer.memory.name for buffer in buffers if buffer.memory is not None]
+                if len(names) < len(buffers):
                     return None
-                else:
-                    names.append(buffer.memory.name)
-            return Hold(self.counter, self.step, arrays, names, buffers if self.leases_on else (), self._lock)
+            else:
+                values = [NOTHING] * len(self.arenas)
+                for number, buffer in zip(numbers, buffers, strict=True):
+                    values[number] = _read_only(buffer.values)
+            return Hold(self.counter, self.step, values, names, buffers if self.leases_on else (), self._lock)
 
     def hold_draft(self, draft: Draft) -> Hold | None:
         """Hold the version that a reversible draft will be, for those who know which ranges of it are written.
@@ -101,18 +93,18 @@ class Store:
         with self._lock:
             if any(a.buffers[a.current].leases for a in self.arenas):
                 return None
-            if not all(self.arenas[a].leaves_one(index) for a, index in draft.targets.items()):
+            if not all(self.arenas[a].may_lease(True, index) for a, index in draft.targets.items()):
                 return None
             buffers = [memory.buffers[draft.targets.get(a, memory.current)] for a, memory in enumerate(self.arenas)]
             arrays = [_read_only(b.values) for b in buffers]
             return Hold(draft.counter, draft.step, arrays, [], buffers if self.leases_on else (), self._lock)
 
     def copy(self) -> Hold:
-        """The current version copied out, for when it cannot be held. For the ps's thread."""
+        """A copy of the current version, if it cannot be held. For the ps's thread."""
         return Hold(self.counter, self.step, [a.values.copy() for a in self.arenas], [], (), self._lock)
 
     def averages(self) -> Hold:
-        """Copies of the moving averages of now; of the values where none are kept. For the ps's thread."""
+        """Copies of the current moving averages, or of the values if no averages are kept. For the ps's thread."""
         return Hold(self.counter, self.step, [a.averaged() for a in self.arenas], [], (), self._lock)
 
     @property
@@ -130,11 +122,8 @@ class Store:
         return self.arenas[index].values[start : start + part.size].reshape(part.shape)
 
     def gather(self, part: Part, rows: Array, out: Array | None = None) -> Array:
-        """Copies of rows of a part, shape (len(rows), ...), in `out` (len(rows), elements of one) where it is given;
-        ValueError when a row is not there."""
-        if not part.shape:
-            raise ValueError(f"{part.name} is a scalar, which has no rows to look up")
-        _check_rows(part, rows)
+        """Copies of rows of a part, which are in range, shape (len(rows), ...), in `out` (len(rows), elements of one)
+        where it is given."""
         index, start = self.layout.place[part.index]
         return self.arenas[index].gather(part, start, rows, out).reshape(len(rows), *part.shape[1:])
 
@@ -175,13 +164,15 @@ class Store:
         try:
             record(draft.counter)
             draft.write(update)
-        finally:
+        except BaseException:
             draft.drop()
+            raise
+        draft.publish()
         return ""
 
     def _apply_looking(self, update: Gradient, step: int, scale: float, record: Callable[[int], None]) -> bool:
-        """Apply an update to spare buffers by passes that also check it. Returns False if it is not finite or no buffer
-        is spare; then nothing has changed.
+        """Apply an update to free buffers by passes that also check it. Returns False if it is not finite or no buffer
+        is free; then nothing has changed.
 
         This takes one pass over memory instead of two. It may go once it brings less than 20 % for a push of the ResNet
         set in place (`benchmarks/two_commits.py --works W2 --sizes resnet --lanes shared`)."""
@@ -206,8 +197,8 @@ class Store:
         """Begin the next version, step `step`: an update whose rate is multiplied by `scale`.
 
         `parts`: an update of these parts alone, by index; None: of all that is trained. `values`: parts that are set,
-        trained or not. `reversible`: to spare buffers; None if optimizers have slots, a GPU has the values, another
-        such draft is open, or no spare buffer would remain for others.
+        trained or not. `reversible`: to free buffers; None if optimizers have slots, a GPU has the values, another
+        such draft is open, or no free buffer would remain for others.
         """
         places = self.layout.place
         written = self._trained if parts is None else {places[n][0]: self.arenas[places[n][0]] for n in parts}
@@ -218,21 +209,20 @@ class Store:
             for a, memory in written.items():
                 index: int | None = memory.current
                 if self.leases_on:
-                    index = memory.spare() if reversible else memory.target()
+                    index = memory.reversible_target() if reversible else memory.target()
                 if index is None:
                     return None
                 targets[a] = index
             for a, index in targets.items() if reversible else ():
                 buffer = self.arenas[a].buffers[index]
                 buffer.drafted, buffer.missed = True, None
-            self._writing |= not reversible
         for a, index in targets.items() if parts is not None or values else ():
             if index != self.arenas[a].current and (parts is not None or a not in self._trained):
                 self.arenas[a].catch_up(index)
         return Draft(self, targets, parts, step, scale, reversible, values)
 
     def end(self, draft: Draft, published: bool) -> None:
-        """What a draft wrote is the current version, or nothing comes of it."""
+        """End a draft: the version that it wrote becomes the current one, or is dropped."""
         with self._lock:
             for a, index in draft.targets.items():
                 memory = self.arenas[a]
@@ -241,16 +231,16 @@ class Store:
                 if not published:
                     continue
                 if draft.parts is None and memory.optimizer is not None:
-                    memory.applied += 1
+                    memory.applied.together += 1
                     memory.wrote(index, None)
                 else:
                     memory.wrote_parts(index, draft.parts or (), draft.values)
             if published:
                 self.counter, self.step = draft.counter, draft.step
-            self._writing &= draft.reversible
 
     def _put_together(self, run: Sequence[Array | Pieces | Sum]) -> Sequence[Array | Pieces | Sum]:
-        """A run with pieces put together where a pass needs that, before the update counts: memory may lack."""
+        """A run whose pieces are put together if a pass needs that. This is done before the update counts, because
+        memory may be short."""
         for a, memory in self._trained.items():
             gradient = run[a]
             if isinstance(gradient, Pieces) and not memory.takes_pieces:
@@ -258,10 +248,9 @@ class Store:
         return run
 
     def problem(self, update: Gradient) -> str:
-        """The first variable whose gradient is not finite, as a sentence; "" if there is none."""
-        if update.run is None:
-            found = (_part_not_finite(self.arenas[self.layout.place[n][0]], n, g) for n, g in update.parts.items())
-            return next((problem for problem in found if problem), "")
+        """The first variable whose gradient is not finite in a run, as a sentence; "" if there is none. Gradients of
+        parts are checked when they arrive."""
+        assert update.run is not None, "parts come checked"
         for a, memory in self._trained.items():
             for gradient in arrays_of(update.run[a]):
                 if not memory.is_finite(gradient):
@@ -269,7 +258,7 @@ class Store:
         return ""
 
     def close(self) -> None:
-        """Another run epoch has begun: give the memory of GPUs back, and let the threads go."""
+        """Another run epoch has begun: free the memory on GPUs, and end the crew."""
         for memory in self.arenas:
             memory.close()
         if self._crew is not None:
@@ -280,14 +269,3 @@ def _read_only(array: Array) -> Array:
     view = array.view()
     view.flags.writeable = False
     return view
-
-
-def _check_rows(part: Part, rows: Array) -> None:
-    if not row_kernels.rows_in_range(rows, part.shape[0]):
-        raise ValueError(out_of_range(part.name, part.shape[0], rows))
-
-
-def _part_not_finite(memory: ArenaMemory, number: int, gradient: Array | RowGradient) -> str:
-    if is_finite(gradient.values if isinstance(gradient, RowGradient) else gradient):
-        return ""
-    return f"the gradient of {memory.arena.parts[memory.places[number][0]].name} {NOT_FINITE}"

@@ -66,7 +66,7 @@ class Datagrams:
 
     def send(self, route: Route, header: bytes, views: Sequence[memoryview]) -> bool:
         """Put a message into its receiver's queue; False if it must go through a connection."""
-        name = self.peers.name(route)
+        name = self.peers.written.get(route)
         if name is None or not fits(len(header) + sum(view.nbytes for view in views), 1 + len(views)):
             return False
         target = self._sockets.find(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from dps.errors import Unavailable
+from dps.transport.connections import Connections
 from dps.transport.endpoint import Buffer, Delivery, Event, Route
 from dps.transport.sim.connection import Message, Port
 from dps.transport.sim.datagrams import Datagrams, Sockets
@@ -32,6 +33,7 @@ class SimEndpoint(Port):
         self._work = work
         self._woken = False
         self._datagrams = Datagrams(sockets, self)
+        self.accepted = Connections()
         if bind is not None:
             fabric.bind(self, bind)
 

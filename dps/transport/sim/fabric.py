@@ -8,8 +8,8 @@ from math import inf, nextafter
 from random import Random
 from typing import Any
 
+from dps.cluster.address import Address, parse, with_port
 from dps.errors import ConfigError, Unavailable
-from dps.transport.address import Address, parse, with_port
 from dps.transport.endpoint import Connected, Delivery, Disconnected, Event
 from dps.transport.sim.connection import Connection, Cut, Message, Port, State
 from dps.transport.sim.machines import Rack

@@ -16,6 +16,7 @@ from dps.transport.address import Binding
 from dps.transport.current import current_runtime
 from dps.transport.endpoint import Endpoint, Place, Task
 from dps.transport.sim.compute import Compute
+from dps.transport.sim.condition import SimCondition
 from dps.transport.sim.datagrams import Sockets
 from dps.transport.sim.disk import ProcessDisk
 from dps.transport.sim.endpoint import SimEndpoint
@@ -60,6 +61,9 @@ class SimRuntime(Group):
     """
 
     simulated = True
+    threads = False
+    shares_log = True
+    """All tasks of a simulation write to one log."""
 
     def __init__(self, setting: Setting, name: str, incarnation: int, ended: Callable[[SimRuntime, SimTask], None]):
         super().__init__(name)
@@ -107,6 +111,17 @@ class SimRuntime(Group):
     def sleep(self, seconds: float) -> None:
         """As Runtime.sleep; with 0, tasks that are due now run first."""
         self._scheduler.pass_time(self._scheduler.task(), seconds)
+
+    def condition(self) -> SimCondition:
+        """As Runtime.condition."""
+        return SimCondition(self._scheduler)
+
+    def check_descriptors(self, who: str, need: int) -> None:
+        """As Runtime.check_descriptors: simulated sockets need none."""
+
+    def private_chief(self) -> tuple[str, str]:
+        """As Runtime.private_chief: nobody else reaches a simulated network."""
+        return "", "127.0.0.1:0"
 
     def endpoint(self, bind: str | Binding | None = None, keys: object = None) -> Endpoint:
         """As Runtime.endpoint; any host is allowed, no keys are used."""

@@ -20,8 +20,8 @@ from dps.errors import ConfigError, DpsError, TaskLost, Unavailable
 from dps.launch.engines import project
 from dps.launch.engines.host import MODULE, Host, own_address
 from dps.launch.engines.hosts import HostsEngine
-from dps.launch.engines.leftovers import OWNER
 from dps.launch.engines.machine import Machine
+from dps.launch.engines.own_folder import OWNER
 from dps.launch.engines.pipe import Pipe
 from dps.launch.engines.remote import Place, RemoteHost
 from dps.launch.engines.ssh import SSHEngine, command, parse_host, reason
@@ -120,25 +120,25 @@ def test_tasks_go_to_the_host_with_the_fewest_and_come_back_elsewhere(tmp_path: 
     )  # fmt: skip
     try:
         supervisor.start()
-        places = {name: child.host for name, child in supervisor.children.items()}
+        places = {name: child.host for name, child in supervisor.tasks.children.items()}
         assert places == {"chief": "a", "ps:0": "a", "worker:0": "b", "worker:1": "a"}
         until(lambda: lines.count("worker:0 here") == 1)
         until(lambda: "worker:0" in engine.used())
         supervisor._engine._hosts[1].cut("a test says so")  # type: ignore[attr-defined]
         until(lambda: supervisor.turn(0.05) or lines.count("worker:0 here") == 2)
-        assert supervisor.children["worker:0"].host == "a" and "dps b is lost: a test says so" in lines
+        assert supervisor.tasks.children["worker:0"].host == "a" and "dps b is lost: a test says so" in lines
         assert "dps worker:0 ended with SIGKILL; it is started again" in lines
         assert "worker:0 the log ends here: b is lost: a test says so" in lines
     finally:
         supervisor.stop()
-    assert not [child for child in supervisor.children.values() if child.alive]
+    assert not [child for child in supervisor.tasks.children.values() if child.alive]
 
 
 def test_a_host_process_keeps_keys_and_projects_private_and_removes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "dps-1").mkdir()
-    monkeypatch.setattr("dps.launch.engines.leftovers.private_folder", lambda: str(tmp_path / "dps-1"))
+    monkeypatch.setattr("dps.launch.engines.own_folder.private_folder", lambda: str(tmp_path / "dps-1"))
     said: list[dict[str, Any]] = []
     host = Host(said.append, {"SSH_CONNECTION": "10.0.0.1 5 10.0.0.2 22"})
     hello = host.hello()
@@ -169,6 +169,11 @@ def test_a_host_process_keeps_keys_and_projects_private_and_removes_them(
     assert not list(tmp_path.glob("dps-*"))
 
 
+def path_of(host: Host) -> str:
+    assert host._folder is not None
+    return host._folder.path
+
+
 def test_what_a_killed_host_process_has_left_is_removed_by_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,18 +184,18 @@ def test_what_a_killed_host_process_has_left_is_removed_by_the_next_one(
         path.mkdir()
         return str(path)
 
-    monkeypatch.setattr("dps.launch.engines.leftovers.private_folder", made)
+    monkeypatch.setattr("dps.launch.engines.own_folder.private_folder", made)
     keys = {"do": "keys", "files": {"worker-1.key": "x" * 40}}
     killed, lives, elsewhere = (Host(print, {}) for _ in range(3))
     for host in (killed, lives, elsewhere):
         host.take(keys)
     for host, more in ((killed, {"start": "1"}), (elsewhere, {"space": "pid:[1]"})):
-        folder.write(os.path.join(host._folder, OWNER), identity() | more)
+        folder.write(os.path.join(path_of(host), OWNER), identity() | more)
     (tmp_path / "dps-somebody").mkdir()
     following = Host(print, {})
     following.take(keys)
     left = {str(path) for path in tmp_path.iterdir()}
-    assert left == {lives._folder, elsewhere._folder, following._folder, str(tmp_path / "dps-somebody")}
+    assert left == {*map(path_of, (lives, elsewhere, following)), str(tmp_path / "dps-somebody")}
     for host in (killed, lives, elsewhere, following):
         host.end()
 
@@ -201,8 +206,9 @@ def test_the_private_folder_of_a_process_that_is_killed_is_removed(tmp_path: Pat
     folder.mkdir(parents=True)
     text = f"""
 import os, time
-from dps.launch.engines.sweeping import Sweeping
-kept = Sweeping({str(folder.parent)!r})
+from dps.launch.engines import own_folder
+own_folder.private_folder = lambda: {str(folder.parent)!r}
+kept = own_folder.OwnFolder()
 time.sleep(0.3)
 assert os.path.isdir({str(folder)!r})
 os.killpg(0, {int(number)})

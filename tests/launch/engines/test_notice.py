@@ -80,7 +80,7 @@ class Run:
         return max(steps)
 
     def host(self, name: str) -> RemoteHost:
-        return next(host for host in self.engine._hosts if host.name == self.supervisor.children[name].host)
+        return next(host for host in self.engine._hosts if host.name == self.supervisor.tasks.children[name].host)
 
     def pushes(self, name: str) -> list[tuple[int, str, int]]:
         """Of each push of a worker its step, whether it was accepted, and its run epoch."""
@@ -113,7 +113,7 @@ def test_what_a_host_that_goes_costs_the_others(runs: list[Run], tmp_path: Path,
     run.host("worker:1").go("a test says so")
     run.until("worker:1", "opened at", 2)
     run.until("worker:1", "pushed", run.count("worker:1", "pushed") + 10)
-    assert run.supervisor.children["worker:1"].host == "e"
+    assert run.supervisor.tasks.children["worker:1"].host == "e"
     assert {(how, epoch) for name in ("worker:0", "worker:1") for _, how, epoch in run.pushes(name)} == {("True", 1)}
     assert not run.rolled_back("worker:0")
     own, each = [step for step, _, _ in run.pushes("worker:0")], run.steps()
@@ -127,7 +127,7 @@ def test_what_a_host_that_goes_costs_the_others(runs: list[Run], tmp_path: Path,
     before = run.pushes("worker:0")[-1][0]
     run.host("ps:0").go("a test says so")
     run.until("worker:0", "rolled back")
-    assert run.supervisor.children["ps:0"].host in ("f", "g")
+    assert run.supervisor.tasks.children["ps:0"].host in ("f", "g")
     assert run.rolled_back("worker:0")[0] >= before, "what was there when the notice came is saved"
     run.until("worker:0", "pushed", run.count("worker:0", "pushed") + 60)
     own = [step for step, how, _ in run.pushes("worker:0") if how == "True"]

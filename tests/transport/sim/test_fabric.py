@@ -165,9 +165,9 @@ def test_spellings_of_one_address_share_a_connection() -> None:
         assert delivery(endpoint).route == delivery(endpoint).route
 
     def client(world: World, endpoint: Endpoint) -> None:
-        endpoint.connect("tcp://localhost:5000")
+        endpoint.connect("localhost:5000")
         assert endpoint.receive(0.1) is None
-        endpoint.send("tcp://127.0.0.1:5000", b"a")
+        endpoint.send("127.0.0.1:5000", b"a")
         endpoint.send("localhost:5000", b"b")
 
     pair(server, client)
@@ -227,7 +227,7 @@ def test_an_inproc_name_belongs_to_one_process() -> None:
 def test_bad_addresses_headers_frames_and_routes_are_refused() -> None:
     def main(world: World) -> None:
         endpoint = runtime().endpoint()
-        with pytest.raises(ConfigError, match="no port"):
+        with pytest.raises(ConfigError, match="give host and port"):
             endpoint.connect("localhost")
         with pytest.raises(ConfigError, match="port 0"):
             endpoint.connect("localhost:0")

@@ -1,4 +1,4 @@
-"""Those who wait are told for whom when it takes longer than a moment: most waits are over before that."""
+"""Tells who waits for longer than a moment for whom. Most waits end before that."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dps.actors.system import Node
 
 
-class Notices:
-    """What is to be said soon; each `tell` looks for itself whether anybody still waits."""
+class LongWaits:
+    """What is to be told of waits soon. Each `tell` checks whether anybody still waits."""
 
     def __init__(self, node: Node, moment_s: float) -> None:
         self._node, self._moment_s = node, moment_s
@@ -16,7 +16,7 @@ class Notices:
         self._due: list[Callable[[], None]] = []
 
     def add(self, tell: Callable[[], None]) -> None:
-        """Call `tell` when one moment has passed, and within two."""
+        """Call `tell` after `moment_s`, and before twice that time."""
         self._new.append(tell)
         if len(self._new) == 1 and not self._due:
             self._node.after(self._moment_s, self._tell)
