@@ -30,7 +30,8 @@ test: $(VENV)/ready-dev
 	@$(BIN)/python -m pytest -n 3 -m "not slow"
 
 examples: $(VENV)/ready-dev
-	@$(BIN)/python -m pytest -n 3 --dist loadfile -m slow
+	@$(BIN)/python -m pytest -n 3 --dist loadfile -m "slow and not alone"
+	@$(BIN)/python -m pytest -m alone
 
 CHAOS_MINUTES ?= 3
 CHAOS_JOBS ?= 2

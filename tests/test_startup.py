@@ -92,7 +92,7 @@ def first_lines(commands: list[list[str]], words: str, times: int, environ: dict
     return took, cpu_s() - used
 
 
-def launch_ratios(folder: Path, rounds: int = 3, most: int = 9) -> tuple[float, float]:
+def launch_ratios(folder: Path, rounds: int = 3, most: int = 21) -> tuple[float, float]:
     """`dps launch` with chief, 2 ps and 2 workers over five bare processes that load the same modules at once.
 
     First: wall time to the last worker's first step, over that until all bare ones have loaded. Second: processor time
@@ -133,11 +133,13 @@ def installed_bytes(package: str) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_import_dps_costs_little_more_than_its_dependencies(tmp_path: Path) -> None:
     assert import_ratio(with_bytecode(str(tmp_path))) <= IMPORT_RATIO
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_cluster_steps_soon_after_as_many_bare_processes_have_loaded_and_its_workers_without_numba(
     tmp_path: Path,
 ) -> None:
