@@ -45,7 +45,7 @@ def test_a_push_is_applied_when_it_comes_and_tells_its_staleness() -> None:
     assert told(ps, push_of(ps.memories[1].name, 2, counter=1)) == Pushed(2, APPLIED, 3, 1, 3, "")
     assert ps.values == [-3.0] * 6 and ps.shard.reading.lending.lent(1, 99) is None
     ((_, answer),) = ps.step(2, 1.0, number=2)
-    (memory,) = ps.shard.store.hold(shared=True).memories
+    (memory,) = ps.shard.store.hold_shared().memories
     assert answer == Pushed(2, APPLIED, 4, 3, 4, "", [4, 4, [memory]]) and ps.values == [-4.0] * 6
 
 

@@ -150,7 +150,7 @@ def test_a_step_in_one_go_is_the_mean_of_all_and_tells_where_the_values_are() ->
     assert ps.step(2, 6.0) == []
     answers = dict(ps.step(1, 2.0))
     assert ps.values == [-4.0] * 6  # a rate of 1, and the mean of 2 and 6
-    (memory,) = ps.shard.store.hold(shared=True).memories
+    (memory,) = ps.shard.store.hold_shared().memories
     assert answers == {i: Pushed(2, APPLIED, 2, 0, 2, "", [2, 2, [memory]]) for i in (1, 2)}
     assert ps.node.flushes == 2
 

@@ -82,6 +82,7 @@ class Quorum:
         self.step = step
         self.configured_aggregate, self.configured_total = aggregate, total
         self._initial_tokens = initial_tokens
+        self._usual = aggregate is total is initial_tokens is None
         self.tokens = Tokens(queued=initial_tokens is not None)
         self._started = False
         self._told = False
@@ -163,12 +164,11 @@ class Quorum:
     def together(self, incarnation: int, number: int, step: int) -> int:
         """The number of pushes that make the next step, one of each worker, if nothing is under way and this is the
         next push of a member, and of the current step; else 0."""
-        usual = self.configured_aggregate is self.configured_total is self._initial_tokens is None
-        busy = self._held or self._waiting or self._reports or self._at_door or self._excused or self._leaving
-        awaited = step == self.step and incarnation in self.members and number == self._next.get(incarnation, 1)
-        if not (usual and awaited and self._started) or busy or self._absent or self.tokens.left:
+        if step != self.step or number != self._next.get(incarnation, 1) or incarnation not in self.members:
             return 0
-        return len(self.counted)
+        busy = self._held or self._waiting or self._reports or self._at_door or self._excused or self._leaving
+        ready = self._usual and self._started and not (busy or self._absent or self.tokens.left)
+        return len(self.counted) if ready else 0
 
     @property
     def total(self) -> int:

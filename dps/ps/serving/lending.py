@@ -41,7 +41,7 @@ class Lending:
     def lend(self, incarnation: int, number: int) -> Hold | None:
         """A hold for a request; None if none can be had."""
         self._store.refresh([])
-        hold = self._store.hold(shared=True)
+        hold = self._store.hold_shared()
         if hold is not None:
             held = self._of[incarnation].open
             if number in held:

@@ -210,9 +210,7 @@ class Reading:
         if lend is None:
             lend = self.lending.wants(sender.incarnation, sender.request)
         if lend and result.status != REFUSED:
-            hold = self.lending.lent(sender.incarnation, sender.request)
-            if hold is None:
-                hold = self.lend(sender)
+            hold = self.lending.lent(sender.incarnation, sender.request) or self.lend(sender)
             if hold is not None:
                 result = changed(result, lent=[hold.counter, hold.step, hold.memories])
         self._shard.node.answer(sender, result)

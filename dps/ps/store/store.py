@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
+from dps.ps.store.arena import ArenaMemory
+from dps.ps.store.buffer import Buffer
 from dps.ps.store.crew import crew_of
 from dps.ps.store.draft import Draft
 from dps.ps.store.gradients import Gradient, Pieces, Sum, arrays_of, not_finite
@@ -56,32 +58,39 @@ class Store:
             self.arenas[number].refresh()
         return arenas
 
-    def hold(self, shared: bool = False, arenas: list[int] | None = None, sparing: bool = False) -> Hold | None:
+    def hold(self, arenas: list[int] | None = None, sparing: bool = False) -> Hold | None:
         """Hold the current version; None if no buffer would remain free, or if it is on a GPU alone (see `refresh`).
         For the ps's thread, which writes a version without interruption: nobody takes a hold in between.
 
-        `shared`: for others on this machine, by the names of its memories; only if they can read all of it in place.
         `arenas`: only these, by number; what the hold has of the others is empty. `sparing`: not if the next update
         might have to make a third buffer; only for large shards.
         """
-        sparing, numbers = sparing and self.is_large, range(len(self.arenas)) if arenas is None else arenas
-        names: list[list[int]] = []
-        values: list[Array] = []
+        numbers = range(len(self.arenas)) if arenas is None else arenas
         with self._lock:
-            memories = [self.arenas[number] for number in numbers]
-            for memory in memories if self.leases_on else ():
-                if not memory.may_lease(sparing):
-                    return None
-            buffers = [memory.buffers[memory.current] for memory in memories]
-            if shared:
-                names = [buffer.memory.name for buffer in buffers if buffer.memory is not None]
-                if len(names) < len(buffers):
-                    return None
-            else:
-                values = [NOTHING] * len(self.arenas)
-                for number, buffer in zip(numbers, buffers, strict=True):
-                    values[number] = _read_only(buffer.values)
-            return Hold(self.counter, self.step, values, names, buffers if self.leases_on else (), self._lock)
+            buffers = self._leasable([self.arenas[number] for number in numbers], sparing and self.is_large)
+            if buffers is None:
+                return None
+            values = [NOTHING] * len(self.arenas)
+            for number, buffer in zip(numbers, buffers, strict=True):
+                values[number] = _read_only(buffer.values)
+            return Hold(self.counter, self.step, values, [], buffers if self.leases_on else (), self._lock)
+
+    def hold_shared(self) -> Hold | None:
+        """`hold` of all arenas for others on this machine, by the names of its memories; None, too, if they cannot read
+        all of it in place."""
+        with self._lock:
+            buffers = self._leasable(self.arenas)
+            names = [buffer.memory.name for buffer in buffers or () if buffer.memory is not None]
+            if buffers is None or len(names) < len(buffers):
+                return None
+            return Hold(self.counter, self.step, [], names, buffers if self.leases_on else (), self._lock)
+
+    def _leasable(self, memories: list[ArenaMemory], sparing: bool = False) -> list[Buffer] | None:
+        """The buffers of the current version; None if one may not be leased."""
+        for memory in memories if self.leases_on else ():
+            if not memory.may_lease(sparing):
+                return None
+        return [memory.buffers[memory.current] for memory in memories]
 
     def hold_draft(self, draft: Draft) -> Hold | None:
         """Hold the version that a reversible draft will be, for those who know which ranges of it are written.
