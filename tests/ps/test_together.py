@@ -306,7 +306,7 @@ def test_with_quotas_of_their_own_each_push_is_reported(update: SyncReplicas) ->
 
 def test_where_no_memory_can_be_lent_the_result_alone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     ps = Ps()
-    monkeypatch.setattr(ps.shard.store, "hold", lambda **_: None)
+    monkeypatch.setattr(ps.shard.store, "hold_shared", lambda: None)
     answers = ps.steps({1: 2.0, 2: 4.0})
     assert answers == {i: [Pushed(2, APPLIED, 2, 0, 2, "")] for i in (1, 2)} and ps.together == [2]
 
