@@ -49,6 +49,7 @@ class Absent:
             if away and since_start_s > patience_s and (members.joined or restarted):
                 why = f"has not come for {patience_s:.0f} s"
                 log.warning("%s: %s %s; the run may end without it", self._node.name, name, why)
+                self._node.runtime.record("worker absent", name=name, why=why)
                 self._ending.lost(name, why)
                 self._admission.give_up(name)
         self._ending.check()

@@ -47,8 +47,9 @@ def violations(
 def ended(cluster: SimulatedCluster, killed: set[str], holders: tuple[int, ...]) -> Iterator[str]:
     if not any(e.what == "admitted" for e in cluster.world.trace) and len(killed) == cluster.workers:
         return  # no worker ever came: the others wait for one, as they should
-    given_up = {e.detail["name"] for e in cluster.world.trace if e.what == "worker lost"}
-    came = given_up | {e.detail["name"] for e in cluster.world.trace if e.what == "admitted"}
+    lost = {e.detail["name"] for e in cluster.world.trace if e.what == "worker lost"}
+    given_up = lost | {e.detail["name"] for e in cluster.world.trace if e.what == "worker absent"}
+    came = lost | {e.detail["name"] for e in cluster.world.trace if e.what == "admitted"}
     for name, process in cluster.world.processes.items():
         for problem in process.task_errors:
             yield f"{name}: a task raised {problem!r}"

@@ -47,6 +47,7 @@ def test_what_seeds_have_found_stays_mended(mode: str, seed: int, what: str) -> 
 
 
 WITH_STOPS = [
+    ("sync", 3273, "the run ended without a stopped worker, which found nobody when it went on"),
     ("sync", 479, "nobody finished: a worker was killed before it came, and the other one's push failed"),
     ("async", 308, "the chief was killed when one ps knew of the end, and the other one was started again"),
     ("bounded", 311, "the workers finished while the chief was stopped for 30 s"),
