@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from dps.errors import DpsError
 
@@ -99,7 +99,11 @@ def _drop_output() -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line."""
+    """An argument parser whose errors are one line. It takes no beginnings of names for names: `--ps_host` might become
+    `--ps_hosts` where `--ps` was meant."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **settings})
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"dps: {message}; {self.prog} --help lists the arguments\n")

@@ -63,6 +63,8 @@ def exit_code(*argv: str) -> int:
             "--steps is not an argument of dps launch; dps launch --help lists them",
         ),
         (["status", "--steps"], "--steps is not an argument of dps status; dps status --help"),
+        (["launch", "--worker", "2", __file__], "--worker is not an argument of dps launch"),
+        (["kill", "1", "--grace", "nan"], "got --grace nan; wanted seconds from 0"),
         (["launch", "--update", "often", __file__], "--update 'often' is not known"),
         (["launch", "--threads", "all", __file__], "got 'all' threads"),
         (["simulate", "nowhere:train"], "no module 'nowhere'"),

@@ -65,7 +65,7 @@ class Enrolment(Actor):
             if not is_key(message.key):
                 raise NotAuthenticated("it sent no public key")
             before = self._tokens.version
-            role = self._change(lambda tokens, now: tokens.enrol(token, message.key, public, now))
+            role = self._change(lambda tokens, now: tokens.enrol(token, message.key, public, now, message.role))
         except NotAuthenticated as error:
             log.warning("%s: refused to enrol %s: %s", self.node.name, f"{sender.name!r:.80}", error)
             raise NotAuthenticated(REFUSED) from None

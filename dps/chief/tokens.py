@@ -71,9 +71,10 @@ class Tokens:
         issued = self.issued.get(key)
         return None if issued is None else issued.problem(now)
 
-    def enrol(self, token: bytes, key: bytes, under: Mapping[str, list[bytes]], now: float) -> str:
+    def enrol(self, token: bytes, key: bytes, under: Mapping[str, list[bytes]], now: float, wanted: str = "") -> str:
         """Use a token for a key; returns the key's role. A second call for the same key uses it no more. `under`: the
-        public keys of each role, the newest first. Raises NotAuthenticated."""
+        public keys of each role, the newest first. Raises NotAuthenticated, and ConfigError for a token of another role
+        than `wanted` ("": any)."""
         issued = self.issued.get(token)
         if issued is None:
             raise NotAuthenticated("this chief has made no such join token")
@@ -85,6 +86,8 @@ class Tokens:
             raise NotAuthenticated("its key has joined by another token, or is a key of the run")
         if not under.get(issued.role) or len(self.joined) >= MOST_JOINED:
             raise NotAuthenticated(f"the run takes no more keys of a {issued.role}: {len(self.joined)} have joined")
+        if wanted not in ("", issued.role):
+            raise ConfigError(f"got a join token for a {issued.role}; wanted one that dps token --role {wanted} prints")
         issued.left -= 1
         self.joined[key], self._by[key] = Joined(issued.role, b" ".join(under[issued.role])), token
         self.version += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from typing import Any
@@ -238,7 +239,7 @@ def run_kill(args: argparse.Namespace) -> int:
     from dps.launch.runs import folder
     from dps.launch.runs.ending import ask_to_end, wait_for_end
 
-    if args.grace < 0:
+    if not 0 <= args.grace < math.inf:
         raise ConfigError(f"got --grace {args.grace:g}; wanted seconds from 0")
     chiefs = [given for given in args.ids if ":" in given]
     paths = [folder.find(run) for run in args.ids if run not in chiefs]

@@ -31,7 +31,7 @@ def join(args: argparse.Namespace) -> None:
     _check_here(args, parse_token(text).chief)
     from dps.worker.enrolling import enrol
 
-    args.chief, os.environ["DPS_KEYS"] = enrol(text)
+    args.chief, os.environ["DPS_KEYS"] = enrol(text, "worker")
 
 
 def _check_here(args: argparse.Namespace, chief: str) -> None:

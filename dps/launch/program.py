@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 
 from dps.errors import ConfigError, DpsError
@@ -45,10 +46,12 @@ def run_program(program: str, arguments: list[str], verbose: bool) -> int:
 
 
 def check_program(program: str) -> None:
-    """Raise ConfigError for a program that is not there. Runs nothing of it."""
-    target, _ = _parted(program)
+    """Raise ConfigError for a program that is not there, or a file without its function. Runs nothing of it."""
+    target, function = _parted(program)
     if target.endswith(".py") or os.path.exists(target):
         _check_file(program, target)
+        if function:
+            _check_function(program, target, function)
         return
     sys.path.insert(0, os.getcwd())
     try:
@@ -67,6 +70,15 @@ def _check_file(program: str, path: str) -> None:
     """Raise ConfigError if the program's file is missing."""
     if not os.path.exists(path):
         raise ConfigError(f"--program {program}: no such file; wanted FILE or package.module")
+
+
+def _check_function(program: str, path: str, function: str) -> None:
+    """Raise ConfigError if the file cannot have the function: it does not contain its name, nor imports all names of a
+    module."""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        text = file.read()
+    if "import *" not in text and not re.search(rf"\b{re.escape(function)}\b", text):
+        raise ConfigError(f"--program {program}: {path} has no function {function!r}; wanted FILE:function")
 
 
 def check_module(name: str) -> None:

@@ -21,22 +21,22 @@ _lock = threading.Lock()
 _joined: dict[Token, tuple[str, str]] = {}
 
 
-def enrol(text: str) -> tuple[str, str]:
+def enrol(text: str, role: str = "") -> tuple[str, str]:
     """Use a join token; returns the chief's address, and what `dps.Server` and DPS_KEYS take as the keys of this
     process. A second call with the same token uses it no more. Blocks up to 20 s.
 
-    Raises ConfigError for a text that is no token, NotAuthenticated if the chief does not accept it, and
-    DeadlineExceeded if there is no chief."""
+    Raises ConfigError for a text that is no token, and for a token of another role, which is not used ("": any role is
+    right); NotAuthenticated if the chief does not accept it, and DeadlineExceeded if there is no chief."""
     token = parse_token(text)
     with _lock:
         if token not in _joined:
             name = f"the key that has joined {token.chief} by token {len(_joined) + 1}"
-            hold(name, _ask(token))
+            hold(name, _ask(token, role))
             _joined[token] = token.chief, name
         return _joined[token]
 
 
-def _ask(token: Token) -> Keys:
+def _ask(token: Token, role: str) -> Keys:
     """The keys with which this process takes part: a pair that the chief accepts now, and the public ones of others."""
     check_curve()
     held = Keys({TOKEN: [Pair(token.public, token.secret)]}, {"chief": [token.chief_key]})
@@ -44,7 +44,7 @@ def _ask(token: Token) -> Keys:
     own = Pair.new()
     caller = Caller(runtime(), f"a process on {runtime().place.host}", Credentials(folder, TOKEN, Accepted(folder)))
     try:
-        answer = caller.ask(Ref(token.chief, ENROLMENT), Enrol(own.public), ENROL_S)
+        answer = caller.ask(Ref(token.chief, ENROLMENT), Enrol(own.public, role), ENROL_S)
     except DeadlineExceeded:
         raise DeadlineExceeded(
             f"no chief answered at {token.chief}, where the join token says that it is, for {ENROL_S:.0f} s; is the "

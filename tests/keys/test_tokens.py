@@ -182,6 +182,18 @@ def test_a_token_that_two_use_at_one_time_enrols_one(make: Make, run: dps.Server
             caller.close()
 
 
+def test_a_token_for_a_reader_that_a_worker_brings_is_not_used(make: Make, run: dps.Server, tmp_path: Path) -> None:
+    (tmp_path / "x.py").touch()
+    given = make("--role", "reader")
+    told = subprocess.run(
+        [sys.executable, "-m", "dps.role", "--join", "-", "--program", str(tmp_path / "x.py")],
+        input=given, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    wanted = "got a join token for a reader; wanted one that dps token --role worker prints"
+    assert told.returncode == 2 and wanted in told.stderr, told.stderr
+    assert enrolling.enrol(given)[0] == run.target
+
+
 def test_a_token_of_another_chief_is_refused_by_its_key(make: Make) -> None:
     token = parse_token(make())
     assert "has another key than the chief of the join token" in refusal(
@@ -336,6 +348,7 @@ def test_a_file_that_has_no_join_token_is_one_line(
     [
         ([], 2, "got neither"),
         (["--program", "nowhere.py"], 2, "--program nowhere.py: no such file"),
+        (["--program", "x.py:absent"], 2, "x.py has no function 'absent'"),
         (["--program", "no.where"], 2, "no such file or module"),
         (["--serve", "nowhere"], 2, "nowhere"),
         (["--program", "x.py", "--bind", "nowhere.invalid:7"], 2, "nowhere.invalid"),
@@ -348,7 +361,7 @@ def test_a_mistake_on_the_joining_machine_does_not_use_the_token(
     flags: list[str], code: int, says: str, run: dps.Server, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    def enrol(text: str) -> tuple[str, str]:
+    def enrol(text: str, role: str) -> tuple[str, str]:
         raise AssertionError("the token was used")
 
     monkeypatch.setattr(enrolling, "enrol", enrol)
