@@ -52,7 +52,9 @@ class Places:
         """Since when processes wait, by their tickets."""
 
     def waits(self, message: Register, address: str, sender: Sender) -> bool:
-        """Whether the sender has to wait, and has been told so. Raises ConfigError if its place is certainly taken."""
+        """Whether the sender has to wait, and has been told so. Raises ConfigError if its place is certainly taken, and
+        for a ps beyond those of the run."""
+        self._check_index(message, address)
         ticket, now = sender.peer.ticket, self._node.now()
         why = self._why(message, address, ticket)
         if why is None:
@@ -95,6 +97,17 @@ class Places:
         if self._cluster.is_open(job, task) and self._members.awaited(name, ticket, since_s):
             return self._second(name)
         return None if task >= 0 else self._further(job)
+
+    def _check_index(self, message: Register, address: str) -> None:
+        """Raise ConfigError for a ps with an index where all ps have lower ones."""
+        task, fixed = message.task, self._cluster.places("ps") if message.job == "ps" else []
+        if fixed and task > max(fixed):
+            refusal = (
+                f"this cluster has {len(fixed)} ps, ps:{max(fixed)} is the last; give another --task than {task}, or "
+                f"none, or start the chief with --ps {task + 1}"
+            )
+            log.warning("%s: refused ps:%d at %s: %s", self._node.name, task, address, refusal)
+            raise ConfigError(refusal)
 
     def _second(self, other: str, at: str = "") -> _Wait:
         return _Wait(

@@ -85,3 +85,10 @@ def test_who_wants_a_name_that_is_taken_is_told_by_whom(job: str) -> None:
 def test_a_worker_beyond_those_that_are_expected_joins_at_once() -> None:
     done, cluster = run(1, more=("worker", None))
     assert cluster.more[1:] == (0, "") and not done.errors
+
+
+def test_a_ps_with_an_index_beyond_those_of_the_run_is_refused_at_once() -> None:
+    done, cluster = run(2, more=("ps", 5))
+    at, code, reason = cluster.more
+    assert at < 3.0 + 1.0 and code == 2 and not done.errors
+    assert reason.startswith("this cluster has 2 ps, ps:1 is the last") and reason.endswith("--ps 6")
