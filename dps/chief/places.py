@@ -99,12 +99,12 @@ class Places:
         return None if task >= 0 else self._further(job)
 
     def _check_index(self, message: Register, address: str) -> None:
-        """Raise ConfigError for a ps with an index where all ps have lower ones."""
-        task, fixed = message.task, self._cluster.places("ps") if message.job == "ps" else []
-        if fixed and task > max(fixed):
+        """Raise ConfigError for a ps with an index that is not one of those which the chief was told to expect."""
+        task, expected = message.task, self._cluster.ps.expected
+        if message.job == "ps" and task >= 0 and expected and task not in expected:
             refusal = (
-                f"this cluster has {len(fixed)} ps, ps:{max(fixed)} is the last; give another --task than {task}, or "
-                f"none, or start the chief with --ps {task + 1}"
+                f"this cluster has {len(expected)} ps, and ps:{task} is not one of them; give another --task, or none, "
+                f"or start the chief with --ps {task + 1}"
             )
             log.warning("%s: refused ps:%d at %s: %s", self._node.name, task, address, refusal)
             raise ConfigError(refusal)

@@ -91,4 +91,4 @@ def test_a_ps_with_an_index_beyond_those_of_the_run_is_refused_at_once() -> None
     done, cluster = run(2, more=("ps", 5))
     at, code, reason = cluster.more
     assert at < 3.0 + 1.0 and code == 2 and not done.errors
-    assert reason.startswith("this cluster has 2 ps, ps:1 is the last") and reason.endswith("--ps 6")
+    assert reason.startswith("this cluster has 2 ps, and ps:5 is not one of them") and reason.endswith("--ps 6")
