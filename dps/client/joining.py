@@ -63,20 +63,24 @@ class Joining:
         connection = self._connection
         while True:
             opened = self._opened(deadline)
-            agreed = connection.agreed
+            agreed, before = connection.agreed, connection.membership
+            membership = Membership(opened, before, connection.steps.step)
             enters = (bool(self._plan) and (self.averages or not agreed.local)) or not agreed.sync
-            if enters or opened.epoch != connection.membership.epoch:
+            if enters or opened.epoch != before.epoch:
                 connection.steps.begin(opened.step)
-            connection.membership = membership = Membership(opened)
+            connection.membership = membership
             connection.home.joined(opened.epoch)
             self._caller.incarnation = opened.incarnation
             connection.peers = self._peers(membership)
             try:
                 if enters:
                     self._enter(deadline)
+                membership.entered = True
                 return
-            except Aborted:
-                continue
+            except BaseException as error:
+                membership.end()
+                if not isinstance(error, Aborted):
+                    raise
 
     def _peers(self, membership: Membership) -> dict[int, Peer]:
         layouts, least = self._connection.agreed.plan.layouts, max(1, self._connection.home.runtime.tuning.shard_nbytes)

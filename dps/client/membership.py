@@ -11,18 +11,26 @@ from dps.variables.plan import Plan
 class Membership:
     """The session's membership in one run epoch. A new one is made when the session joins."""
 
-    def __init__(self, opened: SessionOpened | None = None) -> None:
-        """`opened` None: the session has not joined yet."""
+    def __init__(
+        self, opened: SessionOpened | None = None, before: Membership | None = None, step: int = 0
+    ) -> None:  # fmt: skip
+        """`opened` None: the session has not joined yet. `before`: the membership up to now, in which the session has
+        heard of `step`."""
         self.epoch = self.restored = self.reached = 0
-        self.certain, self.over = True, False
+        self.left = 0, 0
+        """The run epoch and the step at which the session last took part."""
+        self.certain, self.over, self.entered = True, False, False
         """`over`: a ps or the chief has said that the epoch or the incarnation has ended. The session has to join
-        again."""
-        if opened is not None:
+        again. `entered`: the session takes part; before, it is only admitted."""
+        if opened is not None and before is not None:
             self.epoch, self.restored = opened.epoch, opened.step
             """`restored`: the step that the epoch began with."""
-            self.reached, self.certain = opened.reached, opened.certain
-            """The highest step of the last epoch that the chief was told of, and whether it is certain that none was
-            higher."""
+            self.left, self.certain = (before.epoch, step), opened.certain
+            self.reached = 0 if opened.epoch == before.epoch else opened.reached
+            """The highest step since then, in epochs that are over, that the chief was told of, and whether it is
+            certain that none was higher."""
+            if not before.entered:  # nobody was told what its beginning had undone
+                self.left, self.reached, self.certain = before.left, max(self.reached, before.reached), False
 
     def end(self) -> None:
         """The epoch, or the session's incarnation, has ended."""

@@ -126,9 +126,9 @@ class Waiter:
     def recover(self, deadline: float) -> None:
         """Join the current run epoch. Blocks. Raises DeadlineExceeded if none begins in time."""
         connection = self._connection
-        before, epoch = connection.steps.step, connection.membership.epoch
         connection.joining.join(deadline)
         membership = connection.membership
+        epoch, before = membership.left
         if membership.epoch != epoch:
             loss = Loss(max(0, max(before, membership.reached) - membership.restored), membership.certain)
         else:  # lost steps are reported whatever the epoch's number is

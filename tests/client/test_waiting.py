@@ -7,7 +7,18 @@ from typing import Any
 
 import pytest
 
+from dps.client.membership import Membership
 from dps.client.waiting import Loss, Waiter
+
+
+def opened(epoch: int, step: int, reached: int, certain: bool = True) -> Any:
+    return SimpleNamespace(epoch=epoch, step=step, reached=reached, certain=certain)
+
+
+def taking_part(epoch: int) -> Membership:
+    membership = Membership(opened(epoch, 0, 0), Membership())
+    membership.entered = True
+    return membership
 
 
 @pytest.mark.parametrize(
@@ -25,14 +36,24 @@ def test_lost_steps_are_announced_whatever_the_number_of_the_epoch(
 ) -> None:
     heard: list[tuple[bool, Loss]] = []
     runtime = SimpleNamespace(record=lambda *_, **__: None)
-    connection: Any = SimpleNamespace(
-        steps=SimpleNamespace(step=12), membership=SimpleNamespace(epoch=3), home=SimpleNamespace(runtime=runtime)
-    )
+    connection: Any = SimpleNamespace(membership=taking_part(3), home=SimpleNamespace(runtime=runtime))
 
     def join(deadline: float) -> None:
-        connection.membership = SimpleNamespace(epoch=epoch, restored=restored, reached=reached, certain=certain)
+        connection.membership = Membership(opened(epoch, restored, reached, certain), connection.membership, 12)
         connection.steps = SimpleNamespace(step=restored)
 
     connection.joining = SimpleNamespace(join=join)
     Waiter(connection, 60.0, lambda *news: heard.append(news)).recover(0.0)
     assert heard == [told] and str(heard[0][1]) == says
+
+
+def test_what_was_lost_in_an_epoch_counts_until_the_session_takes_part_again() -> None:
+    passed = Membership(opened(4, 7, 30), taking_part(3), 12)
+    membership = Membership(opened(5, 7, 9), passed, 7)
+    assert (membership.left, membership.reached, membership.certain) == ((3, 12), 30, False)
+
+
+def test_what_was_lost_before_a_session_took_part_is_not_counted_again() -> None:
+    passed = Membership(opened(3, 7, 30), taking_part(3), 12)  # given up, and let in again; 30 is of run epoch 2
+    membership = Membership(opened(4, 7, 14), passed, 7)
+    assert (membership.left, membership.reached) == ((3, 12), 14)

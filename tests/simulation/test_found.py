@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 import dps
+from dps.client.joining import Joining
+from dps.errors import DeadlineExceeded
 from dps.launch.simulate import SimulatedCluster
 from dps.protocol import Decide
 from dps.ps.modes.sync import SyncMode
-from dps.transport.sim import Network, Partition, Pause
+from dps.transport.sim import Kill, Network, Partition, Pause
 from tests.simulation.scenario import run, scenario, varied_with_kills
 
 
@@ -38,6 +40,7 @@ FOUND = [
     ("sync", 308, "the first step was made without a worker that was admitted and had not entered yet"),
     ("steps", 2577, "a ps was dead when the run ended, and was started again"),
     ("bounded", 811, "an incarnation was used twice after the journal could not be written"),
+    ("tokens", 3085, "a session was let into a run epoch that ended before it took part, and forgot what it had lost"),
 ]
 
 
@@ -135,3 +138,49 @@ def test_a_step_that_is_decided_has_what_was_pushed_though_its_session_has_begun
 def test_counters_are_asked_of_the_next_epoch_where_a_ps_is_lost_meanwhile() -> None:
     found = run(varied_with_kills("async", 7))  # a worker ended with Aborted out of session.stats()
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("update", ["sync", "async"])
+def test_a_session_that_came_too_late_to_take_part_joins_again_in_its_next_call(
+    monkeypatch: pytest.MonkeyPatch, update: str
+) -> None:
+    """It was let into the run epoch, and its call ended before it took part: its loop is told of the rollback later."""
+    enter, entered = Joining._enter, list[float]()
+    seen: list[tuple[int, int]] = []
+
+    def late_once(self: Joining, deadline: float) -> None:
+        entered.append(deadline)
+        if len(entered) == 2:
+            raise DeadlineExceeded("too late")
+        enter(self, deadline)
+
+    class Rollbacks(dps.Hook):
+        def rolled_back(self, session: Any, step: int, lost: int) -> None:
+            seen.append((step, lost))
+
+    def pushes(server: Any) -> list[bool | None]:
+        made: list[bool | None] = []
+        params = {"a": np.zeros(4), "b": np.zeros(4)}
+        with dps.Session(
+            server, params, optimizer=dps.optim.SGD(1.0), update=update, checkpoint_dir="run", hooks=[Rollbacks()]
+        ) as session:
+            for _ in range(12):
+                try:
+                    made.append(session.push({"a": np.ones(4), "b": np.ones(4)}).accepted)
+                except DeadlineExceeded:
+                    made.append(None)
+                server.runtime.sleep(0.1)
+            kept = made[made.index(False) :].count(True)
+            assert session.global_step == kept
+            assert all((values == -kept).all() for values in session.pull().values())
+        return made
+
+    monkeypatch.setattr(Joining, "_enter", late_once)
+    run = dps.simulate(
+        pushes, ps=2, workers=1, seed=1, faults=[Kill("ps:1", 0.9, 0.5)], network=Network(latency_s=0.01)
+    )
+    assert not run.errors
+    (made,), ((step, lost),) = run.results, seen
+    before = made.index(None)
+    assert made == [True] * before + [None, False] + [True] * (10 - before)
+    assert step == 0 and lost >= before > 0
