@@ -372,6 +372,25 @@ def test_the_answer_of_a_bounded_step_waits_as_a_pull_does_and_the_error_names_t
     assert not run.errors
 
 
+@pytest.mark.parametrize("ps", [1, 2])
+def test_a_refused_push_moves_no_clock(ps: int) -> None:
+    with sessions(2, dps.Bounded(0), ps=ps) as (quick, slow):
+        for refused in (quick.push, quick.step):
+            with pytest.raises(ValueError, match="NaN"):
+                refused(grads(np.nan))
+        assert everywhere(quick) == 0.0  # it is not ahead
+        quick.push(grads(1.0))
+        waiting = quick.pull_async()
+        for refused in (slow.push, slow.step):
+            with pytest.raises(ValueError, match="NaN"):
+                refused(grads(np.nan))
+        assert everywhere(slow) == -1.0
+        assert not done_soon(waiting, quick)  # the other one has not come nearer
+        slow.push(grads(1.0))
+        slow.pull()
+        assert waiting.result()["a"].tolist() == [-2.0, -2.0]
+
+
 def test_a_worker_that_leaves_no_longer_counts() -> None:
     with sessions(2, dps.Bounded(0)) as (quick, slow):
         quick.push(grads(1.0))

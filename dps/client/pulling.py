@@ -232,7 +232,6 @@ class Pulls:
         connection, pushes = self._connection, self._pushes
         counters = dict(newer_than.counters) if newer_than and newer_than.epoch == connection.membership.epoch else {}
         behind = after and (pushes.under_way or to_come > 0)
-        clock = pushes.acknowledged + (1 if behind else 0)
         last = {ps: number + to_come if behind else 0 for ps, number in pushes.numbers.items()}
         min_step = connection.steps.local_step if connection.agreed.sync and not behind else 0
         patience_ms, plan = self._waiter.patience_ms, connection.agreed.plan
@@ -243,7 +242,7 @@ class Pulls:
             if names is None or parts:
                 lane = connection.peers[ps].lane
                 messages[ps] = Pull(
-                    connection.membership.epoch, min_step, last[ps], clock, counters.get(ps, -1),
+                    connection.membership.epoch, min_step, last[ps], pushes.acknowledged, counters.get(ps, -1),
                     parts, patience_ms, lane.on and not (parts or averages), lane.all_released_below(),
                     keeps_memory=not (parts or averages or newer_than) and self._may_be_kept(plan.layouts[ps]),
                     averages=averages,

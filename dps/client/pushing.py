@@ -246,12 +246,12 @@ class Pushes:
             if connection.compression is not None:
                 connection.compression.settle(operation, connection.agreed.plan, operation.applied)
             result = operation.settle(connection.steps.step)
+            done = operation.error is None and result.accepted
             if self.assigned is not None:
-                done = operation.error is None and result.accepted
                 self.assigned.settled(operation.values, done)
             answers = {transfer.ps: transfer.result for transfer in operation.deciding if transfer.result is not None}
             self._credit |= {ps: answer.number + 1 for ps, answer in answers.items() if answer.credit}
-            self.acknowledged += not operation.assigns
+            self.acknowledged += done and not operation.assigns
             connection.steps.saw(result.step)
             if connection.agreed.sync and (leading := answers.get(connection.agreed.step_ps)) is not None:
                 connection.steps.take_token(leading.number, leading.step)

@@ -241,6 +241,15 @@ def test_bounded_lets_a_pull_wait_until_the_slowest_is_within_the_bound() -> Non
     assert [(who, type(what)) for who, what in ps.pull(2, clock=1)] == [(2, Values)]
 
 
+def test_a_refused_gradient_moves_no_clock() -> None:
+    ps = Ps(Bounded(0))
+    ps.push(1, 1)
+    assert ps.pull(1) == []
+    ((_, refused),) = ps.push(2, 1, value=np.nan)
+    assert refused.status == REFUSED and ps.mode.clocks.now() == {1: 1, 2: 0}  # type: ignore[attr-defined]
+    assert [(who, type(what)) for who, what in ps.push(2, 2)] == [(2, Pushed), (1, Values)]
+
+
 def test_bounded_lets_a_pull_go_on_when_the_slowest_leaves() -> None:
     ps = Ps(Bounded(0))
     ps.push(1, 1)

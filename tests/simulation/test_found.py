@@ -14,7 +14,7 @@ from dps.launch.simulate import SimulatedCluster
 from dps.protocol import Decide
 from dps.ps.modes.sync import SyncMode
 from dps.transport.sim import Kill, Network, Partition, Pause
-from tests.simulation.scenario import run, scenario, varied_with_kills
+from tests.simulation.scenario import run, scenario, varied, varied_with_kills
 
 
 def train(server: Any) -> int:
@@ -184,3 +184,8 @@ def test_a_session_that_came_too_late_to_take_part_joins_again_in_its_next_call(
     before = made.index(None)
     assert made == [True] * before + [None, False] + [True] * (10 - before)
     assert step == 0 and lost >= before > 0
+
+
+def test_a_refused_push_brings_nobody_nearer_in_bounded_mode() -> None:
+    found = run(varied("bounded", 3061))  # a worker read while another one, whose push was refused, was 2 behind
+    assert not found, "\n".join(found)

@@ -357,7 +357,8 @@ def test_values_that_are_set_twice_are_caught(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_clock_that_counts_values_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger.Ledger, "assigned", property(lambda self: 0, lambda self, count: None), raising=False)
+    counts = property(lambda self: self.done, lambda self, count: None)
+    monkeypatch.setattr(ledger.Ledger, "applied", counts, raising=False)
     caught("bounded", "ahead of the slowest", 5)
 
 

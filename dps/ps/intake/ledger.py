@@ -27,8 +27,8 @@ class Ledger:
         self.results: dict[int, Pushed] = {}
         self.done = 0
         """All numbers up to this one have results."""
-        self.assigned = 0
-        """The number of those pushes that set values and had no gradient; not counted in sync mode."""
+        self.applied = 0
+        """The number of those pushes that were applied and had a gradient; not counted in sync mode."""
         self.pulled = 0
         """Version counter that the session last pulled."""
         self.received = self.sent = 0

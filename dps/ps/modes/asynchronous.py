@@ -160,7 +160,6 @@ class AsyncMode:
             self.shard.record_result(ledger, Pushed(number, REFUSED, store.step, 0, store.counter, staged.problem))
         else:
             store.apply(staged.sound(), store.step, record=partial(self._record_assigned, ledger, number))
-        ledger.assigned += 1
         return ledger.results[number]
 
     def _record_assigned(self, ledger: Ledger, number: int, counter: int) -> None:
@@ -197,6 +196,7 @@ class AsyncMode:
     def _record(self, ledger: Ledger, number: int, step: int, staleness: int, credit: bool, counter: int) -> None:
         """A push will be, or is, version `counter`."""
         shard = self.shard
+        ledger.applied += 1
         shard.record_result(ledger, Pushed(number, APPLIED, step, staleness, counter, "", credit=credit))
         pushes = ((ledger.task, ledger.incarnation, number),)
         shard.node.runtime.record("applied", epoch=shard.epoch, counter=counter, step=step, pushes=pushes)
@@ -324,8 +324,7 @@ class BoundedMode(AsyncMode):
         result = super()._apply(ledger, staged)
         if self.shard.is_step_ps:
             alone = len(self.shard.plan.ps) == 1
-            pushes = ledger.done - ledger.assigned if alone else staged.push.clock
-            self.clocks.acknowledged(ledger.incarnation, pushes)
+            self.clocks.acknowledged(ledger.incarnation, ledger.applied if alone else staged.push.clock)
         return result
 
     def members(self, message: Members) -> None:
