@@ -52,9 +52,7 @@ class Places:
         """Since when processes wait, by their tickets."""
 
     def waits(self, message: Register, address: str, sender: Sender) -> bool:
-        """Whether the sender has to wait, and has been told so. Raises ConfigError if its place is certainly taken, and
-        for a ps beyond those of the run."""
-        self._check_index(message, address)
+        """Whether the sender has to wait, and has been told so. Raises ConfigError if its place is certainly taken."""
         ticket, now = sender.peer.ticket, self._node.now()
         why = self._why(message, address, ticket)
         if why is None:
@@ -73,6 +71,17 @@ class Places:
             log.warning("%s: refused the process at %s: %s", self._node.name, address, why.refusal)
             raise ConfigError(why.refusal)
         return False
+
+    def check_index(self, message: Register, address: str) -> None:
+        """Raise ConfigError for a ps with an index that is not one of those which the chief was told to expect."""
+        task, expected = message.task, self._cluster.ps.expected
+        if message.job == "ps" and task >= 0 and expected and task not in expected:
+            refusal = (
+                f"this cluster has {len(expected)} ps, and ps:{task} is not one of them; give another --task, or none, "
+                f"or start the chief with --ps {task + 1}"
+            )
+            log.warning("%s: refused ps:%d at %s: %s", self._node.name, task, address, refusal)
+            raise ConfigError(refusal)
 
     def holder(self, job: str, task: int, address: str, ticket: str) -> str:
         """The task of the living process that has this place and is not that of the ticket; "" if nobody has it."""
@@ -97,17 +106,6 @@ class Places:
         if self._cluster.is_open(job, task) and self._members.awaited(name, ticket, since_s):
             return self._second(name)
         return None if task >= 0 else self._further(job)
-
-    def _check_index(self, message: Register, address: str) -> None:
-        """Raise ConfigError for a ps with an index that is not one of those which the chief was told to expect."""
-        task, expected = message.task, self._cluster.ps.expected
-        if message.job == "ps" and task >= 0 and expected and task not in expected:
-            refusal = (
-                f"this cluster has {len(expected)} ps, and ps:{task} is not one of them; give another --task, or none, "
-                f"or start the chief with --ps {task + 1}"
-            )
-            log.warning("%s: refused ps:%d at %s: %s", self._node.name, task, address, refusal)
-            raise ConfigError(refusal)
 
     def _second(self, other: str, at: str = "") -> _Wait:
         return _Wait(

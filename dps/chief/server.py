@@ -112,6 +112,7 @@ class ChiefActor(Actor):
         if self.places.waits(message, address, sender):
             return
         cluster.check_place(message, address, sender, self.sessions.addresses)
+        self.places.check_index(message, address)
         self.node.present(address, message.proof)
         if job not in cluster.jobs:
             cluster.reaching.check(address, self.node.now(), self.node.address, name)
