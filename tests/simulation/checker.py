@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter, deque
 from collections.abc import Iterator
 
@@ -68,7 +69,10 @@ def ended(cluster: SimulatedCluster, killed: set[str], holders: tuple[int, ...])
         elif name == "chief" and process.incarnation and process.exit_code == 3 and over(cluster, killed):
             continue  # started again after everybody had been told to end
         elif (
-            name.startswith("ps") and process.incarnation and process.exit_code == 3 and missed_the_end(cluster, killed)
+            name.startswith("ps")
+            and process.exit_code == 3
+            and (process.incarnation or stood_still_at_the_end(cluster, name))
+            and missed_the_end(cluster, killed)
         ) or (process.exit_code == 3 and not name.startswith("worker") and lost_for_good(cluster, killed, holders)):
             continue
         elif name == "chief" and process.exit_code == 0 and not somebody_finished(cluster):
@@ -103,9 +107,16 @@ def gave_up(cluster: SimulatedCluster) -> bool:
 
 
 def missed_the_end(cluster: SimulatedCluster, killed: set[str]) -> bool:
-    """The run has ended well: a ps that was dead meanwhile, and is started again, finds nobody."""
+    """The run has ended well: a ps that was dead meanwhile, or stood still, finds nobody."""
     there = {n: p for n, p in cluster.world.processes.items() if not n.startswith("ps") and n not in killed}
     return all(p.exit_code == 0 for p in there.values())
+
+
+def stood_still_at_the_end(cluster: SimulatedCluster, name: str) -> bool:
+    """The process was stopped when the chief ended, which a chief does without a ps that has not come to it: one that
+    an earlier chief knew, and that no variable is on."""
+    over = max((e.time_s for e in cluster.world.trace if e.what == "exit" and e.process == "chief"), default=math.inf)
+    return any(e.what == "resume" and e.process == name and e.time_s > over for e in cluster.world.trace)
 
 
 def nobody_knows(cluster: SimulatedCluster, killed: set[str], holders: tuple[int, ...]) -> bool:

@@ -70,6 +70,11 @@ def test_a_chief_that_finds_only_a_ps_without_variables_after_the_end_may_fail()
     assert not run(scenario("bounded", 303), variables=1)
 
 
+def test_a_ps_without_variables_that_stood_still_while_the_run_ended_finds_nobody() -> None:
+    """The chief was started again meanwhile, and had not heard of it."""
+    assert not run(scenario("bounded", 3772), variables=1)
+
+
 def pushes_each_number_until_it_is_accepted(server: Any) -> list[float]:
     with dps.Session(server, {"a": np.zeros((2, 8))}, optimizer=dps.optim.SGD(1.0)) as session:
         for number in range(8):
