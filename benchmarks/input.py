@@ -101,13 +101,13 @@ def loader(work: str) -> Iterator[Any]:
     """Batches of a DataLoader with one process, without end."""
     import torch.utils.data
 
-    made: Any = torch.utils.data.DataLoader(
-        Prepared(work),  # type: ignore[arg-type]
-        SHAPES[work][1], shuffle=True, num_workers=1, drop_last=True, persistent_workers=True,
-        collate_fn=as_tensors,  # type: ignore[arg-type]
+    made: Any = torch.utils.data.DataLoader
+    batches = made(
+        Prepared(work), SHAPES[work][1], shuffle=True, num_workers=1, drop_last=True, persistent_workers=True,
+        collate_fn=as_tensors,
     )  # fmt: skip
     while True:
-        yield from made
+        yield from batches
 
 
 def dataset_task(function: str) -> tuple[dps.Server, subprocess.Popen[bytes]]:
