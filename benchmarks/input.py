@@ -101,8 +101,8 @@ def loader(work: str) -> Iterator[Any]:
     """Batches of a DataLoader with one process, without end."""
     import torch.utils.data
 
-    made: Any = torch.utils.data.DataLoader
-    batches = made(
+    of_torch: Any = torch.utils.data.DataLoader
+    batches = of_torch(
         Prepared(work), SHAPES[work][1], shuffle=True, num_workers=1, drop_last=True, persistent_workers=True,
         collate_fn=as_tensors,
     )  # fmt: skip

@@ -285,7 +285,9 @@ class Pushed(Message, kind=24, roles=ANSWER):
         if not self.lent:
             return *about, *NOT_LENT
         counter, step, memories = self.lent
-        if len(memories) != 1 or memories[0].__class__ is not list or not memories[0][-1:] > [0]:
+        if memories.__class__ is not list or len(memories) != 1 or memories[0].__class__ is not list:
+            return None
+        if not memories[0] or not memories[0][-1]:
             return None
         return *about, counter, step, *memories[0]
 

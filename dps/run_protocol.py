@@ -343,7 +343,7 @@ class TokenMade(Message, kind=76, roles=ANSWER):
 
 class Enrol(Message, kind=77, roles=TOKENS):
     """Accept this public key, which the owner of a token has made. Answered with Enrolled, or refused if the token is
-    for another role than the one that is wanted (""; any)."""
+    for another role than `role` ("": any)."""
 
     key: bytes
     role: str = ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
@@ -68,20 +68,18 @@ class Places:
             self._node.answer(sender, Waiting(why.text))
             return True
         if why.refusal:
-            log.warning("%s: refused the process at %s: %s", self._node.name, address, why.refusal)
-            raise ConfigError(why.refusal)
+            self._refuse(address, why.refusal)
         return False
 
     def check_index(self, message: Register, address: str) -> None:
         """Raise ConfigError for a ps with an index that is not one of those which the chief was told to expect."""
         task, expected = message.task, self._cluster.ps.expected
         if message.job == "ps" and task >= 0 and expected and task not in expected:
-            refusal = (
+            self._refuse(
+                address,
                 f"this cluster has {len(expected)} ps, and ps:{task} is not one of them; give another --task, or none, "
-                f"or start the chief with --ps {task + 1}"
+                f"or start the chief with --ps {task + 1}",
             )
-            log.warning("%s: refused ps:%d at %s: %s", self._node.name, task, address, refusal)
-            raise ConfigError(refusal)
 
     def holder(self, job: str, task: int, address: str, ticket: str) -> str:
         """The task of the living process that has this place and is not that of the ticket; "" if nobody has it."""
@@ -106,6 +104,10 @@ class Places:
         if self._cluster.is_open(job, task) and self._members.awaited(name, ticket, since_s):
             return self._second(name)
         return None if task >= 0 else self._further(job)
+
+    def _refuse(self, address: str, refusal: str) -> NoReturn:
+        log.warning("%s: refused the process at %s: %s", self._node.name, address, refusal)
+        raise ConfigError(refusal)
 
     def _second(self, other: str, at: str = "") -> _Wait:
         return _Wait(

@@ -64,7 +64,7 @@ class Joining:
         while True:
             opened = self._opened(deadline)
             agreed, before = connection.agreed, connection.membership
-            membership = Membership(opened, before, connection.steps.step)
+            membership = before.next(opened, connection.steps.step)
             enters = (bool(self._plan) and (self.averages or not agreed.local)) or not agreed.sync
             if enters or opened.epoch != before.epoch:
                 connection.steps.begin(opened.step)
@@ -77,10 +77,11 @@ class Joining:
                     self._enter(deadline)
                 membership.entered = True
                 return
-            except BaseException as error:
-                membership.end()
-                if not isinstance(error, Aborted):
-                    raise
+            except Aborted:
+                continue
+            finally:
+                if not membership.entered:
+                    membership.end()
 
     def _peers(self, membership: Membership) -> dict[int, Peer]:
         layouts, least = self._connection.agreed.plan.layouts, max(1, self._connection.home.runtime.tuning.shard_nbytes)

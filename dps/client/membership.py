@@ -11,26 +11,28 @@ from dps.variables.plan import Plan
 class Membership:
     """The session's membership in one run epoch. A new one is made when the session joins."""
 
-    def __init__(
-        self, opened: SessionOpened | None = None, before: Membership | None = None, step: int = 0
-    ) -> None:  # fmt: skip
-        """`opened` None: the session has not joined yet. `before`: the membership up to now, in which the session has
-        heard of `step`."""
-        self.epoch = self.restored = self.reached = 0
+    def __init__(self) -> None:
+        """Of a session that has not joined yet."""
+        self.epoch = self.restored = 0
+        """`restored`: the step that the epoch began with."""
         self.left = 0, 0
         """The run epoch and the step at which the session last took part."""
-        self.certain, self.over, self.entered = True, False, False
+        self.reached, self.certain = 0, True
+        """The highest step since then, in epochs that are over, that the chief was told of, and whether it is certain
+        that none was higher."""
+        self.over = self.entered = False
         """`over`: a ps or the chief has said that the epoch or the incarnation has ended. The session has to join
         again. `entered`: the session takes part; before, it is only admitted."""
-        if opened is not None and before is not None:
-            self.epoch, self.restored = opened.epoch, opened.step
-            """`restored`: the step that the epoch began with."""
-            self.left, self.certain = (before.epoch, step), opened.certain
-            self.reached = 0 if opened.epoch == before.epoch else opened.reached
-            """The highest step since then, in epochs that are over, that the chief was told of, and whether it is
-            certain that none was higher."""
-            if not before.entered:  # nobody was told what its beginning had undone
-                self.left, self.reached, self.certain = before.left, max(self.reached, before.reached), False
+
+    def next(self, opened: SessionOpened, step: int) -> Membership:
+        """The membership after this one, in which the session has heard of `step`."""
+        made = Membership()
+        made.epoch, made.restored = opened.epoch, opened.step
+        made.left, made.certain = (self.epoch, step), opened.certain
+        made.reached = 0 if opened.epoch == self.epoch else opened.reached
+        if not self.entered:  # nobody was told what the beginning of this one had undone
+            made.left, made.reached, made.certain = self.left, max(made.reached, self.reached), False
+        return made
 
     def end(self) -> None:
         """The epoch, or the session's incarnation, has ended."""

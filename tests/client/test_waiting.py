@@ -16,7 +16,7 @@ def opened(epoch: int, step: int, reached: int, certain: bool = True) -> Any:
 
 
 def taking_part(epoch: int) -> Membership:
-    membership = Membership(opened(epoch, 0, 0), Membership())
+    membership = Membership().next(opened(epoch, 0, 0), 0)
     membership.entered = True
     return membership
 
@@ -39,7 +39,7 @@ def test_lost_steps_are_announced_whatever_the_number_of_the_epoch(
     connection: Any = SimpleNamespace(membership=taking_part(3), home=SimpleNamespace(runtime=runtime))
 
     def join(deadline: float) -> None:
-        connection.membership = Membership(opened(epoch, restored, reached, certain), connection.membership, 12)
+        connection.membership = connection.membership.next(opened(epoch, restored, reached, certain), 12)
         connection.steps = SimpleNamespace(step=restored)
 
     connection.joining = SimpleNamespace(join=join)
@@ -48,12 +48,12 @@ def test_lost_steps_are_announced_whatever_the_number_of_the_epoch(
 
 
 def test_what_was_lost_in_an_epoch_counts_until_the_session_takes_part_again() -> None:
-    passed = Membership(opened(4, 7, 30), taking_part(3), 12)
-    membership = Membership(opened(5, 7, 9), passed, 7)
+    passed = taking_part(3).next(opened(4, 7, 30), 12)
+    membership = passed.next(opened(5, 7, 9), 7)
     assert (membership.left, membership.reached, membership.certain) == ((3, 12), 30, False)
 
 
 def test_what_was_lost_before_a_session_took_part_is_not_counted_again() -> None:
-    passed = Membership(opened(3, 7, 30), taking_part(3), 12)  # given up, and let in again; 30 is of run epoch 2
-    membership = Membership(opened(4, 7, 14), passed, 7)
+    passed = taking_part(3).next(opened(3, 7, 30), 12)  # given up, and let in again; 30 is of run epoch 2
+    membership = passed.next(opened(4, 7, 14), 7)
     assert (membership.left, membership.reached) == ((3, 12), 14)

@@ -80,8 +80,10 @@ class Store:
         all of it in place."""
         with self._lock:
             buffers = self._leasable(self.arenas)
-            names = [buffer.memory.name for buffer in buffers or () if buffer.memory is not None]
-            if buffers is None or len(names) < len(buffers):
+            if buffers is None:
+                return None
+            names = [buffer.memory.name for buffer in buffers if buffer.memory is not None]
+            if len(names) < len(buffers):
                 return None
             return Hold(self.counter, self.step, [], names, buffers if self.leases_on else (), self._lock)
 
