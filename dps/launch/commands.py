@@ -267,6 +267,7 @@ def run_kill(args: argparse.Namespace) -> int:
 def run_prune(args: argparse.Namespace) -> int:
     from dps.launch.runs import folder, prune
     from dps.launch.runs.times import duration, local
+    from dps.transport.private import remove_left
 
     if args.older_than is None and args.keep is None:
         raise ConfigError(
@@ -276,6 +277,7 @@ def run_prune(args: argparse.Namespace) -> int:
         raise ConfigError(f"got --keep {args.keep}; wanted a number from 0")
     older_than_s = None if args.older_than is None else duration("--older-than", args.older_than)
     root, rows, did = folder.root(), list[dict[str, Any]](), "would remove" if args.dry_run else "removed"
+    left = 0
     try:
         for row in prune.rows(prune.chosen(root, older_than_s, args.keep or 0, wall()), not args.dry_run):
             rows.append(row)
@@ -284,6 +286,7 @@ def run_prune(args: argparse.Namespace) -> int:
                 print(f"{did} run {row['id']} ({about}): {prune.size(row['nbytes'])}", flush=True)
         if not args.dry_run:
             prune.sweep(root)
+            left = remove_left()
     except OSError as error:
         raise DpsError(f"{error.filename} cannot be removed: {error.strerror}") from None
     if args.json:
@@ -291,6 +294,8 @@ def run_prune(args: argparse.Namespace) -> int:
     else:
         freed = prune.size(sum(row["nbytes"] for row in rows))
         print(f"{did} {len(rows)} run{'' if len(rows) == 1 else 's'}, {freed}, from {root}")
+        if left:
+            print(f"removed {left} temporary folder{'' if left == 1 else 's'} of processes that were killed")
     return 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from dps.launch.local import LocalCluster
 from dps.launch.plan import small_plan
 from dps.launch.processes import Processes
 from dps.launch.threads import Threads
-from dps.transport.private import private_folder
+from dps.transport.private import private_folder, remove
 
 Serve = str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None
 
@@ -58,7 +57,7 @@ class _Elsewhere(LocalCluster):
 
     def _forget_keys(self) -> None:
         if self._own:
-            shutil.rmtree(self._own, ignore_errors=True)
+            remove(self._own)
             self._own = ""
         if self._before is None:
             os.environ.pop("DPS_KEYS", None)

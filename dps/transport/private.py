@@ -1,26 +1,63 @@
-"""Makes folders for the `ipc://` sockets of one run, into which only this user can look."""
+"""Folders into which only this user can look, for sockets and keys: each has an owner, and goes when its owner is gone.
+
+The owner of a folder is the process that made it. It holds a lock (flock) on the file OWNER in it, which the system
+takes away when the process ends in any way. A process number would not do: the system gives it to another process.
+docs/decisions/0072.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
+import stat
+from collections.abc import Iterator
 
 from dps.errors import ConfigError
 
 LONGEST = 103 - len("/worker-0123456789abcdef")
 """Bytes of a folder's path, so that the paths of sockets in it are not too long for the system."""
+NAME = re.compile(r"dps-[0-9a-f]{16}")
+OWNER = "owner"
+"""The file that the owner has locked. It holds the name of the owner's machine: where machines share a file system, a
+lock may be seen on one of them alone."""
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FILE = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+_owned: dict[str, int] = {}
+"""The folders of this process, and the descriptors of their locks."""
 
 
 def private_folder() -> str:
-    """A new folder of mode 700 in TMPDIR, or else in /tmp. Raises ConfigError if neither can be written."""
-    for parent in filter(None, (os.environ.get("TMPDIR"), "/tmp")):
-        path = os.path.join(os.path.abspath(parent), f"dps-{os.urandom(8).hex()}")
+    """A new folder of mode 700 in TMPDIR, or else in /tmp, which this process owns until `remove`. Removes those of
+    processes that were killed. Raises ConfigError if neither can be written."""
+    for parent in _parents():
+        path = os.path.join(parent, f"dps-{os.urandom(8).hex()}")
         if len(os.fsencode(path)) > LONGEST:
             continue
         with contextlib.suppress(OSError):
             os.mkdir(path, 0o700)
+            _own(path)
+            remove_left()
             return path
     raise ConfigError("no folder for this run's sockets: neither TMPDIR nor /tmp can be written; set TMPDIR to one")
+
+
+def _parents() -> list[str]:
+    return [os.path.abspath(parent) for parent in dict.fromkeys((os.environ.get("TMPDIR"), "/tmp")) if parent]
+
+
+def _own(path: str) -> None:
+    """Lock a new folder. The file gets its name with the lock on it, so nobody finds it without an owner. Where that
+    cannot be done, as on a file system without locks, the folder has no such file, and nobody takes it for left."""
+    import fcntl
+
+    made = os.path.join(path, f".{OWNER}")
+    with contextlib.suppress(OSError):
+        file = _owned[path] = os.open(made, FILE | os.O_CREAT | os.O_EXCL, 0o600)
+        os.write(file, os.uname().nodename.encode())
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.rename(made, os.path.join(path, OWNER))
 
 
 def private_chief() -> tuple[str, str]:
@@ -35,8 +72,61 @@ def neighbour(path: str) -> str:
 
 
 def remove(path: str) -> None:
-    """Remove such a folder, with the sockets that ended processes have left there."""
-    with contextlib.suppress(OSError):
-        for name in os.listdir(path):
-            os.unlink(os.path.join(path, name))
+    """Remove such a folder and all that is in it, also what ended processes have left there."""
+    with contextlib.suppress(OSError), _opened(path) as folder:
+        _clear(path, folder)
+    if path in _owned:
+        os.close(_owned.pop(path))
+
+
+def remove_left() -> int:
+    """Remove the folders of this user whose owners on this machine are gone. Returns how many. Folders of other
+    accounts, links, and folders without an owner's file are not touched."""
+    removed = 0
+    for parent in _parents():
+        with contextlib.suppress(OSError), os.scandir(parent) as entries:
+            names = [entry.name for entry in entries if NAME.fullmatch(entry.name)]
+            removed += sum(_remove_if_left(os.path.join(parent, name)) for name in names)
+    return removed
+
+
+def _remove_if_left(path: str) -> bool:
+    import fcntl
+
+    with contextlib.suppress(OSError), _opened(path) as folder, _opened(OWNER, FILE, folder) as file:
+        private = stat.S_IMODE(os.fstat(folder).st_mode) == 0o700
+        if private and os.read(file, 256) == os.uname().nodename.encode():
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # OSError: its owner lives
+            return _clear(path, folder)
+    return False
+
+
+@contextlib.contextmanager
+def _opened(path: str, flags: int = FOLDER, folder: int | None = None) -> Iterator[int]:
+    """A descriptor of a folder or file of this user. Raises OSError for a link, and for what belongs to others."""
+    found = os.open(path, flags, dir_fd=folder)
+    try:
+        if os.fstat(found).st_uid != os.geteuid():
+            raise PermissionError(path)
+        yield found
+    finally:
+        os.close(found)
+
+
+def _clear(path: str, folder: int) -> bool:
+    """Remove a folder by its descriptor: whoever puts a link at its path meanwhile has no other folder removed. The
+    owner's file goes last, so that what an interrupted call has left is found again. Returns whether all of it went."""
+    import shutil
+
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.name, ignore_errors=True, dir_fd=folder)
+            elif entry.name != OWNER:
+                os.unlink(entry.name, dir_fd=folder)
+    left = os.listdir(folder)
+    if left == [OWNER]:
+        os.unlink(OWNER, dir_fd=folder)
+    if whole := left in ([], [OWNER]):
         os.rmdir(path)
+    return whole

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -272,6 +274,31 @@ def test_launch_prefixes_lines_and_ends_with_zero_soon_after_its_workers_and_lea
     assert {*program.rglob("*"), *Path("/dev/shm").glob("*dps*")} == before
     assert "[worker:0] ends at 20" in text and "[worker:1] ends at 20" in text
     assert text.startswith("[dps] chief at ipc:///")
+
+
+@pytest.mark.slow
+def test_what_a_killed_launcher_has_left_is_removed_by_the_next_start_and_by_prune(
+    program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = Path(tempfile.mkdtemp(dir="/tmp"))  # a path that is short enough for sockets
+    monkeypatch.setenv("TMPDIR", str(temporary))
+
+    def killed() -> Path:
+        process = launch("--ps", "1", "--workers", "1", "program.py", "--", "100000", cwd=program)
+        lines_until(process, "begins")
+        tasks = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        process.communicate(timeout=20)
+        psutil.wait_procs(tasks, 20)
+        (folder,) = temporary.glob("dps-*")
+        return folder
+
+    first = killed()
+    assert killed() != first, "the next start has removed it"
+    prune = [sys.executable, "-m", "dps.cli", "prune", "--keep", "100"]
+    said = subprocess.run(prune, capture_output=True, text=True, check=True).stdout
+    assert "of processes that were killed" in said and not list(temporary.glob("dps-*"))
+    shutil.rmtree(temporary)
 
 
 @pytest.mark.slow

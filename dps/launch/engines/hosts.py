@@ -18,7 +18,7 @@ from dps.launch.engines.host import BEAT_S, SILENT_S
 from dps.launch.engines.remote import RemoteHost
 from dps.launch.plan import Plan, Resources
 from dps.transport.clock import now
-from dps.transport.private import private_folder
+from dps.transport.private import private_folder, remove
 
 END_S = 3.0
 """How long a host process may take to end when the run is over."""
@@ -97,9 +97,7 @@ class HostsEngine:
             for host in self._hosts:
                 host.copy(project.pieces(archive))
         finally:
-            if os.path.exists(archive):
-                os.unlink(archive)
-            os.rmdir(folder)
+            remove(folder)
 
     def _watch(self, closed: threading.Event) -> None:
         """Cut the connections of hosts that are silent."""

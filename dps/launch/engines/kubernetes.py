@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
@@ -16,7 +15,7 @@ from dps.cluster.engines.ranks import PORT
 from dps.errors import ConfigError
 from dps.launch.experiment.experiment import Experiment
 from dps.launch.plan import DATASET, Job, Plan, has_program
-from dps.transport.private import private_folder
+from dps.transport.private import private_folder, remove
 
 API = "jobset.x-k8s.io/v1alpha2"
 CONTAINER = "dps"
@@ -61,7 +60,7 @@ def secrets(name: str, plan: Plan) -> list[dict[str, Any]]:
         path = plan.env.get("DPS_KEYS") or os.environ.get("DPS_KEYS")
         if not path:
             own = private_folder()
-            after.callback(shutil.rmtree, own)
+            after.callback(remove, own)
             path = os.path.join(own, "keys")
             key_files.new(path)
         parts = {role: key_files.part(path, [role]) for role in _roles(plan)}

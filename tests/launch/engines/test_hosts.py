@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import itertools
 import os
 import signal
 import subprocess
@@ -21,13 +20,10 @@ from dps.launch.engines import project
 from dps.launch.engines.host import MODULE, Host, own_address
 from dps.launch.engines.hosts import HostsEngine
 from dps.launch.engines.machine import Machine
-from dps.launch.engines.own_folder import OWNER
 from dps.launch.engines.pipe import Pipe
 from dps.launch.engines.remote import Place, RemoteHost
 from dps.launch.engines.ssh import SSHEngine, command, parse_host, reason
 from dps.launch.plan import Job, Plan, Resources, small_plan
-from dps.launch.runs import folder
-from dps.launch.runs.identity import identity
 from dps.launch.supervisor import Supervisor
 from dps.transport import key_files
 from tests.launch.test_local import until
@@ -167,37 +163,6 @@ def test_a_host_process_keeps_keys_and_projects_private_and_removes_them(
     assert said[-1] == {"is": "failed", "name": "worker:0", "text": "No such file or directory: /nowhere"}
     host.end()
     assert not list(tmp_path.glob("dps-*"))
-
-
-def path_of(host: Host) -> str:
-    assert host._folder is not None
-    return host._folder.path
-
-
-def test_what_a_killed_host_process_has_left_is_removed_by_the_next_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    numbers = itertools.count()
-
-    def made() -> str:
-        path = tmp_path / f"dps-{next(numbers)}"
-        path.mkdir()
-        return str(path)
-
-    monkeypatch.setattr("dps.launch.engines.own_folder.private_folder", made)
-    keys = {"do": "keys", "files": {"worker-1.key": "x" * 40}}
-    killed, lives, elsewhere = (Host(print, {}) for _ in range(3))
-    for host in (killed, lives, elsewhere):
-        host.take(keys)
-    for host, more in ((killed, {"start": "1"}), (elsewhere, {"space": "pid:[1]"})):
-        folder.write(os.path.join(path_of(host), OWNER), identity() | more)
-    (tmp_path / "dps-somebody").mkdir()
-    following = Host(print, {})
-    following.take(keys)
-    left = {str(path) for path in tmp_path.iterdir()}
-    assert left == {*map(path_of, (lives, elsewhere, following)), str(tmp_path / "dps-somebody")}
-    for host in (killed, lives, elsewhere, following):
-        host.end()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
