@@ -191,6 +191,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.parametrize("page", RUN, ids=name_of)
 @pytest.mark.slow
 def test_the_examples_of_a_page_run(page: Path, folder: Path) -> None:
+    if any("import torch" in block.text for block in blocks(page) if not block.note.startswith("skip: ")):
+        pytest.importorskip("torch", reason="this page needs PyTorch: pip install '.[torch]'")
     run_page(page, folder)
 
 

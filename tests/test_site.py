@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 ROOT = Path(__file__).parents[1]
 SETTINGS = (ROOT / "mkdocs.yml").read_text()
+GROUPS: list[tuple[str, Any]] = [item for group in yaml.safe_load(SETTINGS)["nav"] for item in group.items()]
 
 
 def test_what_makes_the_search_work_from_a_folder_is_our_own() -> None:
@@ -21,8 +26,45 @@ def test_what_makes_the_search_work_from_a_folder_is_our_own() -> None:
     assert "iframe-worker" in found[1]  # a name without it, and the plugin adds its own from elsewhere
 
 
+def test_the_sidebar_has_groups_of_at_most_ten_pages_of_the_guide() -> None:
+    assert all(isinstance(pages, list) for _, pages in GROUPS[:-1])
+    for name, pages in GROUPS:
+        if not any(page.startswith(("api/", "notebooks/")) for page in pages):
+            assert isinstance(pages, str) or len(pages) <= 10, f"{name} has {len(pages)} pages"
+
+
+def test_what_happens_in_training_comes_before_the_ways_to_start() -> None:
+    order = [page for _, pages in GROUPS for page in (pages if isinstance(pages, list) else [pages])]
+    training = ["guide/update-modes.md", "guide/placement.md", "guide/checkpoints.md"]
+    starting = ["starting", "experiment-file", "runs", "ssh", "slurm", "ray", "kubernetes", "resolvers", "two-machines"]
+    places = [order.index(page) for page in training]
+    ways = [order.index(f"guide/{name}.md" if name != "starting" else "starting.md") for name in starting]
+    assert max(places) < min(ways)
+
+
+def test_code_in_a_table_is_broken_at_spaces_only() -> None:
+    spec = importlib.util.spec_from_file_location("pages", ROOT / "docs" / "building" / "pages.py")
+    assert spec is not None and spec.loader is not None
+    pages = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(pages)
+    html = "<p><code>--task_index 0</code></p><table><td align='left'><code>--task_index 0</code></td></table>"
+    words = "<code><span>--task_index</span> <span>0</span></code>"
+    assert (
+        pages.on_page_content(html) == f"<p><code>--task_index 0</code></p><table><td align='left'>{words}</td></table>"
+    )
+    style = (ROOT / "docs" / "assets" / "site.css").read_text()
+    assert re.search(r"\.md-typeset td code > span {\s*white-space: nowrap;", style)
+
+
+def answers(words: str, sections: list[dict[str, str]]) -> list[str]:
+    """The places whose heading has all the words, as the search puts them first."""
+    return [s["location"] for s in sections if all(w in re.split(r"\W+", s["title"].lower()) for w in words.split())]
+
+
 @pytest.mark.slow
-def test_no_page_of_the_site_loads_anything_from_elsewhere(tmp_path: Path) -> None:
+def test_no_page_of_the_site_loads_anything_from_elsewhere_and_the_search_finds_what_is_asked_first(
+    tmp_path: Path,
+) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, check=True)
     pages = sorted(tmp_path.rglob("*.html"))
@@ -33,3 +75,9 @@ def test_no_page_of_the_site_loads_anything_from_elsewhere(tmp_path: Path) -> No
         tags = re.findall(r"<(?:script|link|img|iframe|source)\b[^>]*>", text)
         elsewhere = [tag for tag in tags if re.search(r"""(?:src|href)=["']?(?:https?:)?//""", tag)]
         assert not elsewhere, f"{page.name}: {elsewhere[:3]}"
+    index = (tmp_path / "search" / "search_index.js").read_text()
+    sections = json.loads(index[index.index("{") : index.rindex("}") + 1])["docs"]
+    assert "guide/runs.html#stop-a-run" in answers("stop a run", sections)
+    assert {"guide/update-modes.html#clip-gradients", "guide/pytorch.html#clip-gradients"} <= set(
+        answers("clip", sections)
+    )

@@ -1,4 +1,4 @@
-"""Makes the site's pages of the notebooks, with their outputs, when the site is built."""
+"""Makes the site's pages of the notebooks, with their outputs, when the site is built; keeps words of code in tables whole."""
 
 from __future__ import annotations
 
@@ -24,6 +24,22 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         for name, data in pictures.items():
             files.append(File.generated(config, f"notebooks/{name}", content=data))
     return files
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Called by mkdocs with the HTML of a page's text."""
+    return re.sub(r"<td\b.*?</td>", lambda cell: whole_words(cell[0]), html, flags=re.S)
+
+
+def whole_words(cell: str) -> str:
+    """A table's cell in which each word of code is an element of its own, because browsers break lines after a hyphen.
+
+    The style sheet keeps these elements in one line; a line may still end at a space."""
+    return re.sub(
+        r"<code>([^<]*)</code>",
+        lambda code: "<code>" + re.sub(r"\S+", r"<span>\g<0></span>", code[1]) + "</code>",
+        cell,
+    )
 
 
 def page_of(notebook: dict[str, Any], name: str) -> tuple[str, dict[str, bytes]]:
