@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -42,6 +43,17 @@ _MODULES = {
     "partition": "dps.cluster.partition",
     "sim": "dps.transport.sim",
 }
+_OF_TENSORFLOW = {
+    "train": "tf.train.Server is dps.Server, MonitoredTrainingSession is dps.Session, StopAtStepHook is dps.StopAtStep",
+    "MonitoredTrainingSession": "it is dps.Session here", "SyncReplicasOptimizer": "it is dps.SyncReplicas here",
+    "StopAtStepHook": "it is dps.StopAtStep here", "CheckpointSaverHook": "it is dps.CheckpointSaver here",
+    "StepCounterHook": "it is dps.StepCounter here", "LoggingTensorHook": "it is dps.LogMetrics here",
+    "NanTensorHook": "it is dps.NanGuard here", "SummarySaverHook": "it is dps.SummarySaver here",
+    "SessionRunHook": "it is dps.Hook here", "IndexedSlices": "it is dps.Rows here",
+    "distribute": "tf.distribute is dps.strategy here", "keras": "it is dps.nn here, with optimizers in dps.optim",
+    "get_or_create_global_step": "the step is session.global_step here",
+}  # fmt: skip
+"""TensorFlow's names that people look for here."""
 
 __all__ = [*_NAMES, *_MODULES]  # noqa: PLE0604
 
@@ -117,7 +129,10 @@ def __getattr__(name: str) -> Any:
     elif name in _MODULES:
         value = _loaded(_MODULES[name])
     else:
-        raise AttributeError(f"module 'dps' has no attribute {name!r}")
+        here = _OF_TENSORFLOW.get(name)
+        hint = f": {here}; docs/coming-from-tensorflow.md has all names" if here else ""
+        told = f"module 'dps' has no attribute {name!r}{hint}"
+        raise AttributeError(told, name=name, obj=sys.modules[__name__])  # of which Python makes "Did you mean"
     globals()[name] = value
     return value
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, TypeVar
 
 from dps import config
 from dps import update as update_modes
@@ -22,6 +22,7 @@ from dps.task_node import make_node, network_flags, node_keys
 from dps.transport.current import runtime
 
 INDEX_S = 60.0
+T = TypeVar("T")
 
 
 class Server(ServedTask):
@@ -37,6 +38,8 @@ class Server(ServedTask):
         job: "chief" (or "master"), "ps" or "worker"; "evaluator" for a task outside of the training cluster, which
             only reads and need not be in `cluster`.
         task: The index within the job, from 0.
+        job_name: Another name for `job`, and
+        task_index: one for `task`, as TensorFlow has them.
         chief: The chief's address, "HOST:PORT", for a task that joins.
         workers: How many workers the chief expects.
         ps: How many ps the chief expects.
@@ -84,6 +87,8 @@ class Server(ServedTask):
         job: str | None = None,
         task: int | None = None,
         *,
+        job_name: str | None = None,
+        task_index: int | None = None,
         chief: str | None = None,
         workers: int | None = None,
         ps: int | None = None,
@@ -105,6 +110,8 @@ class Server(ServedTask):
         from dps.transport.address import Binding, check_advertised
 
         check_advertised(advertise)
+        job = _one("job", job, "job_name", job_name)
+        task = _one("task", task, "task_index", task_index)
         self.runtime = runtime()
         self.cluster = ClusterSpec(cluster or {})
         self._filters = DeviceFilters.parse(device_filters, self.cluster)
@@ -269,3 +276,10 @@ class Server(ServedTask):
             worker._beside = Beside((chief, ps), folder)
             undo.pop_all()
         return worker
+
+
+def _one(name: str, value: T | None, other: str, same: T | None) -> T | None:
+    """The value of an argument that has two names. Raises ConfigError for two different values."""
+    if value is not None and same is not None and value != same:
+        raise ConfigError(f"got {name}={value!r} and {other}={same!r}, which mean the same; give one of them")
+    return same if value is None else value

@@ -12,20 +12,19 @@ from dps.errors import Unavailable
 from dps.telemetry import log
 from dps.transport.current import keys_for
 from dps.transport.endpoint import Runtime
+from dps.transport.roles import roles_of
 
 if TYPE_CHECKING:
     from dps.transport.address import Binding
     from dps.transport.keys import Credentials
 
 
-CLIENTS = {"client": ("worker", "reader")}
-"""The roles of a job that has no keys of its own: the first of which there is a key."""
 PLAIN = "plain sockets without keys (--trusted-network): whoever reaches them can read and change the run"
 
 
 def node_keys(own: Identity, binding: Binding, path: str | os.PathLike[str] | None) -> Credentials | None:
     """The keys of a task's node. A worker that hosts the chief has the chief's; its sessions have a worker's."""
-    roles = ("chief",) if own.hosts_chief else CLIENTS.get(own.job, (own.job,))
+    roles = ("chief",) if own.hosts_chief else roles_of(own.job)
     chief = str(binding.asked()) if own.hosts_chief else own.chief
     found = keys_for(chief, *roles, path=path, trusted=binding.trusted)
     if found is not None:
@@ -38,7 +37,7 @@ def node_keys(own: Identity, binding: Binding, path: str | os.PathLike[str] | No
 
 def session_keys(job: str, keys: Credentials | None) -> Credentials | None:
     """The keys with which the sessions of a task of this job connect."""
-    roles = (job,) if job in ("worker", "evaluator", "dataset") else CLIENTS["client"]
+    roles = roles_of(job if job in ("worker", "evaluator", "dataset") else "client")
     return None if keys is None else keys.as_role(*roles)
 
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 import re
 from functools import cache
 
+import pytest
+
+import dps
 from tests.test_docs import DOCS, RUN, blocks, read
 
 PAGE = DOCS / "coming-from-tensorflow.md"
@@ -77,3 +80,18 @@ def test_each_no_has_its_reason_and_what_to_do_instead() -> None:
     nos = [cells for cells in rows() if cells[1] == "no"]
     assert nos
     assert not [cells[0] for cells in nos if len(cells[2].rstrip(" |")) < 20]
+
+
+@pytest.mark.parametrize("name", dps._OF_TENSORFLOW)
+def test_a_name_of_tensorflow_leads_to_that_of_dps_and_to_the_page(name: str) -> None:
+    with pytest.raises(AttributeError, match=r"; docs/coming-from-tensorflow\.md has all names$") as caught:
+        getattr(dps, name)
+    for named in re.findall(r"dps\.(\w+)", str(caught.value)):
+        assert getattr(dps, named) is not None
+    assert name in read(PAGE)
+
+
+def test_another_name_that_is_not_there_says_no_more_than_python_does() -> None:
+    with pytest.raises(AttributeError, match=r"^module 'dps' has no attribute 'Sesion'$") as caught:
+        dps.Sesion  # noqa: B018
+    assert caught.value.name == "Sesion", "of which Python makes: Did you mean: 'Session'?"

@@ -35,6 +35,24 @@ def test_job_and_task_may_be_left_out_where_there_is_one_choice_only() -> None:
         dps.Server({"ps": names(2), "worker": names(1)}, "ps")
 
 
+def test_job_and_task_have_the_names_of_tensorflow_too() -> None:
+    cluster = {"chief": names(1), "ps": names(2)}
+    with dps.Server(cluster, job_name="chief", task_index=0), dps.Server(cluster, job_name="ps", task_index=1) as ps:
+        assert ps.name == "ps:1"
+    with pytest.raises(dps.ConfigError, match="got job='ps' and job_name='worker', which mean the same"):
+        dps.Server({"worker": ["127.0.0.1:0"]}, "ps", 0, job_name="worker")
+
+
+def test_two_tasks_of_a_lone_job_find_each_other_as_in_the_documents_first_example() -> None:
+    first, second = names(2)
+    cluster = dps.ClusterSpec({"local": [first, second]})
+    with dps.Server(cluster, job="local", task=0) as lead, dps.Server(cluster, job="local", task=1) as other:
+        for server in (lead, other):
+            server.wait_joined(server.runtime.now() + 20)
+            assert server.target == first
+        assert (lead.name, other.name) == ("local:0", "local:1")
+
+
 def run_static(cluster: dict[str, Any]) -> tuple[list[dps.Server], list[int]]:
     """All tasks of a cluster in this process; the workers train. Everything ends by itself."""
     tasks = [(job, index) for job in cluster for index in range(len(cluster[job]))]

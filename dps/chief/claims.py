@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dps.errors import ConfigError, PermissionDenied
+from dps.transport.roles import roles_of
 
 HIGHEST, LONGEST = 65535, 64
 """The highest index of a task, and the longest name of a job: the chief remembers all names that it has heard."""
@@ -17,7 +18,7 @@ def check_name(job: str, task: int) -> None:
 def check_claim(role: str, job: str, name: str, trains: bool = False) -> None:
     """Raise PermissionDenied for what a role may not be. `role` "": this process, or there are no keys. `trains`: it
     brings variables, so that it takes part in steps."""
-    may_be = ("worker", "reader") if job == "client" else (job,)
+    may_be = roles_of(job)
     if role and role not in may_be:
         raise PermissionDenied(f"got {name} with the key of {role}; wanted that of {' or '.join(may_be)}")
     if trains and role not in ("", "worker"):

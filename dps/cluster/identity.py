@@ -29,7 +29,7 @@ class Identity:
 
     @staticmethod
     def in_cluster(cluster: ClusterSpec, job: str | None, task: int | None, bind: str = "") -> Identity:
-        """A task whose cluster names all addresses. The chief is the chief job's task, else the first worker.
+        """A task whose cluster names all addresses. The chief is the one of `ClusterSpec.chief_task`.
 
         Job and task may be left out if there is only one choice. Raises ConfigError if there are more. `bind`: where to
         listen instead of the address that the cluster names; others are told the cluster's. An evaluator need not be in
@@ -93,7 +93,7 @@ def bound(bind: str, told: str) -> str:
 
 
 def _lead(cluster: ClusterSpec, who: str) -> Task:
-    """The task that hosts the chief: that of the chief job, or the first worker. Raises ConfigError without either."""
+    """The task that hosts the chief. Raises ConfigError if none can."""
     lead = cluster.chief_task()
     if lead is None:
         raise ConfigError(

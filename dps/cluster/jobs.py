@@ -13,11 +13,13 @@ JOBS = ("chief", "ps", "worker", "evaluator", "dataset")
 
 
 def unknown(cluster: ClusterSpec) -> list[str]:
-    """A line for each job that dps has no work for."""
+    """A line for each job that dps has no work for. A lone job of a name of its own is none: its first task leads."""
     lines = []
     for job in cluster.jobs:
         if job not in JOBS and cluster.num_tasks(job):
             close = difflib.get_close_matches(job, JOBS, 1, 0.6)
+            if len(cluster.jobs) == 1 and not close:
+                continue
             hint = f"did you mean {close[0]!r}?" if close else f"the jobs of dps are {', '.join(JOBS)}"
             lines.append(f"cluster: dps does not use the job {job!r} ({tasks(cluster, job)}); {hint}")
     return lines

@@ -9,6 +9,8 @@ from dps.errors import ConfigError
 from dps.record import record
 
 Tasks = list[str] | dict[int, str]
+FOLLOWING = ("ps", "evaluator", "dataset")
+"""The jobs whose tasks need another one that leads the run."""
 
 
 @record
@@ -195,9 +197,12 @@ class ClusterSpec:
         """The task that hosts the chief.
 
         Returns:
-            The chief job's task, else the first worker; None where there is neither.
+            The chief job's task, else the first worker, else the first task of a lone job of another name (but ps,
+                evaluator or dataset, whose tasks cannot lead); None where there is none of these.
         """
-        job = next((job for job in ("chief", "worker") if self._jobs.get(job)), None)
+        others = [job for job in self._jobs if job not in FOLLOWING]
+        lone = others if len(self._jobs) == 1 else []
+        job = next((job for job in ("chief", "worker", *lone) if self._jobs.get(job)), None)
         return None if job is None else Task(job, next(iter(self._jobs[job])))
 
     def check_servable(self) -> None:

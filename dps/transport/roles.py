@@ -26,3 +26,9 @@ TOKEN = "token"
 TOKENS: Roles = frozenset({TOKEN})
 ANSWER: Roles = frozenset()
 """A message that only answers another one."""
+
+
+def roles_of(job: str) -> tuple[str, ...]:
+    """The roles whose key a task of a job may have, the preferred one first. A client, or a job that dps has no role
+    for, has that of a worker or of a reader."""
+    return (job,) if job in ROLES else ("worker", "reader")

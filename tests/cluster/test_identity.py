@@ -52,6 +52,17 @@ def test_a_cluster_without_a_chief_and_a_worker_is_refused_with_what_to_add(clus
         who(cluster, "ps", 0)
 
 
+def test_the_first_task_of_a_lone_job_leads_as_in_the_documents_first_example() -> None:
+    local = {"local": [W0, W3]}
+    first, second = who(local, "local", 0), who(local, "local", 1)
+    assert (first.hosts_chief, second.hosts_chief, first.chief, second.chief) == (True, False, W0, W0)
+    for alone in ("ps", "evaluator", "dataset"):
+        with pytest.raises(ConfigError, match="which leads the run"):
+            who({alone: [W0, W3]}, alone, 0)
+    with pytest.raises(ConfigError, match="which leads the run"):
+        who({"local": [W0], "other": [W3]}, "local", 0)
+
+
 def test_what_has_one_choice_may_be_left_out() -> None:
     assert (who({"worker": {2: W0}}).job, who({"worker": {2: W0}}).task) == ("worker", 2)
     with pytest.raises(ConfigError, match="which job is this task of"):

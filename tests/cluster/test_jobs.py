@@ -15,6 +15,8 @@ def test_jobs_that_dps_has_no_work_for_are_named_with_what_may_be_meant() -> Non
         "cluster: dps does not use the job 'wroker' (2 tasks); did you mean 'worker'?",
         "cluster: dps does not use the job 'local' (1 task); the jobs of dps are chief, ps, worker, evaluator, dataset",
     ]
+    assert unknown(dps.ClusterSpec({"local": ["a:1", "b:1"]})) == [], "its first task leads"
+    assert "did you mean 'worker'?" in unknown(dps.ClusterSpec({"workers": ["a:1", "b:1"]}))[0]
     assert unknown(dps.ClusterSpec({"ps": ["a:1"], "master": ["b:1"], "dataset": ["c:1"]})) == []
 
 
