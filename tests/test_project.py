@@ -56,6 +56,23 @@ def test_issues_have_templates_and_a_public_ci_runs_what_ci_runs() -> None:
         assert f"Programming Language :: Python :: {version}" in PROJECT["classifiers"]
 
 
+def test_a_public_schedule_runs_what_is_too_long_for_each_push() -> None:
+    workflow = yaml.load(text(".github/workflows/scheduled.yml"), yaml.BaseLoader)  # YAML 1.1 reads "on" as True
+    (when,) = workflow["on"]["schedule"]
+    assert re.fullmatch(r"\d+ \d+ \* \* [\d*]", when["cron"])  # a minute and an hour of a day
+    (job,) = workflow["jobs"].values()
+    rows = job["strategy"]["matrix"]["include"]
+    assert {row["target"] for row in rows} == {"chaos", "networks", "engines", "fuzz"}
+    makefile = text("Makefile")
+    for row in rows:
+        assert re.search(rf"^{row['target']}: ", makefile, re.M)
+        minutes = [int(number) for number in re.findall(r"MINUTES=(\d+)", row["settings"])]
+        assert sum(minutes) + 20 < int(job["timeout-minutes"])
+        assert all(f"{name} ?= " in makefile for name in re.findall(r"(\w+)=", row["settings"]))
+    (command,) = [step["run"] for step in job["steps"] if " make " in step.get("run", "")]
+    assert command.endswith("make PYTHON=python ${{ matrix.target }} ${{ matrix.settings }}")
+
+
 def test_torch_is_installed_by_a_line_of_ci_and_nothing_of_the_images_dependencies_is() -> None:
     """pip prints a red line about mlxtend's missing dependencies, unless it is told not to."""
     assert not [need for need in PROJECT["optional-dependencies"]["dev"] if re.match(r"torch|jax|mlxtend", need)]
