@@ -321,6 +321,40 @@ class Token(Message, kind=27, roles=ANSWER):
     step: int
 
 
+FIRST, TRAINED, APART = 0, 1, 2
+"""What a session did before a call of all workers: it has made no push; its last push counts; it has pushed, and its
+last push does not count, or it has joined again since."""
+
+
+class Exchange(Message, kind=28, roles=WORKERS):
+    """A worker's part of a call that all workers in sync make together, such as the sum of their losses. For the step
+    ps. Answered with Exchanged once all have made it."""
+
+    epoch: int
+    step: int
+    """The session's local step."""
+    place: int
+    """How many such calls it has made since its last push."""
+    call: int
+    """How many it has made at all."""
+    since: int
+    """FIRST, TRAINED or APART."""
+    what: str
+    """The call in words. All workers must make the same one."""
+    head: int
+    """How many bytes of the array describe the arrays that it holds; as of `dps.collectives.packing`."""
+    arrays: tuple[Array, ...] = ()
+
+
+class Exchanged(Message, kind=29, roles=ANSWER):
+    """The parts of the workers, in the order of their tasks."""
+
+    heads: list[int]
+    without: str
+    """Who has no part in it and why, as text for people; "" for nobody."""
+    arrays: tuple[Array, ...] = ()
+
+
 # -- ps to ps, synchronous steps --------------------------------------------------------------------------
 
 

@@ -28,6 +28,7 @@ from dps.variables.tree import Nesting, nested
 
 if TYPE_CHECKING:
     from dps.averages import MovingAverage
+    from dps.client.exchanging import Exchanging
     from dps.client.opening import Model
     from dps.client.watching import Watch
     from dps.compress import Compressor
@@ -357,6 +358,13 @@ def join_run(server: Server, timeout: float = 60.0) -> Session:
         session._give_up(error)
         raise
     return session
+
+
+def exchanging(session: Session) -> Exchanging:
+    """The calls by which a session in sync exchanges values with those of the other workers."""
+    from dps.client.exchanging import Exchanging
+
+    return Exchanging(session._connection, session._waiter, session._turns)
 
 
 if TYPE_CHECKING:

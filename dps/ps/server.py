@@ -7,13 +7,14 @@ from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
 from dps.actors.tickets import Unproven, digest
 from dps.checkpoint import load_told
-from dps.errors import Aborted, DpsError, NotAuthenticated, ProtocolError
+from dps.errors import Aborted, ConfigError, DpsError, NotAuthenticated, ProtocolError
 from dps.outer import as_applied
 from dps.protocol import (
     WINDOW,
     Credit,
     Decide,
     Enter,
+    Exchange,
     Lookup,
     Probe,
     Probed,
@@ -260,6 +261,13 @@ class PsActor(Actor):
             shard.mode.again(ledger, message.number, sender)
         else:
             self.node.answer(sender, PushMissing(message.number))
+
+    def on_Exchange(self, message: Exchange, sender: Sender) -> None:
+        shard = self._shard(message.epoch)
+        shard.ledger(sender)
+        if not isinstance(shard.mode, SyncMode):
+            raise ConfigError(f"{message.what}: workers reduce values through a ps in sync alone")
+        shard.mode.exchange(message, sender)
 
     # -- from other ps ----------------------------------------------------------------------------------------
 

@@ -77,7 +77,6 @@ class ReplicaContext:
             DeadlineExceeded: A replica did not come in time; the message names it.
         """
         op = op_of(op)
-        self.strategy.check_all_replicas_are_here("all_reduce")
 
         def decide(values: list[Any]) -> list[Any]:
             made = each_leaf(lambda path, leaf: _still(leaf), self.strategy.over_replicas(op, values))
@@ -99,7 +98,6 @@ class ReplicaContext:
             ConfigError: Arrays that do not fit together, or replicas that make different calls.
             DeadlineExceeded: A replica did not come in time; the message names it.
         """
-        self.strategy.check_all_replicas_are_here("all_gather")
 
         def decide(values: list[Any]) -> list[Any]:
             made = each_leaf(lambda path, leaf: _still(leaf), self.strategy.gather_over_replicas(values, axis))
@@ -112,10 +110,8 @@ class ReplicaContext:
     ) -> Any:
         """Call a function once for all replicas of this process, outside of them, and return its result to each.
 
-        Blocks until all replicas of this process call it. Under `MultiWorkerMirrored` it is called in each worker, and
-        `reduce` and `apply_gradients` in it reach all of them. Under `ParameterServer` there is one replica in each
-        process: the function sees that alone, as under TensorFlow's strategy of that name, also in sync;
-        `apply_gradients` sums over the workers on the ps.
+        Blocks until all replicas of this process call it. Under `MultiWorkerMirrored`, and under `ParameterServer`
+        in sync, it is called in each worker, and `reduce` and `apply_gradients` in it reach all of them.
 
         Args:
             function: Called as `function(strategy, *args, **kwargs)`. It may call `reduce` and `apply_gradients`.

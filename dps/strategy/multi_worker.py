@@ -12,17 +12,15 @@ from dps.collectives.group import Group
 from dps.errors import ConfigError
 from dps.optim import Optimizer
 from dps.server import Server
+from dps.strategy.across import AcrossWorkers
 from dps.strategy.devices import gpu_of, present
-from dps.strategy.reduction import gathered, op_of, reduced
-from dps.strategy.strategy import Strategy
-from dps.strategy.values import array_of, each_leaf
 from dps.strategy.variables import Variables
 
 ALGORITHMS = ("auto", "ring", "tree", "direct", "all", "ps")
 ON_LOSS = ("continue", "end")
 
 
-class MultiWorkerMirrored(Strategy):
+class MultiWorkerMirrored(AcrossWorkers):
     """A replica on each device of each worker; all keep copies of the variables, and sum gradients by all-reduce.
 
     The cluster needs no ps. Every worker runs the same program and makes the same calls: `variables`,
@@ -112,47 +110,11 @@ class MultiWorkerMirrored(Strategy):
         """Whether this worker writes the checkpoints: the first one that is left."""
         return self.group.rank == 0
 
-    def over_replicas(self, op: str, values: Sequence[Any], axis: int | None = None) -> Any:
-        found: list[Any] = []
-
-        def leaf(path: str, *of: Any) -> int:
-            found.append(np.asarray(reduced("max" if op == "max" else "sum", of, axis)))
-            count = len(of) if axis is None else sum(array_of(value).shape[axis] for value in of)
-            found.append(np.array(count, np.int64))
-            return len(found) - 2
-
-        places = each_leaf(leaf, *values)
-        sums = [each.copy() for each in self.group.all_reduce(found[::2], "max" if op == "max" else "sum")]
-        counts = self.group.all_reduce(found[1::2]) if op == "mean" else []
-
-        def made(path: str, place: int) -> Any:
-            result = sums[place // 2][()]
-            if op != "mean":
-                return result
-            count = counts[place // 2]
-            return result / (result.dtype.type(count) if result.dtype.kind == "f" else int(count))
-
-        return each_leaf(made, places)
-
-    def gather_over_replicas(self, values: Sequence[Any], axis: int) -> Any:
-        found: list[Any] = []
-
-        def leaf(path: str, *of: Any) -> int:
-            found.append(gathered(of, axis))
-            return len(found) - 1
-
-        places = each_leaf(leaf, *values)
-        rows = self.group.gather(found)
-        return each_leaf(lambda path, place: gathered([row[place] for row in rows], axis), places)
+    def _all_workers(self) -> Group:
+        return self.group
 
     def any_goes_on(self, here: bool) -> bool:
         return bool(self.group.all_reduce([np.array([here], np.int64)], "max")[0])
-
-    def reduce(self, op: str, value: Any, axis: int | None = None) -> Any:
-        return self.over_replicas(op_of(op), self.local_results(value), axis)
-
-    def gather(self, value: Any, axis: int) -> Any:
-        return self.gather_over_replicas(self.local_results(value), axis)
 
     def _variables(self, params: object, optimizer: Optimizer | None) -> Variables:
         from dps.strategy.worker_variables import WorkerVariables

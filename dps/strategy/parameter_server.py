@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from dps.client.session import Session
 from dps.errors import ConfigError
 from dps.optim import Optimizer
 from dps.record import replace
 from dps.server import Server
+from dps.strategy.across import AcrossWorkers, Workers
+from dps.strategy.reduction import reduced
 from dps.strategy.session_variables import SessionVariables
-from dps.strategy.strategy import Strategy
 from dps.strategy.variables import Variables
+from dps.transport.wire import Array
 from dps.update import SyncReplicas, Update, parse
 
 
-class ParameterServer(Strategy):
+class ParameterServer(AcrossWorkers):
     """One replica in each worker process; the variables are those of a `dps.Session`, on the ps.
 
     With `update="sync"` all workers are in sync: each gets its part of the global batch, and the ps sums the workers'
     gradients (`reduction="sum"`, whatever the mode that is given says). A worker without a gradient for a variable, or
-    one that has left, adds nothing. In the other modes each worker works for itself on whole batches, and
-    `num_replicas_in_sync` is 1. `reduce`, `gather` and `merge_call` reach the replica of this process only, so in sync
-    mode a loss is this worker's share.
+    one that has left, adds nothing. `reduce`, `gather` and the calls of replicas are barriers over all workers, which
+    must make the same ones; they wait up to `timeout` seconds. In the other modes each worker works for itself on
+    whole batches, and `num_replicas_in_sync` is 1.
 
     `variables` may be called once: all trained values are nested in its params. Use the strategy in a `with` block, or
     call `close`, which ends the session.
@@ -59,7 +64,7 @@ class ParameterServer(Strategy):
             from dps.cluster import jobs
 
             jobs.warn(jobs.unfit(server.cluster, type(self).__name__, needs=("ps",), leaves=()))
-        self._session: Session | None = None
+        self._made: SessionVariables | None = None
 
     @property
     def checkpoint_dir(self) -> str | None:
@@ -86,16 +91,15 @@ class ParameterServer(Strategy):
             raise ConfigError(f"{self.server.name} is none of the workers {tasks} that are in sync")
         return tasks.index(self.server.task)
 
-    def check_all_replicas_are_here(self, what: str) -> None:
-        """Raise ConfigError if replicas in sync are in other processes."""
-        if self._workers > 1:
-            raise ConfigError(
-                f"{what}: the other {self._workers - 1} replicas are in other workers, and a ps sums gradients "
-                "alone; use apply_gradients, or Mirrored on one machine"
-            )
+    def _all_workers(self) -> Workers | None:
+        if self.num_replicas_in_sync == 1:
+            return None
+        if self._made is None:
+            raise ConfigError("reduce: workers meet on the ps once they have joined the run; make the variables first")
+        return WorkersInSync(self._made, self.timeout)
 
     def _variables(self, params: Any, optimizer: Optimizer | None) -> Variables:
-        if self._session is not None:
+        if self._made is not None:
             raise ConfigError(
                 "variables: called a second time; under ParameterServer one call holds all trained values: "
                 'nest them, as strategy.variables({"generator": ..., "discriminator": ...})'
@@ -107,13 +111,30 @@ class ParameterServer(Strategy):
                 f"ParameterServer: the run has {session.update}, and this strategy was given no update, as for workers "
                 "that do not wait for each other; say update='sync' here, and leave it out on the ps or say 'sync:sum'"
             )
-        self._session = session
-        return SessionVariables(self, session)
+        self._made = SessionVariables(self, session)
+        return self._made
 
     def close(self) -> None:
         """End the session, as `dps.Session.close`. Blocks. A second call does nothing."""
-        if self._session is not None:
-            self._session.close()
+        if self._made is not None:
+            self._made.session.close()
+
+
+class WorkersInSync:
+    """The workers of a synchronous run, whose values go through the step ps."""
+
+    def __init__(self, variables: SessionVariables, timeout: float) -> None:
+        self._exchanging, self._timeout = variables.exchanging, timeout
+
+    def all_reduce(self, arrays: Sequence[Array], op: str = "sum") -> list[Array]:
+        """As Workers.all_reduce. Added in the order of tasks, so all get the same bits."""
+        what = f"reduce {op!r} of {', '.join(f'{array.dtype.name}{list(array.shape)}' for array in arrays[:4])}"
+        rows = self._exchanging.gather(what, arrays, self._timeout)
+        return [np.asarray(reduced(op, of_workers)) for of_workers in zip(*rows, strict=True)]
+
+    def gather(self, arrays: Sequence[Array]) -> list[list[Array]]:
+        """As Workers.gather."""
+        return self._exchanging.gather(f"gather of {len(arrays)} arrays", arrays, self._timeout)
 
 
 def workers_in_sync(server: Server | str, update: Update | None) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dps.client.session import Session
+from dps.client.session import Session, exchanging
 from dps.reply import Push
 from dps.strategy.variables import Variables
 from dps.variables.tree import leaves
@@ -18,7 +18,7 @@ class SessionVariables(Variables):
 
     def __init__(self, strategy: Strategy, session: Session) -> None:
         super().__init__(strategy)
-        self.session = session
+        self.session, self.exchanging = session, exchanging(session)
         self._read: Any = None
 
     def read(self, on_device: bool = False) -> Any:
@@ -33,7 +33,11 @@ class SessionVariables(Variables):
     def apply_gradients(self, grads: Any, loss: Any = None) -> Push:
         """As Variables.apply_gradients: a push. A synchronous ps sums those of all workers."""
         self._replica("apply_gradients")
-        push = self.session.push(grads, loss=loss)
+        push: Push | None = None
+        try:
+            push = self.session.push(grads, loss=loss)
+        finally:
+            self.exchanging.pushed(push)
         self._read = None
         return push
 

@@ -149,9 +149,6 @@ class Strategy:
         with entered(self, ReplicaContext(self, replica, meeting)), device(self.devices[replica]):
             return function(*args, **kwargs)
 
-    def check_all_replicas_are_here(self, what: str) -> None:
-        """ConfigError if replicas in sync are in other processes, which `what` does not reach."""
-
     def over_replicas(self, op: str, values: Sequence[Any], axis: int | None = None) -> Any:
         """Reduce what each replica of this process has over all replicas that are reached.
 
@@ -191,7 +188,7 @@ class Strategy:
     # -- values -----------------------------------------------------------------------------------------------------
 
     def reduce(self, op: str, value: Any, axis: int | None = None) -> Any:
-        """Make one value of those of the replicas of this process.
+        """Make one value of those of all replicas in sync. All workers that have some of them have to call it.
 
         Args:
             op: "sum", "mean" or "max", in any case.
@@ -202,8 +199,9 @@ class Strategy:
             Numbers or arrays, in the nesting of `value`.
 
         Raises:
-            ConfigError: Values of different shapes, an axis that they do not have, or the sum of a plain value over
-                several replicas.
+            ConfigError: Values of different shapes, an axis that they do not have, the sum of a plain value over
+                several replicas, or workers that make different calls.
+            DeadlineExceeded: A worker did not come in time; the message names it.
         """
         op = op_of(op)
 

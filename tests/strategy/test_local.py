@@ -50,6 +50,17 @@ def test_one_worker_gives_the_guides_losses() -> None:
     np.testing.assert_allclose(losses, GUIDE, atol=1e-6)
 
 
+def guide(server: Any) -> Any:
+    with Local(server, 4) as strategy:
+        return train(strategy, guide_params(), guide_batches(5))[0]
+
+
+def test_workers_with_the_guides_batches_print_the_guides_losses() -> None:
+    run = dps.simulate(guide, workers=2)
+    assert not run.errors, run.errors
+    np.testing.assert_allclose(run.results, [GUIDE, GUIDE], atol=1e-6)
+
+
 def test_bad_numbers_of_steps_are_refused() -> None:
     with pytest.raises(ConfigError, match="steps is an int of at least 1"):
         Local("127.0.0.1:1", 0)

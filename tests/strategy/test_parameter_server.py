@@ -19,15 +19,12 @@ def in_sync(server: Any, workers: int, first: Any, dataset: list[Any]) -> Any:
         return train(strategy, first, dataset)
 
 
-def losses_of(run: Any) -> Any:
-    assert not run.errors, run.errors
-    return np.sum([losses for losses, _ in run.results], axis=0)
-
-
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_the_guides_loop_gives_the_guides_losses(workers: int) -> None:
+def test_the_guides_loop_prints_the_guides_losses_on_each_worker(workers: int) -> None:
     run = dps.simulate(in_sync, workers, guide_params(), guide_batches(5 * workers), workers=workers)
-    np.testing.assert_allclose(losses_of(run), GUIDE, atol=1e-6)
+    assert not run.errors, run.errors
+    for losses, _ in run.results:
+        np.testing.assert_allclose(losses, GUIDE, atol=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -40,10 +37,44 @@ def test_the_curve_is_that_of_plain_sgd_also_with_uneven_parts_and_lost_messages
         in_sync, workers, params(), dataset, workers=workers, ps=2, seed=seed, network=network, faults=faults,
         compute=dps.sim.Compute(seconds=0.05, jitter=0.5),
     )  # fmt: skip
+    assert not run.errors, run.errors
     wanted, end = plain(params(), dataset)
-    np.testing.assert_allclose(losses_of(run), wanted, atol=1e-6)
-    for _, values in run.results:
+    for losses, values in run.results:
+        np.testing.assert_allclose(losses, wanted, atol=1e-6)
         np.testing.assert_allclose(values["kernel"], end["kernel"], atol=1e-6)
+
+
+def calls(server: Any) -> Any:
+    """What each worker gets of values that differ."""
+    with ParameterServer(server, dps.SyncReplicas(3, 3)) as strategy:
+        with strategy.scope():
+            variables = strategy.variables({"w": np.zeros(1)}, optimizer=dps.optim.SGD(1.0))
+        task = float(server.task)
+        found = [strategy.reduce("sum", {"a": task, "b": np.array([1, server.task])})]
+        variables.apply_gradients({"w": np.ones(1)})
+        found.append(strategy.reduce("MEAN", np.arange(1.0 + task), axis=0))
+        found.append(strategy.reduce("max", task))
+        found.append(strategy.gather(np.full(server.task, task), 0))
+        variables.apply_gradients({"w": np.ones(1)})
+
+        def step() -> Any:
+            context = dps.strategy.get_replica_context()
+            assert context is not None
+            return context.all_reduce("sum", task), context.all_gather(np.full(1, task))
+
+        found += strategy.run(step)
+        assert strategy.local_results(task) == (task,)
+        return found
+
+
+@pytest.mark.parametrize("ps", [1, 2])
+def test_values_are_reduced_and_gathered_over_all_workers(ps: int) -> None:
+    run = dps.simulate(calls, workers=3, ps=ps)
+    assert not run.errors, run.errors
+    for sums, mean, largest, rows, total, ones in run.results:
+        assert sums["a"] == 3 and sums["b"].tolist() == [3, 3]
+        assert mean == pytest.approx(4 / 6) and largest == 2 and rows.tolist() == [1, 2, 2]
+        assert total == 3 and ones.tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("update", [None, "async", "bounded:1"])
@@ -135,19 +166,6 @@ def test_a_worker_that_has_left_adds_nothing() -> None:
     assert run.results == [18.0, 18.0, 12.0]  # twice 1 + 2 + 3, and twice 1 + 2
 
 
-def test_other_replicas_are_out_of_reach() -> None:
-    def of_all() -> Any:
-        context = dps.strategy.get_replica_context()
-        assert context is not None
-        return context.all_reduce("sum", 1.0)
-
-    def work(server: Any) -> None:
-        with ParameterServer(server, dps.SyncReplicas(2, 2)) as strategy, pytest.raises(ConfigError, match="in other"):
-            strategy.run(of_all)
-
-    assert not dps.simulate(work, workers=2).errors
-
-
 def merged(server: Any) -> Any:
     """A step that applies its gradients in a merge_call, as an optimizer of TensorFlow does."""
     with ParameterServer(server, dps.SyncReplicas(2, 2)) as strategy:
@@ -168,9 +186,9 @@ def merged(server: Any) -> Any:
         return strategy.run(step), seen, float(variables.read()["w"][0])
 
 
-def test_merge_call_sees_the_replica_of_its_worker_and_gradients_in_it_are_summed_over_all() -> None:
+def test_in_a_merge_call_values_and_gradients_are_summed_over_all() -> None:
     run = dps.simulate(merged, workers=2)
-    assert run.results == [(1, [-1.0], 3.0), (1, [-2.0], 3.0)], run.errors
+    assert run.results == [(1, [-3.0], 3.0), (1, [-3.0], 3.0)], run.errors
 
 
 @pytest.mark.parametrize("mode", ["sync", "sync:sum"])

@@ -80,6 +80,8 @@ class Quorum:
     ) -> None:
         self.ps = tuple(ps)
         self.step = step
+        self.chosen: Sequence[PushId] = ()
+        """The pushes of which the current step was made; () if it was not made here."""
         self.configured_aggregate, self.configured_total = aggregate, total
         self._initial_tokens = initial_tokens
         self._usual = aggregate is total is initial_tokens is None
@@ -157,7 +159,7 @@ class Quorum:
         effect of `report` for all of them, and their tokens are granted."""
         for _, incarnation, number in pushes:
             self._next[incarnation] = number + 1
-        self.step += 1
+        self.step, self.chosen = self.step + 1, pushes
 
     # -- questions --------------------------------------------------------------------------------------------
 
@@ -208,6 +210,10 @@ class Quorum:
     def waits(self, incarnation: int) -> bool:
         """Whether a push or an entry of this session waits."""
         return incarnation in self._at_door or any(w.id[1] == incarnation for w in self._waiting)
+
+    def has_pushed(self, incarnation: int) -> bool:
+        """Whether a push of this session waits for its step."""
+        return any(w.id[1] == incarnation for w in self._waiting)
 
     # -- how it works -----------------------------------------------------------------------------------------
 
@@ -295,6 +301,7 @@ class Quorum:
     def _freeze(self) -> Decision:
         self.step += 1
         decision = Decision(self.step, chosen=tuple(sorted(self._held)))
+        self.chosen = decision.chosen
         self._held, self._excused = [], []
         self._started = True
         self.tokens.hand_out(self.step, max(self.total, self.aggregate))

@@ -7,11 +7,25 @@ from typing import Any
 
 from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
-from dps.protocol import APPLIED, DROPPED, REFUSED, WINDOW, Decide, Pull, Push, Pushed, PushHeld, Report, Token
+from dps.protocol import (
+    APPLIED,
+    DROPPED,
+    REFUSED,
+    WINDOW,
+    Decide,
+    Exchange,
+    Pull,
+    Push,
+    Pushed,
+    PushHeld,
+    Report,
+    Token,
+)
 from dps.ps.intake.intake import Gathering, Intake
 from dps.ps.intake.ledger import Ledger
 from dps.ps.intake.staged import PushOf, Staged
 from dps.ps.modes.combine import assigned, combined
+from dps.ps.modes.exchanges import Exchanges
 from dps.ps.modes.quorum import Decision, Grant, Member, PushId, Quorum
 from dps.ps.modes.together import Together
 from dps.ps.serving.long_waits import LongWaits
@@ -25,6 +39,8 @@ class SyncMode:
     """On every ps, a complete push is reported to the step ps, and is not applied before the step ps says so. Only the
     step ps has the `Quorum`. Its decisions go to all ps under dense numbers and are carried out in that order, so a
     step has the same set everywhere. A cluster of one ps sends no messages for this.
+
+    More than 12 attributes: three machines meet here, which see the same pushes and members.
     """
 
     frees = False
@@ -49,6 +65,9 @@ class SyncMode:
         self._together: Together | None = None
         if self.quorum and not self._others:
             self._together = Together(shard, self.quorum, self._note, settings.reduction)
+        self._exchanges: Exchanges | None = None
+        if self.quorum is not None:
+            self._exchanges = Exchanges(self.quorum, self._has_pushed, shard.node.answer)
         self._accepted: list[tuple[int, int]] = []
         """The pushes that count, by incarnation and number, of sessions that were not told yet."""
 
@@ -69,6 +88,7 @@ class SyncMode:
                 self._long_waits.add(partial(self._report_late, staged.push.step))
         elif not together.make():
             self._report_kept()
+        self._settle_exchanges()
 
     def at_once(self, push: Push, ledger: Ledger, sender: Sender) -> bool:
         """A push waits for those of the others."""
@@ -142,6 +162,7 @@ class SyncMode:
         else:
             members = {incarnation: Member(task, name, worker) for incarnation, name, task, worker in message.live}
             self._carry_out(self.quorum.set_members(members, message.waiting, message.gone, message.absent))
+            self._settle_exchanges()
 
     def _own_all_but(self, live: set[int]) -> None:
         """Copy the pushes of sessions that have ended. Their memory may soon be that of their next incarnations, but
@@ -164,6 +185,23 @@ class SyncMode:
         waits = f"step {self.quorum.step + 1} waits for " + (", ".join(missing) or "workers that have a token")
         return f"{shortage}: {waits}" if shortage else waits
 
+    # -- calls of all workers -----------------------------------------------------------------------------------
+
+    def exchange(self, message: Exchange, sender: Sender) -> None:
+        """A worker makes a call that all workers in sync make together."""
+        if self._exchanges is None:
+            raise ValueError(f"{self.shard.node.name} is not the step ps; that is ps:{self.shard.step_ps}")
+        self._exchanges.ask(message, sender)
+
+    def _settle_exchanges(self) -> None:
+        if self._exchanges is not None and self._exchanges.open:
+            self._exchanges.settle()
+
+    def _has_pushed(self, incarnation: int) -> bool:
+        """Whether a push of this session for the next step is complete."""
+        kept = () if self._together is None else self._together.kept
+        return any(key[1] == incarnation for key in kept) or bool(self.quorum and self.quorum.has_pushed(incarnation))
+
     # -- decisions --------------------------------------------------------------------------------------------
 
     def on_report(self, message: Report) -> None:
@@ -172,6 +210,7 @@ class SyncMode:
             raise ValueError(f"{self.shard.node.name} is not the step ps; that is ps:{self.shard.step_ps}")
         for incarnation, number, step, refusal in message.pushes:
             self._carry_out(self.quorum.report(message.ps, incarnation, number, step, refusal))
+        self._settle_exchanges()
 
     def on_decide(self, message: Decide) -> None:
         """A decision of the step ps; carried out when all earlier ones are."""

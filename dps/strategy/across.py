@@ -1,0 +1,77 @@
+"""Strategies whose replicas are in several workers: values are reduced over all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from dps.strategy.reduction import gathered, op_of, reduced
+from dps.strategy.strategy import Strategy
+from dps.strategy.values import array_of, each_leaf
+from dps.transport.wire import Array
+
+
+class Workers(Protocol):
+    """The workers of a strategy, as one of them uses them. All make the same calls in the same order."""
+
+    def all_reduce(self, arrays: Sequence[Array], op: str = "sum") -> list[Array]:
+        """The sums or maxima ("max") of the workers' arrays. Blocks. They may change with the next call."""
+
+    def gather(self, arrays: Sequence[Array]) -> list[list[Array]]:
+        """The arrays of each worker, in their order. Blocks. They may change with the second next call."""
+
+
+class AcrossWorkers(Strategy):
+    """A strategy of several workers: `reduce` and `gather` reach the replicas of all."""
+
+    def _all_workers(self) -> Workers | None:
+        """None: there is one worker."""
+        raise NotImplementedError
+
+    def over_replicas(self, op: str, values: Sequence[Any], axis: int | None = None) -> Any:
+        if (workers := self._all_workers()) is None:
+            return super().over_replicas(op, values, axis)
+        found: list[Any] = []
+
+        def leaf(path: str, *of: Any) -> int:
+            found.append(np.asarray(reduced("max" if op == "max" else "sum", of, axis)))
+            count = len(of) if axis is None else sum(array_of(value).shape[axis] for value in of)
+            found.append(np.array(count, np.int64))
+            return len(found) - 2
+
+        places = each_leaf(leaf, *values)
+        brought = found if op == "mean" else found[::2]
+        made = [each.copy() for each in workers.all_reduce(brought, "max" if op == "max" else "sum")]
+
+        def result(path: str, place: int) -> Any:
+            if op != "mean":
+                return made[place // 2][()]
+            total, count = made[place][()], made[place + 1]
+            return total / (total.dtype.type(count) if total.dtype.kind == "f" else int(count))
+
+        return each_leaf(result, places)
+
+    def gather_over_replicas(self, values: Sequence[Any], axis: int) -> Any:
+        if (workers := self._all_workers()) is None:
+            return super().gather_over_replicas(values, axis)
+        found: list[Any] = []
+
+        def leaf(path: str, *of: Any) -> int:
+            found.append(gathered(of, axis))
+            return len(found) - 1
+
+        places = each_leaf(leaf, *values)
+        rows = workers.gather(found)
+        return each_leaf(lambda path, place: gathered([row[place] for row in rows], axis), places)
+
+    def reduce(self, op: str, value: Any, axis: int | None = None) -> Any:
+        if self._all_workers() is None:
+            return super().reduce(op, value, axis)
+        return self.over_replicas(op_of(op), self.local_results(value), axis)
+
+    def gather(self, value: Any, axis: int) -> Any:
+        if self._all_workers() is None:
+            return super().gather(value, axis)
+        return self.gather_over_replicas(self.local_results(value), axis)
