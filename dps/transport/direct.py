@@ -5,22 +5,35 @@ are used if both ends are paired and the receiver's queue has room; else ZeroMQ 
 connections and reports their state. The layers above do not rely on any order between the two ways. Datagrams in flight
 survive when the connection breaks and comes back, as it does when a process was stopped for some seconds. `peers.py`
 decides which peers are heard and written to.
+
+The sockets are files in folders that only their user can enter. So another account can neither write to a socket, nor
+take the name of one whose process has ended (decision 76).
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import socket
+import stat
 import struct
 import sys
+import threading
 from collections.abc import Sequence
 
+from dps.errors import ConfigError
+from dps.telemetry import log
 from dps.transport.endpoint import Buffer, Delivery, Route
 from dps.transport.peers import LONGEST_NBYTES, Peers, fits
+from dps.transport.private import private_folder, remove
 
 _COUNT = struct.Struct("<H")
 _ALONE = struct.Struct("<HI")
 """Precedes a header without frames: the number 1 and the header's length."""
+_lock = threading.Lock()
+_folders: dict[int, str] = {}
+"""The folder of this process's datagram sockets, by its pid: a forked child gets its own."""
 
 
 class Direct:
@@ -45,15 +58,18 @@ class Direct:
             return
         try:
             made.setblocking(False)
-            made.bind(b"\0dps-" + os.urandom(16))  # no file; random, so it is unique
-            self.name, self.fd, self._socket = made.getsockname(), made.fileno(), made
-        except OSError:
+            name = _bind(made)
+        except (OSError, ConfigError) as error:
+            log.debug("no datagrams, small messages go through ZeroMQ: %s", error)
             made.close()
+            return
+        self.name, self.fd, self._socket = name, made.fileno(), made
 
     def pair(self, route: Route, name: bytes, hears: bool) -> bool:
         """Note the name of the peer at a route. `hears`: the peer knows this endpoint's name; otherwise it is written
-        to only once it has written. Returns whether it is heard from now on."""
-        return self._socket is not None and bool(name) and self.peers.pair(route, name, hears)
+        to only once it has written. Returns whether it is heard from now on. A name outside a folder that only this
+        user can enter is refused."""
+        return self._socket is not None and _is_private(name) and self.peers.pair(route, name, hears)
 
     def paired(self, name: bytes) -> Route | None:
         """See `Endpoint.paired`."""
@@ -76,7 +92,7 @@ class Direct:
         assert self._socket is not None
         try:
             self._socket.sendto(data, name)
-        except ConnectionRefusedError:  # that socket is closed
+        except (ConnectionRefusedError, FileNotFoundError):  # that socket is closed
             self.peers.gone(route)
             return False
         except OSError:  # the queue or the system's memory is full: only this time
@@ -92,8 +108,8 @@ class Direct:
                 return None
             except OSError:
                 continue
-            route = self.peers.heard(name)
-            if route is None:
+            route = self.peers.heard(name.encode("utf-8", "surrogateescape")) if isinstance(name, str) else None
+            if route is None:  # a stranger, or a socket without a name
                 continue
             if nbytes > 6 and self._buffer[:6] == _ALONE.pack(1, nbytes - 6):
                 return Delivery(route, bytes(self._buffer[6:nbytes]), [])
@@ -106,7 +122,42 @@ class Direct:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+            with contextlib.suppress(OSError):
+                os.unlink(self.name)
         self.peers.clear()
+
+
+def _bind(made: socket.socket) -> bytes:
+    """Bind a socket in this process's folder; returns its name. Raises OSError, and ConfigError if there is no folder.
+
+    A socket's owner must be able to tell strangers from peers. The name alone does not: any account may bind a name
+    without a file (an abstract one) when its owner has died, and then read and write in the place of the dead."""
+    for known in (True, False):  # a cleaner of TMPDIR may have removed the folder
+        with _lock:
+            folder = _folders.get(os.getpid()) if known else None
+            if folder is None:
+                folder = _folders[os.getpid()] = private_folder()
+                atexit.register(remove, folder)
+        name = os.fsencode(os.path.join(folder, os.urandom(8).hex()))
+        try:
+            made.bind(name)
+            return name
+        except FileNotFoundError:
+            if not known:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _is_private(name: bytes) -> bool:
+    """Whether a name is a path in a folder of this user which nobody else may enter: then only this user, or root, can
+    have bound it."""
+    if not os.path.isabs(name):
+        return False
+    try:
+        found = os.lstat(os.path.dirname(name))
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) & 0o077 == 0
 
 
 def _joined(header: bytes, frames: Sequence[Buffer]) -> bytes:
@@ -129,7 +180,7 @@ def _is_open(name: bytes) -> bool:
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
             probe.connect(name)
-    except ConnectionRefusedError:
+    except (ConnectionRefusedError, FileNotFoundError):
         return False
     except OSError:
         pass

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import socket
+import stat
 import struct
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -62,6 +66,37 @@ def test_strangers_are_not_heard(make: Make) -> None:
     assert node.receive() is None
 
 
+def test_a_socket_lies_in_a_folder_that_only_its_user_may_enter(make: Make) -> None:
+    one, other = make(), make()
+    folder = Path(os.fsdecode(one.name)).parent
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700 and Path(os.fsdecode(other.name)).parent == folder
+    one.close()
+    assert [os.fsencode(path) for path in folder.iterdir() if path.is_socket()] == [other.name]
+
+
+def test_a_process_whose_folder_was_removed_makes_another(make: Make) -> None:
+    client, node = pair(make)
+    shutil.rmtree(os.path.dirname(node.name))
+    assert not client.send("node", b"head", []) and "node" not in client.peers.written
+    client, node = pair(make)
+    assert client.send("node", b"head", []) and node.receive() == Delivery(b"client", b"head", [])
+
+
+def test_a_name_that_another_account_could_bind_is_not_paired(make: Make, tmp_path: Path) -> None:
+    node = make()
+    open_to_all, own = tmp_path / "open", tmp_path / "own"
+    open_to_all.mkdir()
+    own.mkdir(mode=0o700)
+    open_to_all.chmod(0o755)
+    (tmp_path / "link").symlink_to(own)
+    assert node.pair(b"own", os.fsencode(own / "name"), hears=True)
+    for name in (open_to_all / "name", tmp_path / "link" / "name", tmp_path / "absent" / "name"):
+        assert not node.pair(b"route", os.fsencode(name), hears=True)
+    for text in (b"", b"\0dps-abstract", b"relative/name", b"/"):
+        assert not node.pair(b"route", text, hears=True)
+    assert not node.send(b"route", b"head", [])
+
+
 @pytest.mark.parametrize(
     "datagram",
     [
@@ -72,8 +107,10 @@ def test_strangers_are_not_heard(make: Make) -> None:
 def test_malformed_datagrams_are_thrown_away_and_the_next_is_read(make: Make, datagram: bytes) -> None:
     node = make()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        sender.bind("")
-        node.pair(b"client", sender.getsockname(), hears=False)
+        name = os.path.join(os.path.dirname(node.name), b"client")
+        sender.bind(name)
+        node.pair(b"client", name, hears=False)
+        os.unlink(name)
         sender.sendto(datagram, node.name)
         sender.sendto(struct.pack("<HI", 1, 4) + b"good", node.name)
     got = node.receive()
