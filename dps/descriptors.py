@@ -11,15 +11,16 @@ from dps.errors import ConfigError, OutOfDescriptors
 
 SPARE = 16
 """Additional descriptors for temporary use: checkpoints, module imports, a program's own files."""
-NEEDS = {"chief": (16, 5, 6), "ps": (26, 6, 3), "worker": (38, 7, 0)}
+NEEDS = {"chief": (17, 5, 6), "ps": (27, 6, 3), "worker": (39, 7, 0)}
 """Descriptors of each job: for itself, per ps and per worker. Counted in /proc/PID/fd of runs with 1 to 4 of each."""
 LAUNCHER = (26, 0, 3)
 """The same for `dps launch`, which asks the chief at the end."""
 USUAL = 1024
 ANY_NUMBER = 1 << 16
 """The most connections where the system has no limit."""
-ROOM = 12
-"""More descriptors than making a socket takes: its own, its monitor's, and those for resolving its address."""
+ROOM = 16
+"""More descriptors than making an endpoint takes: its sockets and their monitors, the folder of its datagram socket,
+and those for resolving an address."""
 
 
 def needed(job: str, ps: int, workers: int) -> int:

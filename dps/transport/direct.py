@@ -137,7 +137,7 @@ def _bind(made: socket.socket) -> bytes:
             folder = _folders.get(os.getpid()) if known else None
             if folder is None:
                 folder = _folders[os.getpid()] = private_folder()
-                atexit.register(remove, folder)
+                atexit.register(_remove_folder, os.getpid(), folder)
         name = os.fsencode(os.path.join(folder, os.urandom(8).hex()))
         try:
             made.bind(name)
@@ -146,6 +146,12 @@ def _bind(made: socket.socket) -> bytes:
             if not known:
                 raise
     raise AssertionError("unreachable")
+
+
+def _remove_folder(pid: int, folder: str) -> None:
+    """Remove the folder of the process of this number at its end, not at that of a forked child."""
+    if pid == os.getpid():
+        remove(folder)
 
 
 def _is_private(name: bytes) -> bool:

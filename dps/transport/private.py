@@ -30,8 +30,8 @@ _owned: dict[str, int] = {}
 
 def private_folder() -> str:
     """A new folder of mode 700 in TMPDIR, or else in /tmp, which this process owns until `remove`. Removes those of
-    processes that were killed. Raises ConfigError if neither can be written."""
-    for parent in _parents():
+    processes that were killed. Raises ConfigError if neither can be written, or others could rename what is there."""
+    for parent in filter(_keeps_names, _parents()):
         path = os.path.join(parent, f"dps-{os.urandom(8).hex()}")
         if len(os.fsencode(path)) > LONGEST:
             continue
@@ -40,7 +40,26 @@ def private_folder() -> str:
             _own(path)
             remove_left()
             return path
-    raise ConfigError("no folder for this run's sockets: neither TMPDIR nor /tmp can be written; set TMPDIR to one")
+    raise ConfigError(
+        f"no folder for this run's sockets in {' or '.join(_parents())}: none can be written, or other accounts may "
+        "rename what is in it; set TMPDIR to a folder that only you may write"
+    )
+
+
+def _keeps_names(parent: str) -> bool:
+    """Whether no other account can rename what this one makes in a folder: it and those above it belong to root or this
+    account, and are not writable by others, or sticky. Otherwise another account could put its own folder in place."""
+    at = os.path.realpath(parent)
+    with contextlib.suppress(OSError):
+        trusted = {0, os.geteuid(), os.stat("/").st_uid}  # in a user namespace, root may have another number
+        while True:
+            found = os.stat(at)
+            if found.st_uid not in trusted or (found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX):
+                return False
+            if at == os.path.dirname(at):
+                return True
+            at = os.path.dirname(at)
+    return False
 
 
 def _parents() -> list[str]:
@@ -72,11 +91,13 @@ def neighbour(path: str) -> str:
 
 
 def remove(path: str) -> None:
-    """Remove such a folder and all that is in it, also what ended processes have left there."""
+    """Remove such a folder and all that is in it, also what ended processes have left there, and their own folders: a
+    launcher removes its folder when its tasks are gone."""
     with contextlib.suppress(OSError), _opened(path) as folder:
         _clear(path, folder)
     if path in _owned:
         os.close(_owned.pop(path))
+    remove_left()
 
 
 def remove_left() -> int:

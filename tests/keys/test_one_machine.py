@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -60,5 +62,21 @@ def test_a_folder_whose_path_is_too_long_for_sockets_is_not_used(
         private.remove(made)
     assert not Path(made).exists()
     monkeypatch.setattr(os, "mkdir", lambda *args: (_ for _ in ()).throw(PermissionError()))
-    with pytest.raises(ConfigError, match="set TMPDIR to one"):
+    with pytest.raises(ConfigError, match="set TMPDIR to a folder that only you may write"):
         private.private_folder()
+
+
+def test_a_folder_in_which_others_may_rename_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = Path(tempfile.mkdtemp(dir="/tmp"))  # pytest's own folders have long paths
+    try:
+        below = shared / "b"
+        below.mkdir()
+        for folder in (shared, below):
+            monkeypatch.setenv("TMPDIR", str(folder))
+            for mode, used in ((0o777, False), (0o775, False), (0o1777, True), (0o755, True)):
+                shared.chmod(mode)
+                made = Path(private.private_folder())
+                assert (made.parent == folder) == used, oct(mode)
+                private.remove(str(made))
+    finally:
+        shutil.rmtree(shared)
