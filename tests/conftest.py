@@ -8,6 +8,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -39,3 +40,12 @@ def no_cluster_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     for name in list(os.environ):
         if name.startswith(CLUSTER_VARIABLES):
             del os.environ[name]
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every account can enter, as those of `tmp_path` are not."""
+    made = Path(tempfile.mkdtemp(dir="/tmp"))
+    made.chmod(0o755)
+    yield made
+    shutil.rmtree(made)

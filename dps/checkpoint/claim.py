@@ -12,6 +12,7 @@ import os
 from weakref import WeakSet
 
 from dps.checkpoint.storage import AT_ONCE, check_regular, refused
+from dps.own_files import FILE
 
 TRIES = 20
 """How often to try again if the file is deleted and made again meanwhile."""
@@ -103,7 +104,7 @@ def _opened(path: str) -> tuple[int, bool] | None:
     """(descriptor, whether the file was made); None if it was deleted at this moment."""
     flags = os.O_RDWR | AT_ONCE
     try:
-        return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666), True
+        return os.open(path, flags | os.O_CREAT | os.O_EXCL, FILE), True
     except FileExistsError:
         pass
     try:

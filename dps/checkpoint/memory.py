@@ -93,6 +93,10 @@ class MemoryStorage:
         except OSError as error:
             raise refused("write checkpoints to", folder, error) from error
 
+    def close(self, folder: str, made: Iterable[str]) -> str:
+        """As Storage.close: it has no other accounts."""
+        return ""
+
     def claim(self, path: str) -> MemoryClaim | None:
         """As Storage.claim. The code that simulates the end of a process must drop its claims."""
         key = posixpath.normpath(path)

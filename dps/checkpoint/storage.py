@@ -2,7 +2,8 @@
 
 A write happens completely or not at all. Every call blocks until it is done, may be made from any thread, and raises
 CheckpointError, with the path, the reason and what to try, if the operating system refuses. Only regular files are
-read, because a FIFO could block its reader for ever, and a link could name a file that is none of the run's.
+read, because a FIFO could block its reader for ever, and a link could name a file that is none of the run's. What is
+made is for this user alone: mode 700 for folders, 600 for files.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from dps.errors import CheckpointError, ConfigError
+from dps.own_files import FILE, FOLDER, close_folder, warning
 
 TEMPORARY = ".tmp"
 """Suffix of a file that is being written. Its name starts with a dot and the final name."""
@@ -72,6 +74,10 @@ class Storage(Protocol):
 
     def check_writable(self, folder: str) -> None:
         """Make the folder and try to write into it, so that a bad checkpoint_dir is reported at the start."""
+
+    def close(self, folder: str, made: Iterable[str]) -> str:
+        """Keep other accounts out of these folders in `folder`, which dps has made. Returns a warning if they may use
+        `folder` itself, which somebody else has made, else ""."""
 
     def claim(self, path: str) -> Claim | None:
         """Open a file, made with its folder if necessary, and keep other processes from claiming it.
@@ -240,6 +246,13 @@ class LocalStorage:
         except OSError as error:
             raise refused("write checkpoints to", folder, error) from error
 
+    def close(self, folder: str, made: Iterable[str]) -> str:
+        """As Storage.close."""
+        folder = self._within(folder)
+        for name in made:
+            close_folder(os.path.join(folder, name))
+        return warning(folder, "what dps makes there is for this account alone")
+
     def claim(self, path: str) -> Claim | None:
         """As Storage.claim: a lock of the whole file (flock)."""
         path = self._within(path)
@@ -278,7 +291,7 @@ AT_ONCE = sum(getattr(os, name, 0) for name in ("O_BINARY", "O_NONBLOCK", "O_NOC
 @contextmanager
 def _regular(path: str, flags: int) -> Iterator[int]:
     """The descriptor of a regular file, closed afterwards. Does not block, whatever kind of file is at `path`."""
-    descriptor = os.open(path, flags | AT_ONCE, 0o666)
+    descriptor = os.open(path, flags | AT_ONCE, FILE)
     try:
         check_regular(path, os.fstat(descriptor).st_mode)
         yield descriptor
@@ -312,7 +325,7 @@ def _make_folder(folder: str) -> None:
     parent = os.path.dirname(folder) or "."
     _make_folder(parent)
     try:
-        os.mkdir(folder)
+        os.mkdir(folder, FOLDER)
     except FileExistsError:
         if not os.path.isdir(folder):
             raise
@@ -343,7 +356,7 @@ def _open_temporary(path: str) -> tuple[int, str]:
     for n in itertools.count():
         temporary = os.path.join(folder, f".{name}.{os.getpid()}-{n}{TEMPORARY}")
         try:
-            return os.open(temporary, flags, 0o666), temporary
+            return os.open(temporary, flags, FILE), temporary
         except FileExistsError:
             continue
     raise AssertionError("a count never ends")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dps.actors.system import Node
-from dps.checkpoint import load
+from dps.checkpoint import candidates, load
 from dps.checkpoint.lock import Taken
 from dps.chief.agreement import Agreement
 from dps.chief.checkpoints import Result
@@ -138,6 +138,8 @@ class Epochs:
                 return None
             if not same_run:  # otherwise the run has written there before
                 storage.check_writable(checkpoint_dir)
+                if warning := storage.close(checkpoint_dir, candidates(storage, checkpoint_dir)):
+                    log.warning("%s: %s", self._node.name, warning)
             self.seen(read_journal(storage, checkpoint_dir, self._members, same_run))
         else:
             self.lock.release()  # a session that is gone may have wanted a checkpoint_dir

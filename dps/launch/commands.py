@@ -89,7 +89,7 @@ def run_list(args: argparse.Namespace) -> int:
 
     where, at = folder.root(), wall()
     with slow(f"reads the runs in {where}"):
-        numbers = folder.numbers(where)
+        numbers = folder.readable(where)
         views = [look(os.path.join(where, str(number)), at) for number in (numbers if args.all else numbers[-SHOWN:])]
     if args.json:
         print_json([view.as_dict() for view in views])
@@ -99,6 +99,8 @@ def run_list(args: argparse.Namespace) -> int:
         print(table.text(table.RUN_COLUMNS, [table.run_row(view, at) for view in views]))
         if len(views) < len(numbers):
             print(f"and {len(numbers) - len(views)} older runs: dps list --all")
+    if not args.json and (others := len(folder.numbers(where)) - len(numbers)):
+        print(f"and {others} {'run' if others == 1 else 'runs'} of other accounts")
     return 0
 
 
@@ -200,7 +202,7 @@ def run_logs(args: argparse.Namespace) -> int:
 
 
 def run_monitor(args: argparse.Namespace) -> int:
-    from dps.launch.runs import folder, table
+    from dps.launch.runs import asked, folder, table
     from dps.launch.runs.keeper import use_keys
     from dps.launch.runs.monitor import COLUMNS, Monitor, shown
     from dps.launch.runs.screen import screen
@@ -208,7 +210,7 @@ def run_monitor(args: argparse.Namespace) -> int:
 
     path = folder.find(args.id)
     view = look(path, wall())
-    use_keys(path, view.asked.get("plan", {}).get("env", {}))
+    use_keys(path, asked.variables(path))
     monitor = Monitor()
     drawn = screen() if sys.stdout.isatty() and not args.once and not args.json else None
     try:

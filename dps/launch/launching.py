@@ -10,12 +10,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from dps import own_files
 from dps.config import allowed_cpus, parse_threads
-from dps.errors import ConfigError
+from dps.errors import ConfigError, DpsError
 from dps.flags import MOST_TASKS
 from dps.launch.engines.choice import LOCAL, engine
-from dps.launch.plan import DATASET, SERVING, Job, Plan, plan_from, small_plan
-from dps.launch.runs import folder, keeper, keeping
+from dps.launch.output import Output
+from dps.launch.plan import DATASET, SERVING, Job, Plan, small_plan
+from dps.launch.runs import asked, folder, keeper, keeping
 from dps.launch.runs.view import look
 from dps.record import record
 from dps.transport.clock import wall
@@ -58,7 +60,9 @@ def launch(args: argparse.Namespace, env: Mapping[str, str]) -> int:
             if where["on"] != LOCAL:
                 raise ConfigError(f"got --pin and --on {where['on']}; tasks are pinned on this machine only")
             allowed_cpus()
-    paths = [begin(each) for each in wanted]
+    if text := own_files.warning(folder.root(), "the runs in it are for this account alone"):
+        print(f"dps: {text}", file=sys.stderr)
+    paths = [begin(each, not args.json) for each in wanted]
     if args.detach:
         return in_background(paths, parallel)
     code = keeping.keep(paths, parallel, None if args.json else keeping.shown(paths[0], False))
@@ -69,11 +73,19 @@ def launch(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     return code
 
 
-def begin(wanted: Wanted) -> str:
-    """Make a run; returns its folder."""
+def begin(wanted: Wanted, say: bool = False) -> str:
+    """Make a run; returns its folder. `say`: print first where it will write."""
     path = folder.create(folder.root())
     try:
-        keeper.make(path, wanted.plan(os.path.basename(path)), wanted.asked)
+        plan = keeper.with_output(path, wanted.plan(os.path.basename(path)))
+        output = plan.env["OUTPUT_DIR"]
+        if say:
+            beyond = "" if output.startswith(os.path.join(path, "")) else f" and {output} (OUTPUT_DIR)"
+            Output().line("dps", f"run {os.path.basename(path)} writes to {path}{beyond}")
+        keeper.make(path, plan, wanted.asked)
+    except DpsError:
+        shutil.rmtree(path)
+        raise
     except OSError as error:
         shutil.rmtree(path)
         raise ConfigError(f"the run cannot be made: {error}") from None
@@ -194,9 +206,7 @@ def resumed(args: argparse.Namespace) -> Wanted:
     view = look(folder.find(args.resume), wall())
     if not view.over:
         raise ConfigError(f"run {view.id} goes on: it is {view.state}; dps kill {view.id} ends it")
-    if "plan" not in view.asked:
-        raise ConfigError(f"run {view.id} has no plan: it was never begun")
-    plan = plan_from(view.asked["plan"])
+    plan = asked.read_plan(view.path)
     told = {name: view.asked[name] for name in ("name", "command", "values")}
     told["where"] = view.asked.get("where") or {"on": LOCAL}
     return Wanted(lambda run: plan, told | {"resumes": view.id})

@@ -107,7 +107,7 @@ def test_launch_passes_on_what_only_the_ps_use(
     given: list[str], told: list[str] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plans: list[Plan] = []
-    monkeypatch.setattr(launching, "begin", lambda wanted: plans.append(wanted.plan("0")) or "")
+    monkeypatch.setattr(launching, "begin", lambda wanted, say: plans.append(wanted.plan("0")) or "")
     monkeypatch.setattr(keeping, "keep", lambda *_: 0)
     assert cli.main(["launch", *given, __file__]) == 0
     wanted = ["--threads=auto", "--device=gpu:1"] if told is None else told

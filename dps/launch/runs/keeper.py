@@ -7,15 +7,17 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Mapping
+from typing import Any
 
+from dps import own_files
 from dps.errors import DpsError
 from dps.launch.engines.choice import LOCAL, engine, makes_keys
 from dps.launch.engines.engine import Started
 from dps.launch.interrupts import GRACE_S, Interrupts
 from dps.launch.outcome import LOST
 from dps.launch.output import Print
-from dps.launch.plan import Plan, plan_from
-from dps.launch.runs import folder
+from dps.launch.plan import Plan
+from dps.launch.runs import asked, folder
 from dps.launch.runs.identity import identity, start_of
 from dps.launch.runs.states import States
 from dps.launch.runs.times import utc
@@ -36,23 +38,22 @@ KEYS = "keys"
 """The folder of keys that a run on several machines makes for itself."""
 
 
-def make(path: str, plan: Plan, asked: dict[str, object]) -> Plan:
+def with_output(path: str, plan: Plan) -> Plan:
+    """The plan of the run in a folder, in which every task has an OUTPUT_DIR. Makes nothing."""
+    output = os.path.abspath(plan.env.get("OUTPUT_DIR") or os.environ.get("OUTPUT_DIR") or os.path.join(path, "output"))
+    return Plan(plan.jobs, plan.update, {**plan.env, "OUTPUT_DIR": output}, plan.owned, plan.pin, plan.folder)
+
+
+def make(path: str, plan: Plan, told: dict[str, Any]) -> Plan:
     """Write what a new run is, before its keeper starts; returns its plan, in which every task has an OUTPUT_DIR.
 
-    `asked`: name, command and values, what else people want to see of it later, and `where`: the engine's settings."""
+    `told`: name, command and values, what else people want to see of it later, and `where`: the engine's settings."""
     from dps import __version__
 
-    output = plan.env.get("OUTPUT_DIR") or os.environ.get("OUTPUT_DIR") or os.path.join(path, "output")
-    plan = Plan(plan.jobs, plan.update, {**plan.env, "OUTPUT_DIR": output}, plan.owned, plan.pin, plan.folder)
-    os.makedirs(output, exist_ok=True)
-    own = {
-        "format": folder.FORMAT,
-        "dps": __version__,
-        "created": utc(wall()),
-        "output": output,
-        "plan": plan.as_dict(),
-    }
-    folder.write(os.path.join(path, "run.json"), asked | own)
+    plan = with_output(path, plan)
+    output = plan.env["OUTPUT_DIR"]
+    own_files.make_folder(output)
+    asked.write(path, plan, told | {"dps": __version__, "created": utc(wall()), "output": output})
     states = States(plan.tasks(), wall())
     folder.write(os.path.join(path, "state.json"), states.values | {"keeper": identity()})
     return plan
@@ -69,9 +70,8 @@ class Keeper:
     """Keeps one run that `make` has prepared. `show` prints the lines of its tasks, if anybody looks."""
 
     def __init__(self, path: str, show: Print | None = None) -> None:
-        asked = folder.read(os.path.join(path, "run.json"))
-        self._where = asked.get("where") or {}
-        self.path, self._plan = path, plan_from(asked["plan"])
+        self._where = folder.read(os.path.join(path, asked.RUN)).get("where") or {}
+        self.path, self._plan = path, asked.read_plan(path)
         self._engine = engine(self._where)
         self.states = States(self._plan.tasks(), wall())
         self._files = Writing(path, show)

@@ -20,6 +20,7 @@ from dps.launch.runs.identity import identity
 from dps.launch.runs.keeper import Keeper
 from dps.launch.runs.states import CREATED, OVER, PENDING, States
 from dps.launch.runs.view import View, kill_orders, look
+from dps.own_files import opener
 from dps.transport.clock import now, pause, wall
 
 LOOK_S = 0.2
@@ -101,7 +102,7 @@ def detach(paths: Sequence[str], parallel: int) -> View:
     listens, once it is over, or if it still waits for its machines after a while. Blocks for that long. Raises DpsError
     if it does not begin."""
     log_path = os.path.join(paths[0], "keeper.log")
-    with open(log_path, "w") as log:
+    with open(log_path, "w", opener=opener) as log:
         process = subprocess.Popen(
             [sys.executable, "-m", MODULE, "--parallel", str(parallel), *paths], stdin=subprocess.DEVNULL, stdout=log,
             stderr=log, start_new_session=True,

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from dps.launch.runs.times import utc
+from dps.own_files import opener
 from dps.record import record
 
 LARGEST = 16 << 20
@@ -35,7 +36,7 @@ class Log:
     def __init__(self, folder: str, task: str, largest: int = LARGEST) -> None:
         self._path = os.path.join(folder, file_name(task))
         self._largest = largest
-        self._file = open(self._path, "a", encoding="utf-8", errors="replace", buffering=1)  # noqa: SIM115
+        self._file = open(self._path, "a", encoding="utf-8", errors="replace", buffering=1, opener=opener)  # noqa: SIM115
         self._size = os.path.getsize(self._path)
 
     def write(self, at: float, text: str) -> None:
@@ -52,7 +53,7 @@ class Log:
             with contextlib.suppress(FileNotFoundError):
                 os.replace(f"{self._path}.{number}", f"{self._path}.{number + 1}")
         os.replace(self._path, f"{self._path}.1")
-        self._file = open(self._path, "w", encoding="utf-8", errors="replace", buffering=1)  # noqa: SIM115
+        self._file = open(self._path, "w", encoding="utf-8", errors="replace", buffering=1, opener=opener)  # noqa: SIM115
         self._size = 0
 
     def close(self) -> None:

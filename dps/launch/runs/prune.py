@@ -22,7 +22,7 @@ system, may come back."""
 def chosen(root: str, older_than_s: float | None, keep: int, at: float) -> list[View]:
     """The runs to remove: those that ended longer ago, without the newest `keep` of all that are over. A run goes on
     from another one's OUTPUT_DIR (--resume): that one stays as long as the other is there."""
-    views = [look(os.path.join(root, str(number)), at) for number in folder.numbers(root)]
+    views = [look(os.path.join(root, str(number)), at) for number in folder.readable(root)]
     over = [view for view in views if _is_over(view)]
     old = [view for view in over[: max(0, len(over) - keep)] if at - ended(view) > (older_than_s or 0.0)]
     while True:

@@ -85,6 +85,10 @@ class ProcessDisk:
         """As Storage.check_writable."""
         self._reached().check_writable(folder)
 
+    def close(self, folder: str, made: Iterable[str]) -> str:
+        """As Storage.close."""
+        return self._reached().close(folder, made)
+
     def claim(self, path: str) -> Claim | None:
         """As Storage.claim."""
         claim = self._reached().claim(path)
