@@ -27,7 +27,7 @@ def split(array: Array, part: Part, parts: int) -> Array:
 def check_gradients(plan: Plan, found: Iterable[tuple[str, Any]]) -> dict[int, Gradient]:
     """Gradients by variable index, checked against names, shapes and dtypes. ValueError says what was got and wanted.
 
-    A leaf that is None, like a missing key, means no gradient for that variable.
+    A leaf that is None, like a missing key, means no gradient for that variable. So does one without elements.
     """
     gradients: dict[int, Gradient] = {}
     for name, value in found:
@@ -39,9 +39,13 @@ def check_gradients(plan: Plan, found: Iterable[tuple[str, Any]]) -> dict[int, G
             raise ValueError(f"a gradient came for {name!r}, which is not trained; leave it out or pass None")
         rows = rows_of_tensor(value, name) if is_tensor(value) else value
         if isinstance(rows, Rows):
-            gradients[index] = _checked_rows(spec, rows)
+            checked = _checked_rows(spec, rows)
+            if checked.values.size:
+                gradients[index] = checked
             continue
-        gradients[index] = array_for(plan, index, value, "gradient")
+        array = array_for(plan, index, value, "gradient")
+        if array.size:
+            gradients[index] = array
     return gradients
 
 
@@ -100,6 +104,8 @@ def _checked_rows(spec: VariableSpec, gradient: Rows) -> Rows:
     indices = row_numbers(gradient.indices, f"Rows of {spec.name}: indices")
     values = to_array(gradient.values, spec.name)
     wanted = (*indices.shape, *spec.shape[1:])
+    if not (indices.size or values.size):
+        return Rows(indices.reshape(-1), values)
     if values.shape != wanted or wire_name(values.dtype) != spec.dtype:
         raise ValueError(
             f"Rows of {spec.name}: got values {values.dtype.name} {values.shape}; wanted {np.dtype(spec.dtype).name} "

@@ -245,3 +245,41 @@ def test_devices_that_cannot_be_are_refused(devices: Any, match: str) -> None:
 def test_devices_that_are_not_there_are_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     assert Mirrored(["/gpu:0", "/gpu:9"]).devices == ("/gpu:0",)
     assert "/gpu:9 not there, goes on with /gpu:0" in caplog.text
+
+
+NO_ROWS = [dps.Rows(np.zeros(0, np.int64), np.zeros((0, 2))), dps.Rows([], [])]
+
+
+def without_rows(strategy: Any, params: Any, rows: Any) -> Any:
+    """The values after a step in which one variable gets no element, and one in which it gets a row."""
+    with strategy.scope():
+        variables = strategy.variables(params, optimizer=dps.optim.Adam(1.0))
+    for gradient in (rows, dps.Rows([1], np.ones((1, 2)))):
+        push = strategy.run(lambda gradient=gradient: variables.apply_gradients({"w": gradient, "b": np.ones(1)}))
+    assert strategy.local_results(push)[0].step == 2
+    return variables.read()
+
+
+@pytest.mark.parametrize("rows", NO_ROWS, ids=["shaped", "lists"])
+@pytest.mark.parametrize("made", [
+    lambda: dps.strategy.OneDevice("/cpu:0"), lambda: dps.strategy.OneDevice("/gpu:0"), lambda: mirrored(),
+    lambda: dps.strategy.CentralStorage(["/cpu:0", "/cpu:1"]), lambda: dps.strategy.get_strategy(),
+])  # fmt: skip
+def test_rows_without_elements_are_no_gradient(made: Any, rows: Any) -> None:
+    params = {"w": np.zeros((3, 2)), "b": np.zeros(1)}
+    found = without_rows(made(), params, rows)
+    wanted = without_rows(made(), params, None)
+    assert found["w"].tobytes() == wanted["w"].tobytes() and found["b"].tobytes() == wanted["b"].tobytes()
+    assert found["w"][1, 0] < 0 == found["w"][0, 0]
+
+
+@pytest.mark.parametrize("update", ["async", "bounded:1", "sync", "local:1", "local:3"])
+@pytest.mark.parametrize("rows", NO_ROWS, ids=["shaped", "lists"])
+def test_a_session_takes_rows_without_elements_in_every_mode(update: str, rows: Any) -> None:
+    params = {"w": np.zeros((3, 2)), "b": np.zeros(1)}
+    with dps.Server.create_local_server(update) as server:
+        session = dps.Session(server, params, optimizer=dps.optim.SGD(1.0))
+        assert session.push({"w": rows, "b": np.ones(1)}).accepted
+        values = session.pull()
+        session.close()
+    assert not values["w"].any() and values["b"] == -1
