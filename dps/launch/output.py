@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
+from dps.launch.terminal import coloured
+
 COLOURS = (36, 32, 33, 35, 34, 31)
 
 Print = Callable[[str, str], None]
@@ -35,8 +37,9 @@ def without_name(name: str, text: str) -> str:
 
 
 class Output:
-    """Lines of all tasks, each with its task's name in front; in colour on a terminal. What cannot be written, because
-    the terminal or the reader of a pipe has gone, is dropped."""
+    """Lines of all tasks, each with its task's name in front; in colour on a terminal. Of the escape sequences in a
+    line only colours reach the stream: a task must not move the cursor, or clear what others have written. What cannot
+    be written, because the terminal or the reader of a pipe has gone, is dropped."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = sys.stdout if stream is None else stream
@@ -49,5 +52,5 @@ class Output:
             if self.stream.isatty():
                 colour = self._colours.setdefault(name, COLOURS[len(self._colours) % len(COLOURS)])
                 prefix = f"\x1b[{colour}m{prefix}\x1b[0m"
-            self.stream.write(f"{prefix} {text}\n")
+            self.stream.write(f"{prefix} {coloured(text)}\n")
             self.stream.flush()

@@ -21,6 +21,7 @@ from dps.launch.plan import EVALUATOR, Plan, runs_program
 from dps.launch.restarts import Restarts
 from dps.launch.tails import Tails
 from dps.launch.tasks import Tasks, Watch
+from dps.launch.terminal import plain
 
 START_S = 30.0
 
@@ -87,9 +88,9 @@ class Supervisor:
     def _line(self, name: str, text: str) -> None:
         """Take a line of a task's output. Called on any thread."""
         if name == "chief":
-            self.chief.heard(text)
+            self.chief.heard(plain(text))
         elif runs_program(name):
-            self._tails.note(name, text)
+            self._tails.note(name, plain(text))
         if not text.startswith(f"dps {name} at "):
             self._print(name, without_name(name, text))
 
