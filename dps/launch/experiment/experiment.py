@@ -20,6 +20,7 @@ from dps.update import parse
 
 OWN_NAMES = ("id", "name")
 """Names with a value that are no parameters."""
+OUTPUT = "OUTPUT_DIR"
 
 
 @record
@@ -44,7 +45,8 @@ class Experiment:
         return [dict(zip(names, values, strict=True)) for values in itertools.product(*self.parameters.values())]
 
     def at(self, values: Mapping[str, str], run: str) -> Plan:
-        """The plan of the run with this id and these values."""
+        """The plan of the run with this id and these values. Raises ConfigError for an `output` that leaves the folder
+        of the file, which a link that is there may make it do."""
         known = {**values, "id": run, "name": self.name}
         jobs = {}
         for role, job in self.jobs.items():
@@ -53,8 +55,18 @@ class Experiment:
             jobs[role] = Job(job.count, words, env, job.flags, job.restarts, job.resources)
         env = {name: fill(text, known) for name, text in self.env.items()}
         if self.output:
-            env["OUTPUT_DIR"] = os.path.join(self.folder, os.path.expanduser(fill(self.output, known)))
+            env[OUTPUT] = output_folder(self.folder, fill(self.output, known))
         return Plan(jobs, self.update, env, folder=self.folder)
+
+
+def output_folder(folder: str, output: str) -> str:
+    """The path of an `output`. Raises ConfigError if it leaves the folder of the file, through `..` or a symbolic link,
+    but as an absolute path: who starts the file of somebody else sees in it where it writes."""
+    path = os.path.expanduser(output)
+    whole, inside = os.path.join(folder, path), os.path.realpath(folder)
+    if not os.path.isabs(path) and os.path.commonpath([os.path.realpath(whole), inside]) != inside:
+        raise ConfigError(f"got {output!r}, which leaves {folder}; wanted a path below that, or an absolute path")
+    return whole
 
 
 def load(file: str, given: Sequence[str] = ()) -> Experiment:
@@ -110,6 +122,7 @@ class Loading:
         if "durability" in top:
             schema.chosen(top["durability"], ("none",), "; other levels are not there yet")
         self._check_programs(made)
+        self._check_output(made)
         return made
 
     def _known(self) -> list[str]:
@@ -126,7 +139,10 @@ class Loading:
         if node is None:
             return {}
         check_names(node, self._text, self._known())
-        return schema.variables(node)
+        found = schema.variables(node)
+        if OUTPUT in found:
+            raise node.keys[OUTPUT].error(f"{node.path}: {OUTPUT} is what the key output says; give that one")
+        return found
 
     def _update(self) -> str:
         node = self._top.get("update")
@@ -213,6 +229,14 @@ class Loading:
                     node.fail(str(error))
             flags.append(f"--{key}={schema.text(node)}")
         return tuple(flags)
+
+    def _check_output(self, made: Experiment) -> None:
+        """Raise the error for an output that leaves the file's folder, with any of the values."""
+        for values in made.points() if made.output else ():
+            try:
+                made.at(values, "0")
+            except ConfigError as error:
+                self._top["output"].fail(str(error))
 
     def _check_programs(self, made: Experiment) -> None:
         """Raise the error for a program that is not there, with any of the values."""

@@ -15,6 +15,7 @@ from dps.launch.experiment.nodes import Node, Place
 from dps.launch.experiment.template import PROGRAM, TEMPLATE
 from dps.launch.experiment.words import fill, split
 from dps.launch.plan import Plan, Resources, plan_from
+from dps.launch.runs import keeper, keeping
 
 FULL = """\
 name: mnist
@@ -254,3 +255,58 @@ def test_the_file_on_the_guides_page_is_right(tmp_path: Path) -> None:
     (tmp_path / "mnist.yaml").write_text(text.split("```yaml\n")[1].split("```")[0])
     made = load(str(tmp_path / "mnist.yaml"))
     assert made.at({"rate": "0.2", "steps": "400"}, "3").env["OUTPUT_DIR"] == str(tmp_path / "runs/mnist-3")
+
+
+@pytest.mark.parametrize(
+    ("output", "sets"),
+    [("../out", ()), ("runs/../../out", ()), ("{{ where }}/out", ("where=../..",)), ("link/out", ()), ("link", ())],
+)
+def test_an_output_leaves_the_folder_of_the_file_only_as_an_absolute_path(
+    output: str, sets: tuple[str, ...], tmp_path: Path
+) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "link").symlink_to(tmp_path)
+    file = written(folder, f"output: '{output}'\nparameters: {{where: a}}\n{SMALL}")
+    with pytest.raises(ConfigError, match=r"experiment.yaml:1:9: output: got .*, which leaves .*; wanted a path below"):
+        load(file, sets)
+
+
+@pytest.mark.parametrize("output", ["out", "./a/../out", ".", "..out", "/elsewhere/out", "~/out", "{{ where }}/out"])
+def test_an_output_below_the_file_or_an_absolute_one_is_taken(output: str, tmp_path: Path) -> None:
+    file = written(tmp_path, f"output: '{output}'\nparameters: {{where: /elsewhere}}\n{SMALL}")
+    made = load(file)
+    path = made.at(made.points()[0], "1").env["OUTPUT_DIR"]
+    assert Path(path).is_absolute() and ("elsewhere" in path) == ("elsewhere" in output or "where" in output)
+
+
+def test_an_output_of_one_run_that_is_a_link_is_refused_when_the_run_begins(tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "out-7").symlink_to(tmp_path)
+    made = load(written(folder, "output: 'out-{{ id }}'\n" + SMALL))
+    made.at({}, "6")
+    with pytest.raises(ConfigError, match="'out-7', which leaves"):
+        made.at({}, "7")
+
+
+def test_where_a_run_will_write_is_said_before_anything_of_it_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DPS_RUNS", str(tmp_path / "runs"))
+    said: list[str] = []
+    monkeypatch.setattr(keeper, "make", lambda *_: said.append(capsys.readouterr().out))
+    monkeypatch.setattr(keeping, "keep", lambda *_: 0)
+    runs = tmp_path / "runs"
+    for text, wanted in (
+        (f"output: {tmp_path}/elsewhere\n", f"[dps] run 1 writes to {runs}/1 and {tmp_path}/elsewhere (OUTPUT_DIR)\n"),
+        ("", f"[dps] run 2 writes to {runs}/2\n"),
+    ):
+        assert cli.main(["launch", written(tmp_path, text + SMALL)]) == 0
+        assert said.pop() == wanted and not (tmp_path / "elsewhere").exists()
+
+
+def test_output_dir_is_said_with_output(tmp_path: Path) -> None:
+    for text in ("env: {OUTPUT_DIR: /x}\n" + SMALL, "roles: {worker: {run: train.py, env: {OUTPUT_DIR: x}}}\n"):
+        with pytest.raises(ConfigError, match="OUTPUT_DIR is what the key output says"):
+            load(written(tmp_path, text))
