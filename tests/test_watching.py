@@ -85,6 +85,38 @@ def test_gradients_are_not_taken_for_values(caplog: pytest.LogCaptureFixture) ->
     assert told(caplog, PUSHED) == 0
 
 
+@pytest.mark.parametrize("form", ["step", "view", "prefetch", "async", "some"])
+def test_values_that_were_copied_and_pushed_are_told_after_every_form_of_pull(
+    caplog: pytest.LogCaptureFixture, form: str
+) -> None:
+    with cluster() as (worker,), session(worker, {"w": np.arange(200, dtype=np.float32)}) as s:
+        given: Any = {}
+        if form == "step":
+            given = s.step({"w": np.ones(200, np.float32)})
+        elif form == "view":
+            with s.view() as values:
+                given = {"w": values["w"].copy()}
+        elif form == "prefetch":
+            given = next(iter(s.prefetch()))
+        else:
+            given = s.pull_async().result() if form == "async" else s.pull(names=["w"])
+        own = {"w": given.pop("w").copy()}  # what was pulled is gone, as after load_state_dict
+        s.push(own)
+    assert told(caplog, PUSHED) == 1
+
+
+@pytest.mark.parametrize("nothing", [{}, None, {"w": None}, {"w": dps.Rows([], np.zeros(0, np.float32))}])
+def test_a_push_without_any_gradient_is_told_once(caplog: pytest.LogCaptureFixture, nothing: Any) -> None:
+    with cluster() as (worker,), session(worker) as s:
+        for _ in range(3):
+            s.push({"w": np.ones(4, np.float32)})
+        assert told(caplog, "had no gradient") == 0
+        for _ in range(3):
+            s.push(nothing)
+        assert s.global_step == 6
+    assert told(caplog, "a push had no gradient: it counts as a step, and nothing is learned") == 1
+
+
 @pytest.mark.slow  # loads torch
 def test_a_pull_fills_tensors_on_the_cpu_through_their_memory() -> None:
     torch = pytest.importorskip("torch")

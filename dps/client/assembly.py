@@ -29,13 +29,13 @@ class Assembly:
         """Whether the leaves of the nesting are all variables in the order of the plan, and all are trained."""
         variables = range(len(names)) if nesting.paths == names else [plan.by_name[path] for path in nesting.paths]
         place = {index: at for at, index in enumerate(itertools.chain(*[s.indices for s in plan.layouts.values()]))}
-        self._places: list[list[int]] = []
+        self._places: list[tuple[int, ...]] = []
         """Of a plan with variables that have several parts."""
         self._still: dict[tuple[int, ...], Any] = {}
         """Trees by the addresses of their memory, which cannot change while arrays refer to it."""
         self._pick: Callable[[Sequence[Array]], Sequence[Array]] | None = None
         if plan.is_split:
-            self._places = [[place[part.index] for part in plan.parts_of[variable]] for variable in variables]
+            self._places = [tuple([place[p.index] for p in plan.parts_of[variable]]) for variable in variables]
         else:  # the only part of a variable has its index
             self._pick = picker(list(map(place.__getitem__, variables)))
 
@@ -45,9 +45,8 @@ class Assembly:
         if self._pick is not None:
             return self._nesting.build(self._pick(parts))
         join = join or _joined
-        return self._nesting.build(
-            [parts[at[0]] if len(at) == 1 else join([parts[one] for one in at]) for at in self._places]
-        )
+        made = {at: parts[at[0]] if len(at) == 1 else join([parts[one] for one in at]) for at in set(self._places)}
+        return self._nesting.build(list(map(made.__getitem__, self._places)))
 
     @property
     def keeps_trees(self) -> bool:

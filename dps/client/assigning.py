@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from dps.client.loading import check_finite
 from dps.transport.wire import Array
 from dps.variables.layout import array_for, check_is_nested, index_of
@@ -28,6 +30,10 @@ def checked(plan: Plan, tree: Any, finite: bool) -> dict[int, Array]:
         array = array_for(plan, index, value, "value")
         if finite:
             check_finite(f"the value of {name}", array)
+        if index in found and not np.array_equal(found[index], array):
+            raise ValueError(
+                f"{plan.variables[index].name} and {name} are one variable (tied weights) and got two values"
+            )
         found[index] = array.copy()
     return found
 

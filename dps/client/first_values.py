@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from dps.errors import DpsError, HookError
 from dps.transport.wire import Array
+from dps.variables.sharing import tied
 from dps.variables.tree import leaves, to_array
 
 
@@ -18,6 +21,7 @@ def first_values(
 
     Raises HookError if `init_fn` raises, or does not return values of the variables.
     """
+    first = tied(leaves(params))
     try:
         made = function(params)
     except DpsError:
@@ -28,12 +32,16 @@ def first_values(
     if not isinstance(made, dict | list | tuple):
         raise HookError(f"{name}: init_fn returned {made!r:.80}, wanted first values in the nesting of params")
     try:
-        found = {path: to_array(leaf, path) for path, leaf in leaves(made)}
+        given = {path: to_array(leaf, path) for path, leaf in leaves(made)}
     except (TypeError, ValueError) as error:
         raise HookError(f"{name}: init_fn returned values that cannot be used: {error}") from None
-    for path, array in found.items():
-        if problem := _problem(path, array, values.get(path)):
+    found: dict[str, Array] = {}
+    for path, array in given.items():
+        own = first.get(path, path)
+        if problem := _problem(path, array, values.get(own)):
             raise HookError(f"{name}: init_fn returned {problem}")
+        if not np.array_equal(found.setdefault(own, array), array, equal_nan=True):
+            raise HookError(f"{name}: init_fn returned two values for {own}, which is tied to {path}")
     return {**values, **found}
 
 

@@ -9,10 +9,11 @@ from dps.client.pulling import PullOp, Pulls
 
 
 def prefetched(
-    pulls: Pulls, names: Sequence[str] | None, should_stop: Callable[[], bool], flush: Callable[[], None]
-) -> Iterator[Any]:
-    """Yields values; each pull is sent before the values of the one before are handed out. Each turn blocks until its
-    values are there."""
+    pulls: Pulls, names: Sequence[str] | None, should_stop: Callable[[], bool], flush: Callable[[], None],
+    saw: Callable[[Any], Any],
+) -> Iterator[Any]:  # fmt: skip
+    """Yields values, which `saw` gets first. Each pull is sent before the values of the one before are handed out. Each
+    turn blocks until its values are there."""
 
     def asked() -> PullOp:
         operation = pulls.start(names, None, after=False)
@@ -25,6 +26,6 @@ def prefetched(
         while not should_stop():
             values = pulls.finish(ahead, None)
             ahead = asked()
-            yield values
+            yield saw(values)
     finally:
         ahead.drop()

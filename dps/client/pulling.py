@@ -17,8 +17,8 @@ from dps.client.waiting import Operation, Waiter
 from dps.protocol import Pull
 from dps.reply import Version
 from dps.transport.wire import Array
-from dps.variables.plan import Part, ShardLayout
-from dps.variables.tree import Nesting, is_tensor, leaves, memory_of_tensor, nested
+from dps.variables.plan import Part, Plan, ShardLayout
+from dps.variables.tree import Nesting, is_module, is_tensor, leaves, memory_of_tensor, nested
 
 MOST_PARTS = 256
 """Up to this number of parts, values stay in the messages that bring them; more are faster to assemble in one run."""
@@ -305,9 +305,24 @@ class Pulls:
         return nesting.build([parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in found])
 
 
+def check_places(plan: Plan, out: Any) -> None:
+    """ValueError if two variables would be written to the same memory of the caller's arrays and tensors."""
+    from dps.variables.sharing import shared  # here: `import dps` stays quick
+
+    targets = [(name, leaf) for name, leaf in leaves(out) if name in plan.by_name]
+    for name, other, _ in shared(targets):
+        if plan.by_name[name] != plan.by_name[other]:
+            raise ValueError(
+                f"pull: out has one memory for {name} and {other}, which are two variables of the run; give each its "
+                "own, or give Session the params that share it"
+            )
+
+
 def filled(out: Any, tree: Any, replaces: Callable[[str, Array, Array], None]) -> Any:
     """Copy values into the caller's arrays and CPU tensors; ValueError where one does not fit. `replaces(name, array,
     value)` is called before a value is written."""
+    if is_module(out):
+        raise ValueError(f"pull: out is a module of PyTorch ({type(out).__name__}); pass its state_dict()")
     targets = dict(leaves(out))
     for name, array in leaves(tree):
         target = targets.get(name)

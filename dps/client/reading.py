@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from dps.client.pulling import filled
+from dps.client.pulling import check_places, filled
 from dps.client.turns import one_at_a_time
 from dps.errors import ConfigError
 from dps.reply import Reply, Version
@@ -33,6 +33,8 @@ class Reading(Running):
     """Looks at the first pushes."""
     _replaced: Watch | None
     """Looks at what pulls write to the caller's arrays."""
+    _out_checked = False
+    """Whether `pull` was given an `out` before."""
 
     @one_at_a_time
     def pull(
@@ -55,7 +57,8 @@ class Reading(Running):
             The values. The arrays belong to the caller. None: nothing changed since `if_newer_than`.
 
         Raises:
-            ValueError: A name that no variable has, or an array of `out` that does not fit.
+            ValueError: A name that no variable has, an array of `out` that does not fit, or memory of `out` for two
+                variables.
             DeadlineExceeded: The values did not come in time; the message names who did not answer.
             TaskLost: The run has ended.
 
@@ -76,26 +79,29 @@ class Reading(Running):
                 finally:
                     held.release()
             if (values := self._at_once.pull()) is not None:
-                if self._watch is not None:
-                    self._watch.pulled(values)
-                return values
+                return self._saw(values)
         values = self._pulls.finish(self._pulls.start(names, if_newer_than, after=False), timeout)
         if out is not None and values is not None:
             return self._filled(out, values)
+        return self._saw(values)
+
+    def _saw(self, values: Any) -> Any:
+        """Values that the program gets; None for none."""
         if self._watch is not None and values is not None:
             self._watch.pulled(values)
         return values
 
     def _filled(self, out: Any, values: Any) -> Any:
         plan, watch = self._connection.agreed.plan, self._replaced
+        if not self._out_checked:
+            check_places(plan, out)
+            self._out_checked = True
         if watch is None:
             return filled(out, values, lambda name, here, value: None)
         filled(out, values, partial(watch.replaces, plan))
         if watch.filled():
             self._replaced = None
-        if self._watch is not None:
-            self._watch.pulled(out)
-        return out
+        return self._saw(out)
 
     @one_at_a_time
     def pull_async(self, names: Sequence[str] | None = None) -> Reply[Any]:
@@ -120,7 +126,7 @@ class Reading(Running):
         operation = self._pulls.start(names, None, after=False)
         operation.start()
         self._connection.caller.flush()
-        return self._reply(operation, lambda t: self._pulls.finish(operation, t), lambda: None)
+        return self._reply(operation, lambda t: self._saw(self._pulls.finish(operation, t)), lambda: None)
 
     @one_at_a_time
     def prefetch(self, names: Sequence[str] | None = None) -> Iterator[Any]:
@@ -154,7 +160,7 @@ class Reading(Running):
         self._waiter.check_open()
         if self._connection.agreed.sync:  # where a gradient belongs to the step that it was computed from
             raise ConfigError("prefetch in sync mode would take gradients from the step before; use pull or step")
-        values = prefetched(self._pulls, names, self.should_stop, self._connection.caller.flush)
+        values = prefetched(self._pulls, names, self.should_stop, self._connection.caller.flush, self._saw)
         return self._turns.each("prefetch", values)
 
     @contextmanager
@@ -181,7 +187,7 @@ class Reading(Running):
         self._waiter.check_open()
         held = self._newest(None)
         try:
-            yield self._turns.run("view", held.take)
+            yield self._saw(self._turns.run("view", held.take))
         finally:
             self._turns.run("view", held.release)
 

@@ -27,6 +27,8 @@ class Reports:
         self._surplus: Held = []
         self._warned = False
         """Whether a loss that is not finite was logged."""
+        self._told_of_empty = False
+        """Whether a push without a gradient was logged."""
         self._last_at = session.runtime.now()
 
     def opened(self, values: Iterable[Array]) -> None:
@@ -72,6 +74,16 @@ class Reports:
             "hooks=[dps.NanGuard()] ends the loop when this happens",
             self._session.name, loss, step,
         )  # fmt: skip
+
+    def empty(self) -> None:
+        """A push has no gradient: log a warning, once."""
+        if not self._told_of_empty:
+            self._told_of_empty = True
+            log.warning(
+                "%s: a push had no gradient: it counts as a step, and nothing is learned; a gradient of None is none, "
+                "and p.grad of PyTorch is None before backward() and for what the loss does not use",
+                self._session.name,
+            )
 
     def rolled_back(self, step: int, epoch: int, loss: Loss) -> None:
         """The session was rolled back, to an earlier step or into a new run epoch."""

@@ -51,7 +51,8 @@ class Session(Writing):
         server: This process's `dps.Server`, or the address of any task of the run, such as `server.target`.
         params: The variables: arrays in any nesting of dicts, lists and tuples, in the order of their creation. A
             `dps.Variable` gives a leaf settings of its own. The arrays are read while the session opens and stay the
-            caller's. None: a reader, which takes the variables that the run has.
+            caller's. Of PyTorch the `state_dict()`: tied weights are one variable with several names. None: a reader,
+            which takes the variables that the run has.
         optimizer: How the ps turn gradients into updates; one of `dps.optim`. Required with `params`.
         update: The update mode: an instance, or "async", "sync", "sync:sum", "bounded:S", "local:H". None: that of
             the ps.
@@ -82,7 +83,8 @@ class Session(Writing):
         timeout: The longest wait of any call, in seconds. A call's own `timeout` goes first. `dps.FOREVER`: no limit.
 
     Raises:
-        ConfigError: Update mode, optimizer or layout differ from those of the run, or an argument is wrong.
+        ConfigError: Update mode, optimizer or layout differ from those of the run, an argument is wrong, or two arrays
+            of `params` share memory.
         NotAuthenticated: The chief or a ps refuses the keys, or has others.
         DeadlineExceeded: The session did not open within `timeout`; the message names who did not answer.
         TaskLost: The run has ended, or a task that it needs is gone for good.
@@ -229,7 +231,7 @@ class Session(Writing):
         self._server.check_sees("ps", connection.agreed.plan.ps)
         if connection.compression is not None:
             connection.compression.check(connection.agreed.plan)
-        nesting = Nesting(nested([v.name for v in connection.agreed.plan.variables]) if params is None else params)
+        nesting = Nesting(nested(list(connection.agreed.plan.by_name)) if params is None else params)
         self._pushes = Pushes(connection, self._waiter, nesting, self._reports.settled)
         self._pulls = Pulls(connection, self._waiter, self._pushes)
         from dps.client.at_once import AtOnce  # here: `import dps` stays quick

@@ -24,6 +24,8 @@ EARLIER = 20
 """How many pulls are checked before that."""
 VARIABLES = 100
 """How many variables are checked."""
+SAMPLED = 64
+"""How many elements of each are remembered: programs copy pulled values to a model and drop the arrays."""
 
 
 class Watch:
@@ -31,8 +33,8 @@ class Watch:
 
     def __init__(self, name: str, params: Any) -> None:
         self._name = name
-        self._seen: dict[str, Callable[[], Any]] = {}
-        """The session's values, as it brought them or pulled them last."""
+        self._seen: dict[str, tuple[Callable[[], Any], Array]] = {}
+        """The session's values, as it brought them or pulled them last, with some of their elements."""
         self._pushes = self._pulls = self._earlier = 0
         self._with_gradient: set[int] = set()
         self.pulled(params)
@@ -47,7 +49,7 @@ class Watch:
                 break
             leaf = leaf.value if isinstance(leaf, Variable) else leaf
             if isinstance(leaf, np.ndarray) or hasattr(leaf, "detach"):
-                self._seen[name] = weakref.ref(leaf)
+                self._seen[name] = weakref.ref(leaf), _sample(leaf)
 
     def pushed(self, plan: Plan, gradients: Mapping[int, Gradient]) -> bool:
         """Warn if all gradients are the values themselves, which are not all zero. Returns whether this was the last
@@ -56,7 +58,7 @@ class Watch:
         self._with_gradient.update(gradients)
         found = [(plan.variables[index].name, gradients[index]) for index in [*gradients][:VARIABLES]]
         values = [g for name, g in found if isinstance(g, np.ndarray) and self._is_value(name, g)]
-        if values and len(values) == len(found) and any(np.any(value) for value in values):
+        if values and len(values) == len(found) and any(np.any(_sample(value)) for value in values):
             self._pushes = PUSHES
             log.warning(
                 "%s: the arrays that were pushed for %s are the values themselves; push wants gradients, which the ps "
@@ -66,9 +68,10 @@ class Watch:
         return self._pushes >= PUSHES
 
     def _is_value(self, name: str, gradient: Array) -> bool:
-        value = self._seen.get(name, lambda: None)()
+        seen, sample = self._seen.get(name, (lambda: None, None))
+        value = seen()
         if value is None:
-            return False
+            return sample is not None and np.array_equal(sample, _sample(gradient))
         try:
             return value is gradient or np.array_equal(to_array(value, name), gradient)
         except (TypeError, DpsError):
@@ -91,3 +94,10 @@ class Watch:
         """A pull has written all values to the caller's arrays. Returns whether this was the last check."""
         self._pulls += self._pushes > 0
         return self._pulls >= PULLS
+
+
+def _sample(leaf: Any) -> Array:
+    """Some elements of an array or a tensor."""
+    flat = leaf.flat if isinstance(leaf, np.ndarray) else leaf.detach().reshape(-1)
+    found = flat[:: max(1, len(flat) // SAMPLED)]
+    return found if isinstance(leaf, np.ndarray) else to_array(found, "")

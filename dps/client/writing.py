@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dps.client.loading import is_empty
 from dps.client.pulling import PullOp
 from dps.client.pushing import PushOp
 from dps.client.reading import Reading
@@ -26,8 +27,9 @@ class Writing(Reading):
 
         Args:
             grads: Gradients in the nesting of params, of the variables' shapes and dtypes. A missing key, or None, is
-                no gradient. `dps.Rows` holds the gradient of some rows. The arrays may be changed when the call has
-                returned; after DeadlineExceeded the push is still on its way and reads them.
+                no gradient; a push that has none at all counts as a step, and is told once. `dps.Rows` holds the
+                gradient of some rows. The arrays may be changed when the call has returned; after DeadlineExceeded the
+                push is still on its way and reads them.
             loss: A number for hooks and logs; an array or tensor of one element is one, too. A loss that is NaN or
                 infinite is logged once; `dps.NanGuard` ends the loop.
             timeout: Seconds; None: the session's.
@@ -37,7 +39,8 @@ class Writing(Reading):
 
         Raises:
             ValueError: A wrong name, shape or dtype, or a NaN; the message names the variable, and nothing is applied.
-            TypeError: A gradient that is no array of numbers, or a loss that is no number; nothing is applied.
+            TypeError: A gradient that is no array of numbers or is a parameter of PyTorch, or a loss that is no number;
+                nothing is applied.
             DeadlineExceeded: No result in time; the push goes on.
             TaskLost: The run has ended.
 
@@ -116,7 +119,7 @@ class Writing(Reading):
             if self._connection.peers is not peers or pushing.hold is None:  # a hook may have rolled back
                 return self.pull(timeout=timeout)
             self._at_once.note(pushing.hold)
-            return pushing.values
+            return self._saw(pushing.values)
         pulling: PullOp | None = None
         try:
             if pushing is None:
@@ -131,7 +134,7 @@ class Writing(Reading):
             self._pushes.finish(pushing, timeout)
             if pulling is None or pushing.rolled_back:
                 return self.pull(timeout=timeout)
-            return self._pulls.finish(pulling, timeout)
+            return self._saw(self._pulls.finish(pulling, timeout))
         finally:
             if pulling is not None:
                 pulling.drop()
@@ -200,6 +203,8 @@ class Writing(Reading):
         gradients = self._pushes.assembly.gradients(grads)
         if self._watch is not None and self._watch.pushed(self._connection.agreed.plan, gradients):
             self._watch = None
+        if is_empty(gradients):
+            self._reports.empty()
         self._hooks.call("before_run", self)
         self._connection.home.runtime.compute()
         return gradients

@@ -52,7 +52,7 @@ class MirroredVariables(Variables):
         super().__init__(strategy)
         self._plan, values = plan_of(params, optimizer, [0], _Here(), None)
         self._nesting, self._home_of = Nesting(params), list(home_of)
-        settings = {name: leaf for name, leaf in leaves(params) if isinstance(leaf, Variable)}
+        settings = {name: leaf for name, leaf in leaves(params) if isinstance(leaf, Variable) and name in values}
         self._aggregation = {name: variable.aggregation for name, variable in settings.items()}
         on_read = [name for name, variable in settings.items() if variable.synchronization == "on_read"]
         self._own = [{name: values[name].copy() for name in on_read} for _ in self._home_of]
@@ -82,7 +82,11 @@ class MirroredVariables(Variables):
         found = {name: copy.here() if on_device else copy.host() for name, copy in copies.items()}
         own = self._reduced() if replica is None else self._own[replica.replica_id]
         found |= {name: _still(value) for name, value in own.items()}
-        return self._nesting.build([found[name] for name in self._nesting.paths])
+        return self._nesting.build([found[self._name(path)] for path in self._nesting.paths])
+
+    def _name(self, path: str) -> str:
+        """The name of a variable, of which tied weights have several."""
+        return self._plan.variables[self._plan.by_name[path]].name
 
     def _reduced(self) -> dict[str, Any]:
         """The on_read variables of all replicas."""
@@ -115,7 +119,7 @@ class MirroredVariables(Variables):
         """Make one step with the sum over the replicas, in their order. If a gradient is not finite, nothing is
         changed."""
         sums: dict[str, Any] = {}
-        for name in self._plan.by_name:
+        for name in self._specs:
             found = [gradients[name] for gradients in of_replicas if name in gradients]
             if found:
                 sums[name] = summed(found, self._specs[name][0])
@@ -139,7 +143,14 @@ class MirroredVariables(Variables):
     def assign(self, values: Any) -> None:
         """As Variables.assign."""
         replica = self._replica("assign")
-        found = {name: self._fitting(name, value) for name, value in leaves(values) if value is not None}
+        found: dict[str, Array] = {}
+        for path, value in leaves(values):
+            if value is not None:
+                fitting = self._fitting(path, value)
+                if not np.array_equal(found.setdefault(self._name(path), fitting), fitting, equal_nan=True):
+                    raise ValueError(
+                        f"assign: {self._name(path)} and {path} are one variable (tied weights), got two values"
+                    )
         own = {name: value for name, value in found.items() if name in self._own[0]}
         shared = {name: value for name, value in found.items() if name not in own}
         if replica is not None:
@@ -184,9 +195,9 @@ class MirroredVariables(Variables):
 
     def _fitting(self, name: str, value: Any) -> Array:
         """A value for a variable, checked."""
-        if name not in self._specs:
+        if name not in self._plan.by_name:
             raise ValueError(f"assign: {name!r} is no variable; there are {', '.join(list(self._specs)[:10])}")
-        shape, dtype = self._specs[name]
+        shape, dtype = self._specs[self._name(name)]
         array = to_array(value, name)
         if array.shape != shape or not np.can_cast(array.dtype, dtype, "same_kind"):
             raise ValueError(f"assign: {name} got {array.dtype.name} {array.shape}, wanted {dtype.name} {shape}")

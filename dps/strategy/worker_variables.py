@@ -70,7 +70,7 @@ class WorkerVariables(MirroredVariables):
     def _state(self) -> list[tuple[str, str, Array]]:
         """All values, and the slots of their optimizers: name, slot ("" for the values), array on the host."""
         found = []
-        for name in self._plan.by_name:
+        for name in self._specs:
             if name in self._own[0]:
                 found.append((name, "", self._own[0][name]))
                 continue

@@ -2,7 +2,8 @@
 
 The columns: `ps`: the ps tasks. `names`: of the variables. `kinds`: the distinct [shape, dtype, optimizer, sparse];
 `kind`: each variable's index in `kinds`. `cuts`: [variable, rows of each part] for split variables. `places`: the
-distinct [ps, device]; `placed`: each part's index in `places`, variable after variable.
+distinct [ps, device]; `placed`: each part's index in `places`, variable after variable. `tied`, where there are
+any: [other name, name] of tied variables.
 """
 
 from __future__ import annotations
@@ -121,6 +122,16 @@ def read(data: Mapping[str, Any]) -> Parts:
             parts.append(Part(len(parts), index, name, shape, row0, *places[placed[len(parts)]]))
             row0 += count
     return variables, tuple(parts), tuple(ps)
+
+
+def tied(data: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Decode the other names of variables, each with the variable's name. Raises as `read`, which checks the names."""
+    names = set(data["names"])
+    found = tuple([(other, name) for other, name in data.get("tied", ())])
+    others = {other for other, _ in found}
+    if len(others) != len(found) or others & names or any(type(o) is not str or n not in names for o, n in found):
+        raise ValueError(f"got {found!r:.100} as other names of variables")
+    return found
 
 
 def _kind(shape: Any, dtype: Any, optimizer: Any, sparse: Any) -> tuple[tuple[int, ...], str, Any, bool]:

@@ -13,7 +13,7 @@ from dps.transport.wire import Array
 from dps.variables.packed import Packed, PackedGradient
 from dps.variables.plan import Part, Plan, ShardLayout, VariableSpec
 from dps.variables.rowlists import RowLists, RowsOfPart
-from dps.variables.tree import Rows, is_tensor, rows_of_tensor, to_array
+from dps.variables.tree import Rows, is_module, is_parameter, is_tensor, rows_of_tensor, to_array
 
 Gradient = Array | Rows | PackedGradient
 """Packed gradients come from a session's `Compression`."""
@@ -30,14 +30,24 @@ def check_gradients(plan: Plan, found: Iterable[tuple[str, Any]]) -> dict[int, G
     A leaf that is None, like a missing key, means no gradient for that variable. So does one without elements.
     """
     gradients: dict[int, Gradient] = {}
+    came: dict[int, Any] = {}
     for name, value in found:
         if value is None:
             continue
         index = index_of(plan, name, "gradient")
         spec = plan.variables[index]
+        if plan.tied and not _is_first(came, index, value, spec.name, name):
+            continue
         if spec.optimizer is None:
             raise ValueError(f"a gradient came for {name!r}, which is not trained; leave it out or pass None")
-        rows = rows_of_tensor(value, name) if is_tensor(value) else value
+        rows = value
+        if is_tensor(value):
+            if is_parameter(value):
+                raise TypeError(
+                    f"got a parameter of PyTorch as the gradient of {name}, which is its value; pass p.grad, as "
+                    "{n: p.grad for n, p in net.named_parameters()}"
+                )
+            rows = rows_of_tensor(value, name)
         if isinstance(rows, Rows):
             checked = _checked_rows(spec, rows)
             if checked.values.size:
@@ -47,6 +57,21 @@ def check_gradients(plan: Plan, found: Iterable[tuple[str, Any]]) -> dict[int, G
         if array.size:
             gradients[index] = array
     return gradients
+
+
+def _is_first(came: dict[int, Any], index: int, value: Any, name: str, other: str) -> bool:
+    """Whether this is the first gradient of a variable that has several names. ValueError for a second one that is not
+    the same. `came`: the gradients so far."""
+    if index not in came:
+        came[index] = value
+        return True
+    from dps.variables.sharing import is_same  # here: few runs have tied weights
+
+    if is_same(came[index], value):
+        return False
+    raise ValueError(
+        f"{name} and {other} are one variable (tied weights) and got two gradients; push their sum under {name}"
+    )
 
 
 def index_of(plan: Plan, name: str, what: str) -> int:
@@ -87,7 +112,12 @@ def check_is_nested(plan: Plan, tree: Any, wants: str = "push wants gradients") 
     elif "value" not in plan.by_name:
         shape = getattr(tree, "shape", None)
         got = f"one {type(tree).__name__}" if shape is None else f"one array of shape {tuple(shape)}"
-        raise ValueError(f"{wants} for {names_of(plan)}; got {got}")
+        hint = (
+            ": pass {n: p.grad for n, p in net.named_parameters()}"
+            if "gradients" in wants
+            else ": pass its state_dict()"
+        )
+        raise ValueError(f"{wants} for {names_of(plan)}; got {got}{hint if is_module(tree) else ''}")
 
 
 def row_numbers(rows: Any, what: str) -> Array:

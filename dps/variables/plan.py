@@ -31,6 +31,8 @@ class Plan:
     parts: tuple[Part, ...]
     ps: tuple[int, ...]
     """Task indices of the ps; the first is the step ps."""
+    tied: tuple[tuple[str, str], ...] = ()
+    """Other names of variables (tied weights), each with the variable's name."""
 
     def to_wire(self) -> dict[str, Any]:
         """The plan as columns (`dps.variables.columns`). The caller must not change it."""
@@ -39,7 +41,8 @@ class Plan:
 
     @functools.cached_property
     def _wire(self) -> dict[str, Any]:
-        return columns.write(self.variables, self.parts, self.ps)
+        written = columns.write(self.variables, self.parts, self.ps)
+        return {**written, "tied": list(map(list, self.tied))} if self.tied else written
 
     @staticmethod
     def from_wire(data: Mapping[str, Any]) -> Plan:
@@ -50,7 +53,7 @@ class Plan:
             if plan is not None and plan._wire == data:
                 return plan
         try:
-            plan = Plan(*columns.read(data))
+            plan = Plan(*columns.read(data), columns.tied(data))
         except ConfigError:  # bfloat16 without ml_dtypes in this process
             raise
         except (LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -66,8 +69,9 @@ class Plan:
 
     @functools.cached_property
     def by_name(self) -> dict[str, int]:
-        """Index of each variable by its name."""
-        return {spec.name: index for index, spec in enumerate(self.variables)}
+        """Index of each variable by its name, and by its other names."""
+        found = {spec.name: index for index, spec in enumerate(self.variables)}
+        return found | {other: found[name] for other, name in self.tied}
 
     @functools.cached_property
     def parts_of(self) -> tuple[tuple[Part, ...], ...]:
@@ -123,6 +127,9 @@ class Plan:
         if mine != theirs:
             only = sorted(set(mine) ^ set(theirs))
             return f"only one of the two has {only[:5]}" if only else "its variables come in another order"
+        if self.tied != other.tied:
+            ties = [", ".join(f"{b} tied to {a}" for b, a in plan.tied) for plan in (self, other)]
+            return f"it has {ties[0] or 'no tied weights'}, the run has {ties[1] or 'none'}"
         for a, b in zip(self.variables, other.variables, strict=True):
             if (a.shape, a.dtype) != (b.shape, b.dtype):
                 names = [np.dtype(v.dtype).name for v in (a, b)]
@@ -147,8 +154,10 @@ def make_plan(
     ps: tuple[int, ...],
     place: Place,
     split: Split | None,
+    tied: Mapping[str, str] | None = None,
 ) -> Plan:
-    """Split and place all variables. Raises PlacementError if a policy returns an invalid result."""
+    """Split and place all variables. `tied`: their other names, each with the name. Raises PlacementError if a policy
+    returns an invalid result."""
     parts: list[Part] = []
     for index, spec in enumerate(variables):
         shards = split(spec.name, spec.shape, spec.dtype) if split is not None and spec.shape and spec.shape[0] else 1
@@ -161,7 +170,7 @@ def make_plan(
                 raise PlacementError(f"the placement put {name} on ps task {task!r}; the ps tasks are {list(ps)}")
             parts.append(Part(len(parts), index, name, shape, row0, task, _memory(name, placed)))
             row0 += rows
-    return Plan(tuple(variables), tuple(parts), ps)
+    return Plan(tuple(variables), tuple(parts), ps, tuple((tied or {}).items()))
 
 
 def _memory(name: str, placed: int | Device) -> str:

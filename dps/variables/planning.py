@@ -14,10 +14,12 @@ from dps.cluster.partition import num_parts
 from dps.cluster.setter import replica_device_setter
 from dps.errors import ConfigError, PlacementError
 from dps.optim import Optimizer, checked
+from dps.record import replace
 from dps.transport.dtypes import FLOATS, is_float, wire_name
 from dps.transport.wire import DTYPES, Array
 from dps.variables.columns import PerObject
 from dps.variables.plan import Place, Plan, VariableSpec, make_plan
+from dps.variables.sharing import tied
 from dps.variables.tree import Variable, leaves, to_array
 
 if TYPE_CHECKING:
@@ -49,7 +51,12 @@ def plan_of(
     scopes: dict[str, Device] = {}
     more = {} if average is None else {KEY: average.to_wire()}
     here, written = current_device(), PerObject[Optimizer, dict[str, Any]](lambda chosen: chosen.to_wire() | more)
-    for name, leaf in leaves(params):
+    named = list(leaves(params))
+    ties = tied(named)
+    for name, leaf in named:
+        if name in ties:
+            _check_settings(name, leaf, ties[name], params)
+            continue
         array = to_array(leaf, name)
         settings = leaf if isinstance(leaf, Variable) else PLAIN
         dtype = wire_name(array.dtype)
@@ -69,7 +76,18 @@ def plan_of(
         raise ConfigError("params has no arrays; wanted a nested dict, list or tuple of arrays")
     place = _place(ps, current_setter() if placement is None else placement, scopes)
     split = None if partitioner is None else (lambda name, shape, dtype: num_parts(partitioner, name, shape, dtype))
-    return make_plan(specs, tuple(ps), place, split), values
+    return make_plan(specs, tuple(ps), place, split, ties), values
+
+
+def _check_settings(name: str, leaf: Any, first: str, params: Any) -> None:
+    """ConfigError if another name of a variable has settings of its own."""
+    of_first = next(each for path, each in leaves(params) if path == first)
+    if isinstance(leaf, Variable) and (
+        not isinstance(of_first, Variable) or replace(leaf, value=None) != replace(of_first, value=None)
+    ):
+        raise ConfigError(
+            f"{name} is another name of {first} (tied weights) with other settings; give {first} alone some"
+        )
 
 
 def _place(ps: Sequence[int], placement: Any, scopes: dict[str, Device]) -> Place:

@@ -33,7 +33,8 @@ class Variable:
             replicas do not assign it. "on_read" needs one. Gradients are always summed.
 
     Raises:
-        ConfigError: An unknown synchronization or aggregation, or "on_read" without aggregation.
+        ConfigError: An unknown synchronization or aggregation, "on_read" without aggregation, or a tuple of whole
+            numbers as the value, which may be meant as a shape.
 
     Example:
         ```python
@@ -53,6 +54,12 @@ class Variable:
     aggregation: str | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.value, tuple) and all(isinstance(n, int) for n in self.value):
+            shape = tuple(self.value)
+            raise ConfigError(
+                f"dps.Variable({shape}): a tuple of whole numbers may be a shape or values; for a shape give "
+                f"dps.Variable(np.zeros({shape})), for values dps.Variable(np.array({list(shape)}))"
+            )
         if self.synchronization not in ("on_write", "on_read"):
             raise ConfigError(f"synchronization: got {self.synchronization!r}, wanted 'on_write' or 'on_read'")
         if self.aggregation not in (None, "sum", "mean", "only_first_replica"):
@@ -249,6 +256,10 @@ def to_array(value: Any, name: str) -> np.ndarray[Any, np.dtype[Any]]:
         value = value.value
     if is_tensor(value):
         value = _of_tensor(value.detach().cpu(), name)
+    if is_module(value):
+        raise TypeError(f"{name} is a module of PyTorch ({type(value).__name__}); wanted arrays: pass its state_dict()")
+    if isinstance(value, Iterator):
+        raise TypeError(f"{name} is a {type(value).__name__}; wanted arrays: pass a dict or a list of what it yields")
     array = np.asarray(value)
     if array.dtype.kind not in "fiub" and wire_name(array.dtype) != BFLOAT16:
         raise TypeError(
@@ -262,6 +273,16 @@ def to_array(value: Any, name: str) -> np.ndarray[Any, np.dtype[Any]]:
 def is_tensor(value: Any) -> bool:
     """Whether a value is a tensor of torch, which need not be installed."""
     return hasattr(value, "detach")
+
+
+def is_module(value: Any) -> bool:
+    """Whether a value is a module of torch, which need not be installed."""
+    return hasattr(value, "named_parameters") and hasattr(value, "state_dict")
+
+
+def is_parameter(tensor: Any) -> bool:
+    """Whether a tensor of torch is a variable that gets gradients, and thus none itself."""
+    return bool(tensor.requires_grad and tensor.is_leaf) or type(tensor).__name__ == "Parameter"
 
 
 def memory_of_tensor(tensor: Any, name: str) -> Any:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 
 import dps
+from dps.errors import ConfigError
 from dps.variables.tree import Nesting, Rows, Variable, leaves, nested, to_array
 from tests.variables.models import arrays, trees
 
@@ -139,3 +140,14 @@ def test_a_variable_notes_the_scope_that_it_is_made_in() -> None:
     with dps.device("/job:ps/task:1"):
         pinned = Variable(1.0)
     assert str(pinned.device) == "/job:ps/task:1"
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (5,), ()])
+def test_a_tuple_of_whole_numbers_may_be_a_shape_and_is_refused_as_a_value(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError) as found:
+        dps.Variable(shape)
+    assert f"dps.Variable(np.zeros({shape}))" in str(found.value)
+    assert f"dps.Variable(np.array({list(shape)}))" in str(found.value)
+    assert dps.Variable((0.5, 1.5)).value == (0.5, 1.5)
+    assert dps.Variable([5, 3]).value == [5, 3]
+    assert [name for name, _ in leaves({"w": (dps.Variable([1.0]), dps.Variable([2.0]))})] == ["w/0", "w/1"]
