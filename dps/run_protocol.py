@@ -6,7 +6,7 @@ from typing import Any
 
 from dps.protocol import NOTHING
 from dps.transport.message import Message
-from dps.transport.roles import ALL, ANSWER, CHIEF_ONLY, ENDS, NODES, OPERATOR_ONLY, SESSIONS, TOKENS, WORKERS
+from dps.transport.roles import ANSWER, CHIEF_ONLY, ENDS, NODES, OPERATOR_ONLY, SESSIONS, TOKENS, VISITORS, WORKERS
 from dps.transport.wire import Array
 
 CHIEF, AGENT = "chief", "agent"
@@ -137,12 +137,17 @@ class StopTask(Message, kind=46, roles=CHIEF_ONLY):
     reason: str
 
 
-class AskStats(Message, kind=47, roles=ALL):
-    """Asks for the counters of an actor, for people."""
+class AskStats(Message, kind=47, roles=VISITORS):
+    """Asks for the counters of the run, and of the session that asks, for people."""
+
+
+class AskStatus(Message, kind=58, roles=OPERATOR_ONLY):
+    """Asks for those of AskStats, and for what concerns other tasks: their addresses, and the counters of all
+    sessions."""
 
 
 class Stats(Message, kind=48, roles=ANSWER):
-    """Answer to AskStats: plain values by name."""
+    """Answer to AskStats and AskStatus: plain values by name."""
 
     values: dict[str, Any]
 
@@ -177,10 +182,9 @@ class Register(Message, kind=60, roles=NODES):
 
 
 class Registered(Message, kind=61, roles=ANSWER):
-    """The node's task, and the cluster as the chief knows it."""
+    """The node's task."""
 
     task: int
-    cluster: dict[str, Any]
 
 
 class OpenSession(Message, kind=62, roles=SESSIONS):
@@ -300,12 +304,12 @@ class Leave(Message, kind=73, roles=ENDS):
     """The exit code of its process; negative: the signal that killed it."""
 
 
-class AskCluster(Message, kind=70, roles=ALL):
-    """Asks which tasks have registered. Answered at once."""
+class AskCluster(Message, kind=70, roles=VISITORS):
+    """Asks which tasks have registered; a reader hears of the ps only. Answered at once."""
 
 
 class ClusterIs(Message, kind=71, roles=ANSWER):
-    """The tasks by job. `complete`: all expected ps have registered; otherwise `text` says which are missing."""
+    """The tasks by job; jobs of which the asker may not know are left out. `complete`: all expected ps have registered; otherwise `text` says which are missing."""
 
     cluster: dict[str, Any]
     complete: bool

@@ -211,7 +211,7 @@ class ServedTask:
     def _seen_epoch(self) -> int:
         return self._standing.session_epoch if self._ps_actor is None else self._ps_actor.epoch
 
-    def _has_joined(self, task: int, cluster: dict[str, Any]) -> None:
+    def _has_joined(self, task: int) -> None:
         if self.task < 0:
             self.task = task
             self._node.name = self.name

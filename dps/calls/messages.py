@@ -10,6 +10,7 @@ from dps.transport.wire import Array
 
 CALLS = "calls"
 """The name of the actor on the node of a worker that serves."""
+NOT_OF_A_READER = "workers run functions for who has a worker's key; got a reader's (dps keys export DIR --role worker)"
 
 
 class Call(Message, kind=120, roles=WORKERS):

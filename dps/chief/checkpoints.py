@@ -25,6 +25,7 @@ from dps.checkpoint import (
     parse_folder_name,
     retain,
 )
+from dps.chief.run import ago
 from dps.errors import Aborted, CheckpointError, DpsError
 from dps.run_protocol import CutShard, SaveShard, ShardCut, ShardSaved
 from dps.telemetry import log
@@ -76,6 +77,11 @@ class Checkpoints:
     @property
     def busy(self) -> bool:
         return self._busy
+
+    @property
+    def saved_ago(self) -> str:
+        """The age of the newest checkpoint as text; "" if it is not known."""
+        return ago(self.node.runtime.wall() - self.saved_at) if self.saved_at else ""
 
     def save(self, then: Result, position: bytes = b"") -> None:
         """Write a checkpoint, unless these versions of all shards are saved already. `then` is called on the node's

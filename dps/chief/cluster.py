@@ -278,9 +278,9 @@ class Cluster:
         command = start_command("ps", away[0][0] if away else None, self.where)
         return f"{names}; start {'each, as' if len(away) > 1 else 'it with'}: {command}"
 
-    def keys(self) -> dict[str, str]:
-        """Whose key the task at an address has, for those that have joined by tokens."""
-        known = [known for nodes in self.jobs.values() for known in nodes.known.values()]
+    def keys(self, jobs: Iterable[str]) -> dict[str, str]:
+        """Whose key the task at an address has, for those of these jobs that have joined by tokens."""
+        known = [known for job in jobs for known in self.jobs[job].known.values()]
         return {each.told: each.user for each in known if " " in each.user}
 
     def to_wire(self) -> dict[str, Any]:

@@ -20,13 +20,13 @@ from dps.chief.lookout import Lookout
 from dps.chief.members import Membership
 from dps.chief.phase import END, FAILED, RUN
 from dps.chief.places import Places
-from dps.chief.run import ago
 from dps.chief.sessions import Session, Sessions
 from dps.errors import TaskLost, Unavailable
 from dps.run_protocol import (
     AskCluster,
     AskState,
     AskStats,
+    AskStatus,
     CloseSession,
     ClusterIs,
     Initialised,
@@ -116,7 +116,7 @@ class ChiefActor(Actor):
         self.node.present(address, message.proof)
         if job not in cluster.jobs:
             cluster.reaching.check(address, self.node.now(), self.node.address, name)
-            self.node.answer(sender, Registered(max(message.task, 0), cluster.to_wire()))
+            self.node.answer(sender, Registered(max(message.task, 0)))
             return
         if self.node.exposed:
             cluster.reaching.tries(address, self.node.now())
@@ -130,7 +130,7 @@ class ChiefActor(Actor):
         self._admit_tickets(sender)
         self.node.watch(address, cluster.grace_s(job))
         cluster.jobs[job].known[task].connection = self.node.up.get(address, 0)
-        self.node.answer(sender, Registered(task, cluster.to_wire()))
+        self.node.answer(sender, Registered(task))
         if job == "ps":
             cluster.ps_back(task)
             if replaced:
@@ -323,21 +323,32 @@ class ChiefActor(Actor):
         self.node.answer(sender, State(epochs.number, known and epochs.phase == RUN, leads, self._text()))
 
     def on_AskCluster(self, message: AskCluster, sender: Sender) -> None:
-        complete, keys = self.cluster.complete(), self.cluster.keys()
-        self.node.answer(sender, ClusterIs(self.cluster.to_wire(), complete, "" if complete else self._text(), keys))
+        complete, found = self.cluster.complete(), self.cluster.to_wire()
+        if self.node.asker == "reader":
+            found = {"ps": found["ps"]}
+        text = "" if complete else self._text()
+        self.node.answer(sender, ClusterIs(found, complete, text, self.cluster.keys(found)))
 
     def on_AskStats(self, message: AskStats, sender: Sender) -> None:
-        epochs, members = self.epochs, self.members
-        checkpoints = epochs.now.checkpoints if epochs.now is not None else None
-        saved_at = checkpoints.saved_at if checkpoints else 0.0
-        saved_ago = ago(self.node.runtime.wall() - saved_at) if saved_at else ""
-        values = {
-            "phase": epochs.phase, "epoch": epochs.number, "text": self._text(), "cluster": self.cluster.to_wire(),
-            "live": [m.name for m in members.live.values()], "waiting": members.waiting(),
-            "finished": members.finished, "given_up": members.given_up, "batches": self.sessions.batches(),
-            "saved": checkpoints.saved_name if checkpoints else "", "saved_ago": saved_ago,
+        self.node.answer(sender, Stats(self._stats()))
+
+    def on_AskStatus(self, message: AskStatus, sender: Sender) -> None:
+        members = self.members
+        tasks = {
+            "cluster": self.cluster.to_wire(), "waiting": members.waiting(), "finished": members.finished,
+            "given_up": members.given_up, "batches": self.sessions.batches(),
         }  # fmt: skip
-        self.node.answer(sender, Stats(values))
+        self.node.answer(sender, Stats(self._stats() | tasks))
+
+    def _stats(self) -> dict[str, Any]:
+        """How the run does."""
+        epochs = self.epochs
+        saved = epochs.now.checkpoints if epochs.now is not None else None
+        return {
+            "phase": epochs.phase, "epoch": epochs.number, "text": self._text(),
+            "live": [member.name for member in self.members.live.values()],
+            "saved": saved.saved_name if saved else "", "saved_ago": saved.saved_ago if saved else "",
+        }  # fmt: skip
 
     def _text(self) -> str:
         return self.ending.reason or self.epochs.text()

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from dps.actors.messages import Failed, Waiting
 from dps.actors.ref import Ref
 from dps.calls.arguments import SESSION, pack_arguments, unpack_value
-from dps.calls.messages import CALLS, AskCall, Call, CallMissing, Raised, Returned
+from dps.calls.messages import CALLS, NOT_OF_A_READER, AskCall, Call, CallMissing, Raised, Returned
 from dps.cluster.device import current_device
-from dps.errors import ConfigError, Unavailable, remote_error
+from dps.errors import ConfigError, PermissionDenied, Unavailable, remote_error
 from dps.functions import import_path
 from dps.run_protocol import ClusterIs
 from dps.transport.message import Message
@@ -108,7 +108,9 @@ class Calling:
         """The worker's address, once it has joined. Blocks."""
 
         def lacks(found: ClusterIs) -> str:
-            workers = found.cluster.get("worker", {})
+            workers = found.cluster.get("worker")
+            if workers is None:
+                raise PermissionDenied(f"run: {NOT_OF_A_READER}")
             if str(task) in workers:
                 return ""
             there = ", ".join(f"worker:{index}" for index in workers) or "no worker"

@@ -8,7 +8,18 @@ from typing import NamedTuple
 
 from dps.actors.actor import Actor
 from dps.actors.ref import Ref
-from dps.calls.messages import CALLS, AskCall, AskServes, Call, CallMissing, LeaveCalls, Raised, Returned, Serves
+from dps.calls.messages import (
+    CALLS,
+    NOT_OF_A_READER,
+    AskCall,
+    AskServes,
+    Call,
+    CallMissing,
+    LeaveCalls,
+    Raised,
+    Returned,
+    Serves,
+)
 from dps.coordinator.schedule import Assignment, Schedule, ScheduledCall
 from dps.errors import PermissionDenied, Unavailable, remote_error
 from dps.run_protocol import CHIEF, AskCluster, ClusterIs
@@ -70,6 +81,8 @@ class Dispatcher(Actor):
             return  # the coordinator has ended
         if isinstance(answer, ClusterIs):
             workers = answer.cluster.get("worker", {})
+            if "worker" not in answer.cluster:
+                self.refusal = NOT_OF_A_READER
             self.known = [f"worker:{task}" for task in workers]
             for address in workers.values():
                 self._greet(address, answer.keys.get(address, "worker"))

@@ -10,7 +10,7 @@ from dps.actors.ref import Ref
 from dps.chief.phase import GATHER, OPEN
 from dps.errors import DeadlineExceeded, DpsError
 from dps.protocol import PS
-from dps.run_protocol import CHIEF, AskStats, Stats
+from dps.run_protocol import CHIEF, AskStats, AskStatus, Stats
 from dps.transport.current import keys_for, runtime
 
 ASK_S = 1.0
@@ -20,19 +20,23 @@ ANSWER_S = 3.0
 
 def has_variables(chief: str) -> bool:
     """Whether the run has variables, so that readers can pull. False without an answer. Blocks up to 1 s."""
-    with Asking(chief, "reader", ASK_S) as asking:
-        try:
-            return asking.chief()["phase"] not in (GATHER, OPEN)
-        except DpsError:
-            return False
+    caller = Caller(runtime(), "reader", keys_for(chief, "worker", "reader"))
+    try:
+        answer = caller.ask(Ref(chief, CHIEF), AskStats(), ASK_S)
+        assert isinstance(answer, Stats)
+        return answer.values["phase"] not in (GATHER, OPEN)
+    except DpsError:
+        return False
+    finally:
+        caller.close()
 
 
 class Asking:
-    """Asks the tasks of one cluster for their counters, for people. Close it, or use it in a with block."""
+    """Asks the tasks of one cluster for their counters, for an operator. Close it, or use it in a with block."""
 
     def __init__(self, chief: str, name: str, answer_s: float | None = None) -> None:
         self._chief, self._answer_s = chief, ANSWER_S if answer_s is None else answer_s
-        self._caller = Caller(runtime(), name, keys_for(chief, "operator", "worker", "reader"))
+        self._caller = Caller(runtime(), name, keys_for(chief, "operator"))
 
     def chief(self) -> dict[str, Any]:
         """What the chief says of itself. Raises DeadlineExceeded without an answer."""
@@ -57,7 +61,7 @@ class Asking:
         return found
 
     def _ask(self, ref: Ref) -> dict[str, Any]:
-        answer = self._caller.ask(ref, AskStats(), self._answer_s)
+        answer = self._caller.ask(ref, AskStatus(), self._answer_s)
         assert isinstance(answer, Stats)
         return answer.values
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from dps.actors.actor import Actor
 from dps.actors.messages import Waiting
 from dps.actors.ref import Sender
@@ -26,6 +29,7 @@ from dps.protocol import (
     Report,
 )
 from dps.ps.intake.intake import State
+from dps.ps.intake.ledger import Ledger
 from dps.ps.intake.receiving import receive
 from dps.ps.intake.staged import Staged
 from dps.ps.modes.asynchronous import AsyncMode, BoundedMode
@@ -38,6 +42,7 @@ from dps.ps.warm import warm
 from dps.run_protocol import (
     AskServing,
     AskStats,
+    AskStatus,
     Configure,
     Configured,
     CutShard,
@@ -149,17 +154,23 @@ class PsActor(Actor):
         shard.mode.cut(message.cut)
 
     def on_AskStats(self, message: AskStats, sender: Sender) -> None:
+        own = None if self.shard is None else self.shard.ledgers.get(sender.incarnation)
+        self.node.answer(sender, Stats(self._stats(() if own is None else (own,))))
+
+    def on_AskStatus(self, message: AskStatus, sender: Sender) -> None:
+        self.node.answer(sender, Stats(self._stats(() if self.shard is None else self.shard.ledgers.values())))
+
+    def _stats(self, ledgers: Iterable[Ledger]) -> dict[str, Any]:
+        """The counters of the shard, and of the sessions of these ledgers."""
         shard = self.shard
         if shard is None:
-            self.node.answer(sender, Stats({"state": "waits for the chief"}))
-            return
-        values = {
+            return {"state": "waits for the chief"}
+        return {
             "state": "ready" if shard.ready else "filling", "epoch": shard.epoch, "step": shard.store.step,
             "version": shard.store.counter, "nbytes": shard.layout.data_nbytes, "leases": shard.store.leased(),
-            "sessions": {ledger.name: ledger.counters() for ledger in shard.ledgers.values()},
+            "sessions": {ledger.name: ledger.counters() for ledger in ledgers},
             "waits": shard.mode.waiting_for(), "refused_messages": self.node.refused_messages, **shard.counts,
         }  # fmt: skip
-        self.node.answer(sender, Stats(values))
 
     # -- from sessions ----------------------------------------------------------------------------------------
 

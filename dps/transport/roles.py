@@ -18,6 +18,8 @@ TASKS: Roles = frozenset({"chief", "ps", "worker", "evaluator", "dataset"})
 NODES: Roles = TASKS | {"reader"}
 """Roles that listen, and so report to the chief."""
 OPERATOR_ONLY: Roles = frozenset({"operator"})
+VISITORS: Roles = SESSIONS | OPERATOR_ONLY
+"""Roles that look for the tasks of a run from outside of it, and ask how it does."""
 ENDS: Roles = frozenset({"ps", "worker", "operator"})
 """Roles that report the end of a task."""
 ALL: Roles = frozenset(ROLES)

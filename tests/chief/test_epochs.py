@@ -13,7 +13,7 @@ from dps.checkpoint.manifest import encode
 from dps.chief.phase import CONFIGURE, END, FAILED, GATHER, INITIALISE, OPEN, RUN
 from dps.errors import Aborted, CheckpointError, ConfigError, DeadlineExceeded, TaskLost
 from dps.run_protocol import (
-    AskStats,
+    AskStatus,
     Configure,
     Configured,
     Members,
@@ -417,5 +417,5 @@ def test_after_a_rollback_the_log_and_the_status_tell_the_checkpoint_its_age_and
     wanted = f"run epoch 2 starts from {name}, saved 5 min ago, at least 40 steps lost; dps.CheckpointSaver(seconds="
     assert any(wanted in text for text in caplog.messages)
     led.desk.pass_time(10.0)
-    answer = led.tell(AskStats(), "status")
+    answer = led.tell(AskStatus(), "status")
     assert isinstance(answer, Stats) and (answer.values["saved"], answer.values["saved_ago"]) == (name, "5 min ago")

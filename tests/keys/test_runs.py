@@ -22,7 +22,10 @@ from dps.run_protocol import (
     AGENT,
     CHIEF,
     OPERATORS,
+    AskCluster,
     AskStats,
+    AskStatus,
+    ClusterIs,
     Configure,
     EndRun,
     Members,
@@ -128,9 +131,56 @@ def pull_for(session: dps.Session, seconds: float) -> None:
 
 
 def session_addresses(caller: Caller, chief: str) -> list[str]:
-    answer = caller.ask(Ref(chief, CHIEF), AskStats(), WAIT_S)
-    assert isinstance(answer, Stats)
-    return list(answer.values["cluster"]["ps"].values())
+    answer = caller.ask(Ref(chief, CHIEF), AskCluster(), WAIT_S)
+    assert isinstance(answer, ClusterIs)
+    return list(answer.cluster["ps"].values())
+
+
+@pytest.mark.parametrize("role", ["worker", "reader"])
+def test_what_concerns_other_tasks_is_told_to_an_operator_and_not_to_a_session(
+    worker: dps.Server, folders: dict[str, str], role: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asks = {each: Caller(runtime(), each, credentials(folders["all"], each)) for each in (role, "operator")}
+    found: dict[str, dict[str, dict[str, object]]] = {}
+    try:
+        (ps,) = session_addresses(asks["operator"], worker.target)
+        for each, caller in asks.items():
+            caller.expect(ps, "ps")
+            message = AskStats() if each == role else AskStatus()
+            answers = [caller.ask(Ref(*to), message, WAIT_S) for to in ((worker.target, CHIEF), (ps, PS))]
+            found[each] = {name: answer.values for name, answer in zip(("chief", "ps"), answers, strict=True)}  # type: ignore[attr-defined]
+            told = caller.ask(Ref(worker.target, CHIEF), AskCluster(), WAIT_S)
+            assert isinstance(told, ClusterIs) and told.complete
+            assert set(told.cluster) == ({"ps"} if each == "reader" else {"ps", "worker"})
+        for to in ((worker.target, CHIEF), (ps, PS)):
+            with pytest.raises(dps.PermissionDenied, match=f"got AskStatus of {role}; wanted it of operator"):
+                asks[role].ask(Ref(*to), AskStatus(), WAIT_S)
+    finally:
+        for caller in asks.values():
+            caller.close()
+    tasks = {"cluster", "waiting", "finished", "given_up", "batches"}
+    assert found[role]["chief"].keys() == found["operator"]["chief"].keys() - tasks
+    assert "worker:0" in found["operator"]["ps"]["sessions"] and found[role]["ps"]["sessions"] == {}  # type: ignore[operator]
+    if role == "worker":
+        only = folders["worker"]
+        assert cli.main(["status", "--chief", worker.target, "--keys", only]) == 5
+        del os.environ["DPS_KEYS"]
+        assert f"{only} has no private key of operator, only of worker" in capsys.readouterr().err
+
+
+def test_the_stats_of_a_session_have_the_counters_of_that_session_alone(
+    worker: dps.Server, folders: dict[str, str]
+) -> None:
+    with session(worker.target, keys=folders["worker"]) as s, session(worker.target, keys=folders["worker"]) as other:
+        assert s.push({"w": np.ones(40, np.float32)}).accepted
+        own, others = (each.stats()["ps:0"]["sessions"] for each in (s, other))
+        assert [counters["pushes"] for counters in own.values()] == [1]
+        assert [counters["pushes"] for counters in others.values()] == [0]
+    with dps.Session(worker.target, keys=folders["reader"], timeout=WAIT_S) as reads:
+        stats = reads.stats()
+        assert (
+            stats["chief"]["phase"] == "training" and stats["ps:0"]["step"] >= 1 and len(stats["ps:0"]["sessions"]) == 1
+        )
 
 
 def test_an_operator_asks_how_the_run_does_and_may_not_touch_it(
@@ -244,9 +294,12 @@ def test_a_coordinator_with_a_workers_keys_has_workers_run_functions_and_a_reade
             assert coordinator.schedule("operator:add", (1, 2)).fetch() == 3
         with session(worker.target, keys=folders["worker"]) as s, dps.device("/job:worker/task:0"):
             assert s.run("operator:add", 1, 2) == 3
+            with dps.Session(worker.target, keys=folders["reader"], timeout=WAIT_S) as reads:
+                with pytest.raises(dps.PermissionDenied, match="who has a worker's key; got a reader's"):
+                    reads.run("operator:add", 1, 2)
         with dps.Coordinator(worker.target, keys=folders["reader"], timeout=3.0) as coordinator:
             value = coordinator.schedule("operator:add", (1, 2))
-            with pytest.raises(dps.DeadlineExceeded, match="got AskServes of reader; wanted it of worker"):
+            with pytest.raises(dps.DeadlineExceeded, match="who has a worker's key; got a reader's"):
                 value.fetch()
 
 

@@ -62,7 +62,7 @@ def test_an_answer_counts_however_long_a_busy_chief_took_for_it() -> None:
     agent.started()
     assert desk.asked[0][0] == CHIEF_S  # not BEAT_S, after which the answer would find nobody who asks
     desk.time += 40.0
-    desk.asked[0][1](Registered(0, {}))
+    desk.asked[0][1](Registered(0))
     agent._register()
     assert desk.asked[1][0] == CHIEF_S > BEAT_S and not ends
 
@@ -84,7 +84,7 @@ def test_a_ps_that_is_told_to_end_asks_the_chief_once_and_ends_as_that_says() ->
         )
         agent.node = desk  # type: ignore[assignment]
         agent.started()
-        desk.asked[0][1](Registered(0, {}))
+        desk.asked[0][1](Registered(0))
         agent.leave("was told")
         agent.leave("was told")
         agent._register()
@@ -105,7 +105,7 @@ def test_a_chief_that_is_missing_is_told_with_its_command_after_two_seconds_and_
     assert not caplog.messages
     desk.pass_time(11.0)
     assert caplog.messages == [f"ps:0: waits for the chief at 127.0.0.1:5000; start it with: {command}"] * 2
-    desk.asked[0][1](Registered(0, {}))
+    desk.asked[0][1](Registered(0))
     desk.pass_time(1.9)  # the next beat
     assert len(caplog.messages) == 2
     desk.pass_time(2.2)
