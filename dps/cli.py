@@ -173,6 +173,10 @@ def add_launch(commands: argparse._SubParsersAction[Parser]) -> None:
     add("--pin", action="store_true", help="keep each ps and worker on processors of its own")
     add("--threads", default="", help="threads that share an update on each ps, or auto (the default)")
     add("--device", default="", help="where each ps keeps its variables by default: cpu, or for example gpu:0")
+    add(
+        "--checkpoint-root", metavar="FOLDER",
+        help="write checkpoints only below this folder (default: below OUTPUT_DIR if others may join the run)",
+    )  # fmt: skip
     add_addresses(launch)
     add(
         "--serve", action="append", default=[], metavar="MODULE",
@@ -206,7 +210,10 @@ def run_bench(arguments: list[str]) -> int:
 def run_launch(args: argparse.Namespace) -> int:
     from dps.launch.launching import launch
 
-    return launch(args, addresses(args))
+    env = addresses(args)
+    if args.checkpoint_root:
+        env["DPS_CHECKPOINT_ROOT"] = os.path.abspath(args.checkpoint_root)
+    return launch(args, env)
 
 
 def run_doctor(args: argparse.Namespace) -> int:

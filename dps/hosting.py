@@ -7,6 +7,7 @@ from typing import Any
 
 from dps import config
 from dps.actors.system import Node
+from dps.chief.checkpoint_root import CheckpointRoot
 from dps.chief.examiner import EXAMINER, Examiner
 from dps.chief.operators import Operators
 from dps.chief.server import ChiefActor
@@ -19,6 +20,7 @@ from dps.queues.messages import QUEUES
 from dps.run_protocol import CHIEF, ENROLMENT, OPERATORS
 from dps.standing import Standing
 from dps.telemetry import log
+from dps.transport.current import others_may_join
 from dps.transport.roles import TASKS
 
 REPORT_S = 10.0
@@ -57,6 +59,12 @@ class HostedChief:
             node.host(ENROLMENT, Enrolment(node.keys))
         if cluster and "ps" not in cluster.jobs:
             self.without_ps()
+
+    def keep_checkpoints(self, root: str, default: str) -> None:
+        """Let sessions name folders below `root` only; "": below `default` if others may join, else any."""
+        host = "" if self._is_task else self._node.name
+        if root or others_may_join(self._node.address, self._node.keys):
+            self._actor.cluster.checkpoint_root = CheckpointRoot(root or default, host)
 
     def without_ps(self) -> None:
         """The run is to have no ps."""

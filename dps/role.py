@@ -56,7 +56,8 @@ def parser() -> Parser:
     add(
         "--checkpoint-root",
         metavar="FOLDER",
-        help="on a chief or ps: read and write checkpoints only below this folder (default: wherever a session asks)",
+        help="on a chief or ps: read and write checkpoints only below this folder (default: wherever a session asks, "
+        "if nobody else may join the run; else a chief needs one)",
     )
     add("--threads", default="", help="on a ps: threads that share an update of 8 MB or more, or auto (the default)")
     add("--update", help="async, sync, sync:sum, bounded:S or local:H: the update mode of sessions that name none")
@@ -118,11 +119,6 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
         value = getattr(args, name)
         if value is not None and not 0 <= value <= MOST_TASKS:
             raise ConfigError(f"got --{name} {value}; wanted a whole number from 0 to {MOST_TASKS}")
-    if args.checkpoint_root:
-        from dps.checkpoint.storage import LocalStorage
-        from dps.transport.real import real_runtime
-
-        real_runtime().storage = LocalStorage(args.checkpoint_root)
     if args.join or (os.environ.get("DPS_TOKEN_FILE") and not args.chief):
         from dps.launch.joining import join
 
@@ -141,6 +137,11 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
         from dps.data.program import load
 
         return serve(environ, args, load(args.program, rest, environ, args.datasets))
+    if args.checkpoint_root and job in ("chief", "ps"):  # a program may write elsewhere what is its own
+        from dps.checkpoint.storage import LocalStorage
+        from dps.transport.real import real_runtime
+
+        real_runtime().storage = LocalStorage(args.checkpoint_root)
     if job in ("chief", "ps"):
         if args.program and args.job:  # with jobs from the environment, all tasks have the same command line
             raise ConfigError(f"a {job} runs no program; leave --program out")
@@ -229,7 +230,7 @@ def task_environment(args: argparse.Namespace) -> dict[str, str]:
         environ["DPS_CHIEF"] = args.chief or DEFAULT_CHIEF
     settings = {
         "DPS_WORKERS": args.workers, "DPS_PS": args.ps, "DPS_UPDATE": args.update, "DPS_DEVICE": args.device or None,
-        "DPS_THREADS": args.threads or None,
+        "DPS_THREADS": args.threads or None, "DPS_CHECKPOINT_ROOT": args.checkpoint_root,
     }  # fmt: skip
     listens = addresses(args)
     if job == "chief" and not cluster:

@@ -309,7 +309,8 @@ class AskCluster(Message, kind=70, roles=VISITORS):
 
 
 class ClusterIs(Message, kind=71, roles=ANSWER):
-    """The tasks by job; jobs of which the asker may not know are left out. `complete`: all expected ps have registered; otherwise `text` says which are missing."""
+    """The tasks by job, without jobs of which the asker may not know. `complete`: all expected ps have registered;
+    otherwise `text` says which are missing."""
 
     cluster: dict[str, Any]
     complete: bool

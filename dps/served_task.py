@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 from weakref import WeakSet
 
 from dps.actors.system import Node

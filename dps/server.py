@@ -18,7 +18,7 @@ from dps.protocol import PS
 from dps.run_protocol import AGENT
 from dps.served_task import Beside, ServedTask
 from dps.standing import Standing
-from dps.task_node import make_node, network_flags, node_keys
+from dps.task_node import make_node, network_flags, node_keys, root_and_default
 from dps.transport.current import runtime
 
 INDEX_S = 60.0
@@ -62,6 +62,10 @@ class Server(ServedTask):
             chief.
         owned: Whether only `stop` ends this chief's run; otherwise the run ends with its last worker.
         restarted: Whether this chief replaces one that died.
+        checkpoint_root: On a chief: the folder below which sessions name their `checkpoint_dir`. None: as
+            DPS_CHECKPOINT_ROOT says; or, if others than this account may join the run (by keys, or on a trusted
+            network), OUTPUT_DIR under `dps launch` and else the one that a session in the chief's process names; if
+            nobody else may, any folder.
 
     Raises:
         Unavailable: The address to bind is taken.
@@ -103,6 +107,7 @@ class Server(ServedTask):
         device_filters: Sequence[str | Device] | None = None,
         owned: bool = False,
         restarted: bool = False,
+        checkpoint_root: str | os.PathLike[str] | None = None,
     ) -> None:
         # More than 9 parameters: this is a public signature, and each is a setting that people give by its name.
         from dps.cluster.environment import trusts_network
@@ -135,6 +140,8 @@ class Server(ServedTask):
         self._node.expect(self._chief, "chief")
         if own.hosts_chief:
             self._host_chief(expected, wire, owned, restarted)
+            assert self._hosted is not None
+            self._hosted.keep_checkpoints(*root_and_default(checkpoint_root))
         if ps == 0 and self._hosted is not None:
             self._hosted.without_ps()
         if self.job == "ps":

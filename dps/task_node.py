@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dps import config
 from dps.actors.system import Node
 from dps.cluster.identity import Identity
 from dps.errors import Unavailable
@@ -60,6 +61,12 @@ def make_node(
     if node.exposed and keys is None:
         log.warning("%s: %s has %s", name, node.address, PLAIN)
     return node
+
+
+def root_and_default(given: str | os.PathLike[str] | None) -> tuple[str, str]:
+    """The checkpoint root that a chief was given, and the one it has without if others may join its run; "": none."""
+    root = os.environ.get("DPS_CHECKPOINT_ROOT", "") if given is None else os.fspath(given)
+    return root, os.environ.get("OUTPUT_DIR", "") if config.launched.is_set() else ""
 
 
 def network_flags(node: Node) -> str:

@@ -32,13 +32,15 @@ def cluster(
     update: Any = None,
     owned: bool = True,
     trusted: bool = False,
+    checkpoint_root: Path | None = None,
 ) -> Iterator[list[dps.Server]]:
     """Chief, ps and workers; yields the worker servers and stops all at the end. `trusted`: tcp sockets are plain."""
 
     def server(job: str, task: int, **settings: Any) -> dps.Server:
         return dps.Server(None, job, task, bind=bind(transport, folder), trusted_network=trusted, **settings)
 
-    chief = server("chief", 0, ps=ps, workers=workers, update=update, owned=owned)
+    leads = {"update": update, "owned": owned, "checkpoint_root": checkpoint_root}
+    chief = server("chief", 0, ps=ps, workers=workers, **leads)
     made = [chief]
     try:
         made += [server("ps", i, chief=chief.address) for i in range(ps)]

@@ -81,7 +81,7 @@ class Attack:
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attack]:
     folder = tmp_path_factory.mktemp("run")
     with (
-        cluster(1, 1, request.param, folder, trusted=True) as (worker,),
+        cluster(1, 1, request.param, folder, trusted=True, checkpoint_root=folder) as (worker,),
         dps.Session(
             worker, {"a": np.zeros(4, np.float32)}, optimizer=dps.optim.SGD(1.0), checkpoint_dir=str(folder / "saved")
         ) as session,

@@ -111,7 +111,8 @@ class Tickets:
         self._claimed: dict[int, Peer] = {}
         """By each incarnation that a peer may claim."""
         self.admit("own", [[digest(own), "", "", ()]])
-        self.present(endpoint.address, digest(own))
+        self.own = self.present(endpoint.address, digest(own))
+        """This process itself."""
 
     # -- connections --------------------------------------------------------------------------------------------
 

@@ -41,6 +41,9 @@ class Admission:
         if not self._cluster.knows_process(message.job, message.task, message.process, sender.peer.ticket):
             self._node.answer(sender, Waiting(f"{message.job}:{message.task} has not registered yet"))
             return
+        if waits := self._waits_for_folder(message, sender):
+            self._node.answer(sender, Waiting(waits))
+            return
         reaching = self._cluster.reaching
         address = self._node.dials(message.address, reaching.named) if message.address else ""
         if address and message.session not in self._sessions.known:
@@ -61,6 +64,14 @@ class Admission:
             epochs.now.answer(session, 0, initialise=True)
         elif session.opened is not None and session.number in self._sessions.known and not epochs.over:
             self._node.answer(sender, Waiting(epochs.text()))
+
+    def _waits_for_folder(self, message: OpenSession, sender: Sender) -> str:
+        """What the session waits for before it may name its checkpoint_dir. Raises CheckpointError if it may not."""
+        if self._epochs.run is not None:
+            return ""  # `_differs` refuses another one than the run's
+        name, wanted = f"{message.job}:{message.task}", str(message.settings.get("checkpoint_dir") or "")
+        own, joined = sender.peer is self._node.tickets.own, " " in self._node.user
+        return self._cluster.checkpoint_root.waits(name, wanted, own, joined)
 
     def _differs(self, session: Session) -> bool:
         """Refuse a session whose layout or settings are not those of the run."""
@@ -165,10 +176,12 @@ class Admission:
 
     def _closed_elsewhere(self, message: CloseSession) -> None:
         """A session of an earlier chief has closed: its worker is done."""
-        self._epochs.closed_elsewhere(message.checkpoint_dir, message.step)
-        if self._epochs.run is None and message.checkpoint_dir:
+        told = message.checkpoint_dir
+        folder = told if told and self._cluster.checkpoint_root.allows(told) else ""
+        self._epochs.closed_elsewhere(folder, message.step)
+        if self._epochs.run is None and folder:
             try:
-                read_journal(self._node.runtime.storage, message.checkpoint_dir, self._members)
+                read_journal(self._node.runtime.storage, folder, self._members)
             except CheckpointError as error:
                 log.warning("%s: %s", self._node.name, error)
         self._members.done_elsewhere(f"{message.job}:{message.task}")

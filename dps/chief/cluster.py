@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dps.actors.ref import Sender
+from dps.chief.checkpoint_root import CheckpointRoot
 from dps.chief.reaching import Reaching
 from dps.chief.sessions import check_same
 from dps.cluster.command import start_command
@@ -137,6 +138,7 @@ class Cluster:
         """Whether a launcher has started the tasks, and reports those that end."""
         self.grouped = False
         """Whether workers train in a group, without a ps."""
+        self.checkpoint_root = CheckpointRoot()
 
     def group(self) -> None:
         """Note that workers train in a group, so that no ps is missed."""

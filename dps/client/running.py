@@ -237,10 +237,10 @@ class Running:
 
     @one_at_a_time
     def stats(self) -> dict[str, Any]:
-        """Counters of every ps and of the chief, for people. Blocks.
+        """Counters of every ps and of the chief, for people. Blocks. `dps status` has those of other sessions, too.
 
         Returns:
-            The counters by task name, such as "ps:0".
+            The counters by task name, such as "ps:0". Those of a ps have this session's own under "sessions".
 
         Raises:
             DeadlineExceeded: A task did not answer in time.

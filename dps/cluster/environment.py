@@ -14,8 +14,8 @@ def server_arguments(environ: Mapping[str, str]) -> dict[str, Any]:
     """The arguments of `dps.Server` by name.
 
     Reads DPS_JOB, DPS_TASK, DPS_CHIEF or else DPS_CLUSTER, DPS_BIND, DPS_ADVERTISE, DPS_PORTS, DPS_TRUSTED_NETWORK,
-    DPS_KEYS, DPS_WORKERS, DPS_PS, DPS_UPDATE, DPS_DEVICE, DPS_THREADS; without DPS_JOB, the variables that `resolve`
-    reads and the five of where to listen. Raises ConfigError if no task is named.
+    DPS_KEYS, DPS_WORKERS, DPS_PS, DPS_UPDATE, DPS_DEVICE, DPS_THREADS, DPS_CHECKPOINT_ROOT; without DPS_JOB, the
+    variables that `resolve` reads and the five of where to listen. Raises ConfigError if no task is named.
     """
     found = arguments_found(environ)
     if found is None:
@@ -45,6 +45,7 @@ def arguments_found(environ: Mapping[str, str]) -> dict[str, Any] | None:
         "update": environ.get("DPS_UPDATE") or None,
         "device": environ.get("DPS_DEVICE", ""),
         "threads": environ.get("DPS_THREADS") or "auto",
+        "checkpoint_root": environ.get("DPS_CHECKPOINT_ROOT") or None,
         **_addresses(environ),
     }
 

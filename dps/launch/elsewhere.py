@@ -23,8 +23,10 @@ class _Elsewhere(LocalCluster):
     def __init__(
         self, settings: Mapping[str, Any], ps: int, workers: int, mode: update.Update | str | None,
         keys: str | os.PathLike[str] | None, trusted_network: bool, serve: Serve,
+        checkpoint_root: str | os.PathLike[str] | None,
     ) -> None:  # fmt: skip
         super().__init__(ps, workers, update=mode, serve=serve)
+        self._checkpoint_root = os.path.abspath(checkpoint_root or "")
         self._engine = engine(settings)
         self._engine.check(small_plan(ps, workers))
         self._env = {"DPS_TRUSTED_NETWORK": "1"} if trusted_network else {}
@@ -42,6 +44,7 @@ class _Elsewhere(LocalCluster):
             self._own = private_folder()
             env["DPS_KEYS"] = os.path.join(self._own, "keys")
             key_files.new(env["DPS_KEYS"])
+        env["DPS_CHECKPOINT_ROOT"] = self._checkpoint_root
         if "DPS_KEYS" in env:
             os.environ["DPS_KEYS"] = env["DPS_KEYS"]  # for the sessions of this process
         try:
@@ -79,6 +82,8 @@ class SSHCluster(_Elsewhere):
         keys: A folder of keys. None: as DPS_KEYS says, or keys that are made for this cluster.
         trusted_network: No keys, and plain sockets: every machine of the network is trusted.
         serve: As of `dps.LocalCluster`.
+        checkpoint_root: The folder below which sessions name their `checkpoint_dir`. None: this process's working
+            folder.
 
     Raises:
         ConfigError: No hosts, too few slots, or no ssh.
@@ -87,8 +92,10 @@ class SSHCluster(_Elsewhere):
     def __init__(
         self, hosts: Sequence[str], ps: int = 1, workers: int = 2, update: update.Update | str | None = None,
         keys: str | os.PathLike[str] | None = None, trusted_network: bool = False, serve: Serve = None,
+        checkpoint_root: str | os.PathLike[str] | None = None,
     ) -> None:  # fmt: skip
-        super().__init__({"on": "ssh", "hosts": hosts}, ps, workers, update, keys, trusted_network, serve)
+        settings = {"on": "ssh", "hosts": hosts}
+        super().__init__(settings, ps, workers, update, keys, trusted_network, serve, checkpoint_root)
 
 
 class SlurmCluster(_Elsewhere):
@@ -103,6 +110,7 @@ class SlurmCluster(_Elsewhere):
         keys: As of `SSHCluster`.
         trusted_network: As of `SSHCluster`.
         serve: As of `dps.LocalCluster`.
+        checkpoint_root: As of `SSHCluster`.
 
     Raises:
         ConfigError: This machine has no Slurm, or the allocation is too small.
@@ -111,8 +119,10 @@ class SlurmCluster(_Elsewhere):
     def __init__(
         self, ps: int = 1, workers: int = 2, update: update.Update | str | None = None,
         keys: str | os.PathLike[str] | None = None, trusted_network: bool = False, serve: Serve = None,
+        checkpoint_root: str | os.PathLike[str] | None = None,
     ) -> None:  # fmt: skip
-        super().__init__({"on": "slurm"}, ps, workers, update, keys, trusted_network, serve)
+        settings = {"on": "slurm"}
+        super().__init__(settings, ps, workers, update, keys, trusted_network, serve, checkpoint_root)
 
 
 class RayCluster(_Elsewhere):
@@ -125,6 +135,7 @@ class RayCluster(_Elsewhere):
         keys: As of `SSHCluster`.
         trusted_network: As of `SSHCluster`.
         serve: As of `dps.LocalCluster`.
+        checkpoint_root: As of `SSHCluster`.
 
     Raises:
         MissingExtra: Ray is not installed.
@@ -133,5 +144,7 @@ class RayCluster(_Elsewhere):
     def __init__(
         self, ps: int = 1, workers: int = 2, update: update.Update | str | None = None,
         keys: str | os.PathLike[str] | None = None, trusted_network: bool = False, serve: Serve = None,
+        checkpoint_root: str | os.PathLike[str] | None = None,
     ) -> None:  # fmt: skip
-        super().__init__({"on": "ray"}, ps, workers, update, keys, trusted_network, serve)
+        settings = {"on": "ray"}
+        super().__init__(settings, ps, workers, update, keys, trusted_network, serve, checkpoint_root)

@@ -41,3 +41,15 @@ def keys_for(
 
     trusted = trusts_network(os.environ) if trusted is None else trusted
     return credentials(path or of_run(chief, trusted), *roles)
+
+
+def others_may_join(chief: str, keys: Credentials | None) -> bool:
+    """Whether other accounts may join the run of a chief that listens at this address, with these keys: a plain port
+    lets them in, or keys that are not only this user's."""
+    if runtime().simulated or chief.startswith("inproc://"):
+        return False
+    if keys is None:
+        return not chief.startswith("ipc://")
+    from dps.transport.own_keys import is_own
+
+    return not is_own(keys.folder.path)

@@ -8,6 +8,7 @@ from typing import Any
 from dps.actors.messages import Done
 from dps.actors.ref import Ref, Sender
 from dps.actors.system import Then
+from dps.actors.tickets import Peer
 from dps.checkpoint import MemoryStorage
 from dps.transport.endpoint import Place
 from dps.transport.message import Message
@@ -46,6 +47,7 @@ class Desk:
         self.exposed = False
         self.up: dict[str, int] = {}
         self.tickets: Any = self
+        self.own = Peer("own")
         self._clock_s = 0.0
         self._due: list[tuple[float, int, Callable[[], None]]] = []
 

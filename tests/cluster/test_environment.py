@@ -14,11 +14,16 @@ from dps.errors import ConfigError
 def test_the_launchers_variables_name_everything() -> None:
     environ = {"DPS_JOB": "ps", "DPS_TASK": "1", "DPS_CHIEF": "10.0.0.1:7000", "DPS_WORKERS": "4", "DPS_PS": "2"}
     environ |= {"DPS_UPDATE": "sync", "DPS_BIND": "0.0.0.0:0", "DPS_DEVICE": "gpu:0", "DPS_THREADS": "2"}
-    environ |= {"DPS_ADVERTISE": "node1", "DPS_PORTS": "5000-5100", "DPS_TRUSTED_NETWORK": "1"}
+    environ |= {
+        "DPS_ADVERTISE": "node1",
+        "DPS_PORTS": "5000-5100",
+        "DPS_TRUSTED_NETWORK": "1",
+        "DPS_CHECKPOINT_ROOT": "/kept",
+    }
     assert server_arguments(environ) == {
         "cluster": None, "job": "ps", "task": 1, "chief": "10.0.0.1:7000", "workers": 4, "ps": 2, "update": "sync",
         "bind": "0.0.0.0:0", "advertise": "node1", "ports": "5000-5100", "trusted_network": True, "device": "gpu:0",
-        "threads": "2", "keys": None,
+        "threads": "2", "keys": None, "checkpoint_root": "/kept",
     }  # fmt: skip
 
 

@@ -32,7 +32,6 @@ from dps.run_protocol import (
     Register,
     Restore,
     SaveShard,
-    Stats,
     StopTask,
 )
 from dps.transport import key_files, zap
@@ -294,9 +293,9 @@ def test_a_coordinator_with_a_workers_keys_has_workers_run_functions_and_a_reade
             assert coordinator.schedule("operator:add", (1, 2)).fetch() == 3
         with session(worker.target, keys=folders["worker"]) as s, dps.device("/job:worker/task:0"):
             assert s.run("operator:add", 1, 2) == 3
-            with dps.Session(worker.target, keys=folders["reader"], timeout=WAIT_S) as reads:
-                with pytest.raises(dps.PermissionDenied, match="who has a worker's key; got a reader's"):
-                    reads.run("operator:add", 1, 2)
+            reads = dps.Session(worker.target, keys=folders["reader"], timeout=WAIT_S)
+            with reads, pytest.raises(dps.PermissionDenied, match="who has a worker's key; got a reader's"):
+                reads.run("operator:add", 1, 2)
         with dps.Coordinator(worker.target, keys=folders["reader"], timeout=3.0) as coordinator:
             value = coordinator.schedule("operator:add", (1, 2))
             with pytest.raises(dps.DeadlineExceeded, match="who has a worker's key; got a reader's"):

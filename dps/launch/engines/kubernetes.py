@@ -150,6 +150,8 @@ def _container(name: str, role: str, plan: Plan, image: str, volumes: list[tuple
     if "DPS_TRUSTED_NETWORK" not in plan.env:
         env["DPS_KEYS"] = OWN
         mounts.append({"name": "dps-keys", "mountPath": KEYS})
+    if role == "chief" and "OUTPUT_DIR" in env:
+        env.setdefault("DPS_CHECKPOINT_ROOT", env["OUTPUT_DIR"])
     made: dict[str, Any] = {
         "name": CONTAINER,
         "image": image,
