@@ -49,5 +49,5 @@ with dps.Server.from_env() as server, dps.Session(
     while not session.should_stop():
         w = session.pull()["w"]
         session.push({"w": w - np.ones(2, np.float32)})  # the gradient of half the squared distance to (1, 1)
-    print(server.name, "loss", float(np.square(session.pull()["w"] - 1).sum() / 2))
+    print("step", session.global_step, "loss", float(np.square(session.pull()["w"] - 1).sum() / 2))
 """

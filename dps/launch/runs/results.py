@@ -1,7 +1,14 @@
-"""The table of several runs at their end: parameters, state, time, and the last value of a metric in their output."""
+"""The table of several runs at their end: parameters, state, time, and a metric at the highest step of each.
+
+The metric of a run is the number behind the metric's name in the line with the highest global step; of several such
+lines, in the last one. The step of a line is the number behind "step" in it. Where the line has none, it is the highest
+step of the task's earlier lines with the metric: "loss 0.5" at a program's end is newer than its "step 90 loss 0.6".
+Lines of tasks that never say a step count only where no task says one.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Sequence
@@ -12,9 +19,23 @@ from dps.launch.runs import table
 from dps.launch.runs.logs import Reader
 from dps.launch.runs.times import age
 from dps.launch.runs.view import look
+from dps.launch.terminal import plain
+from dps.record import record
 from dps.transport.clock import wall
 
-NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+NUMBER = r"[-+]?(?:nan|inf|(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)"
+STEP = re.compile(r"(?<![a-z])step\s*[:=]?\s*(\d{1,3}(?:,\d{3})+|\d+)(?!\w|\.\d)", re.IGNORECASE)
+UNKNOWN = -1
+"""The step of a line that comes before any step."""
+
+
+@record
+class Found:
+    """A metric in the output of a run. `step`: None if the task has said none."""
+
+    value: float
+    task: str
+    step: int | None
 
 
 def parse_metric(text: str) -> tuple[str, bool]:
@@ -25,13 +46,22 @@ def parse_metric(text: str) -> tuple[str, bool]:
     return name, order == "max"
 
 
-def last_value(path: str, name: str) -> float | None:
-    """The last number that stands behind a metric's name in the output of a run, as in "loss 0.5" or "loss=0.5"."""
-    wanted = re.compile(rf"(?<!\w){re.escape(name)}\s*[:=]?\s*({NUMBER})(?![\w.])")
-    found = None
+def newest(path: str, name: str) -> Found | None:
+    """The metric of a run, as in "step 20, loss 0.5", "loss=0.5" or "loss: nan"; None if no task has printed it."""
+    wanted = re.compile(rf"(?<!\w){re.escape(name)}\s*[:=]?\s*({NUMBER})(?!\w|\.\d)", re.IGNORECASE)
+    reached: dict[str, int] = {}
+    best, found = UNKNOWN, None
     for entry in Reader(os.path.join(path, "logs")).new():
-        for match in wanted.finditer(entry.text):
-            found = float(match[1])
+        text = plain(entry.text)
+        if entry.task == "dps" or not (
+            values := wanted.findall(text)
+        ):  # the launcher only repeats what tasks have said
+            continue
+        said, before = STEP.search(text), reached.get(entry.task, UNKNOWN)
+        step = before if said is None else int(said[1].replace(",", ""))
+        reached[entry.task] = max(before, step)
+        if step >= best:
+            best, found = step, Found(float(values[-1]), entry.task, None if step == UNKNOWN else step)
     return found
 
 
@@ -43,10 +73,21 @@ def rows(paths: Sequence[str], metric: str | None) -> list[dict[str, Any]]:
         view = look(path, wall())
         row: dict[str, Any] = {"id": view.id, **view.asked.get("values", {}), "state": view.state}
         row |= {"exit code": view.values["exit_code"], "took": age(table.took_s(view, wall()))}
-        made.append(row | ({name: last_value(path, name)} if name else {}))
+        if name:
+            found = newest(path, name)
+            row |= {name: found and found.value, f"{name} of": found and found.task}
+            row |= {f"{name} at step": found and found.step}
+        made.append(row)
     if name:
-        made.sort(key=lambda row: (row[name] is None, 0.0 if row[name] is None else row[name] * (-1) ** largest_first))
+        made.sort(key=lambda row: _order(row[name], largest_first))
     return made
+
+
+def _order(value: float | None, largest_first: bool) -> tuple[int, float]:
+    """What rows are sorted by: a value that is no number comes after those that are, and a missing one last."""
+    if value is None or math.isnan(value):
+        return (2 if value is None else 1, 0.0)
+    return (0, -value if largest_first else value)
 
 
 def report(paths: Sequence[str], metric: str | None, as_json: bool) -> None:
@@ -55,6 +96,11 @@ def report(paths: Sequence[str], metric: str | None, as_json: bool) -> None:
     if as_json:
         from dps.launch.commands import print_json
 
-        print_json(found)
+        print_json([{name: _strict(value) for name, value in row.items()} for row in found])
     else:
         print(table.text(list(found[0]), found))
+
+
+def _strict(value: Any) -> Any:
+    """A value for JSON, which has no infinities and no NaN: these become texts."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

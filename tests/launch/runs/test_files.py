@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from dps.launch.plan import small_plan
 from dps.launch.runs import folder, keeper, keeping, logs, table, times
 from dps.launch.runs.identity import identity, lives
 from dps.launch.runs.logs import Log, Reader, task_name
-from dps.launch.runs.results import last_value, parse_metric, rows
+from dps.launch.runs.results import Found, newest, parse_metric, report, rows
 from dps.launch.runs.states import States
 from dps.launch.runs.view import SILENT_S, look
 from dps.transport.clock import wall
@@ -284,11 +285,68 @@ def test_the_results_of_several_runs_are_sorted_by_a_metric(tmp_path: Path) -> N
         for line in lines:
             log.write(1001.0, line)
         log.close()
-    assert [last_value(path, "loss") for path in paths] == [0.5, 0.01, None]
+    assert [newest(path, "loss") for path in paths] == [
+        Found(0.5, "worker:0", None), Found(0.01, "worker:0", 3), None
+    ]  # fmt: skip
     assert [row["rate"] for row in rows(paths, "loss")] == ["0.2", "0.1", "0.3"]
     assert [row["rate"] for row in rows(paths, "loss:max")] == ["0.1", "0.2", "0.3"]
     assert rows(paths, None)[0] == {"id": "1", "rate": "0.1", "state": "SUCCEEDED", "exit code": 0, "took": "1 min"}
     assert parse_metric("accuracy:max") == ("accuracy", True)
+    (best, *_) = rows(paths, "loss")
+    assert (best["loss"], best["loss of"], best["loss at step"]) == (0.01, "worker:0", 3)
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        # worker:1 is behind, and prints last
+        ([("worker:0", "step 100 loss 0.1"), ("worker:1", "step 90 loss 0.2")], (0.1, "worker:0", 100)),
+        ([("worker:0", "step 100 loss 0.1"), ("worker:1", "step 100 loss 0.2")], (0.2, "worker:1", 100)),
+        ([("worker:0", "step 90, loss 0.3"), ("worker:0", "loss 0.1"), ("worker:1", "step 80, loss 0.2")],
+         (0.1, "worker:0", 90)),
+        ([("worker:0", "step=9 loss=3"), ("evaluator:0", "loss 2"), ("worker:1", "loss 1")], (3.0, "worker:0", 9)),
+        ([("worker:0", "loss 3"), ("worker:1", "loss 2")], (2.0, "worker:1", None)),
+        # a rollback: what was printed before it counts until the run is as far again
+        ([("worker:0", "step 60 loss 1"), ("worker:0", "step 40 loss 2")], (1.0, "worker:0", 60)),
+        ([("worker:0", "step 60 loss 1"), ("worker:0", "step 60 loss 2"), ("worker:0", "loss 3")],
+         (3.0, "worker:0", 60)),
+        ([("worker:0", "global_step: 1,200 loss 1"), ("worker:0", "Step 300/400 Loss 2.")], (1.0, "worker:0", 1200)),
+        ([("worker:0", "12.5 steps/s, loss 1"), ("worker:0", "one step, loss 2")], (2.0, "worker:0", None)),
+        ([("worker:0", "step 1 loss \x1b[31m0.5\x1b[0m"), ("dps", "step 9 loss 7")], (0.5, "worker:0", 1)),
+        ([("worker:0", "step 1 my_loss 9, losses 3, loss none")], None),
+    ],
+)  # fmt: skip
+def test_the_metric_of_a_run_is_that_of_its_highest_step(
+    lines: list[tuple[str, str]], found: tuple[float, str, int | None] | None, run: str
+) -> None:
+    written = {name: Log(os.path.join(run, "logs"), name) for name in {name for name, _ in lines}}
+    for at, (name, text) in enumerate(lines):
+        written[name].write(1000.0 + at, text)
+    for log in written.values():
+        log.close()
+    assert newest(run, "loss") == (None if found is None else Found(*found))
+
+
+def test_a_run_that_diverged_is_shown_and_comes_after_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = []
+    for last in ("nan", "inf", "0.5", ""):
+        path = folder.create(str(tmp_path))
+        paths.append(path)
+        keeper.make(path, small_plan(), {"name": "x", "command": "", "values": {}})
+        log = Log(os.path.join(path, "logs"), "worker:0")
+        log.write(1.0, "step 1 loss 0.1" if last else "nothing")
+        log.write(2.0, f"step 2 loss {last}")
+        log.close()
+    assert [row["id"] for row in rows(paths, "loss")] == ["3", "2", "1", "4"]
+    report(paths, "loss", True)
+    told = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"JSON has no {name}"))
+    assert [row["loss"] for row in told] == [0.5, "inf", "nan", None]
+    assert told[0] | {"took": ""} == {
+        "id": "3", "state": "CREATED", "exit code": None, "took": "", "loss": 0.5, "loss of": "worker:0",
+        "loss at step": 2,
+    }  # fmt: skip
 
 
 def test_the_commands_name_what_is_not_there(run: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -310,8 +368,6 @@ def test_the_commands_name_what_is_not_there(run: str, capsys: pytest.CaptureFix
 
 
 def test_list_and_status_as_json(run: str, capsys: pytest.CaptureFixture[str]) -> None:
-    import json
-
     assert cli.main(["list", "--json"]) == 0
     (listed,) = json.loads(capsys.readouterr().out)
     assert cli.main(["status", "1", "--json"]) == 0

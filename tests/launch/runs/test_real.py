@@ -36,7 +36,7 @@ with dps.Server.from_env() as server, dps.Session(
     while not session.should_stop():
         session.push({"w": session.pull()["w"] - 1})
         time.sleep(0.01)
-    print("ends at", session.global_step, "loss", 1 / session.global_step, flush=True)
+    print("ends at step", session.global_step, "loss", 1 / session.global_step, flush=True)
 """
 EXPERIMENT = """
 name: long
@@ -213,7 +213,22 @@ def test_a_grid_of_four_runs_two_at_a_time_and_prints_its_table(user: Terminal) 
     )
     said = user.dps("launch", "grid.yaml", "--metric", "loss")
     *_, head, first, second, third, fourth = said.splitlines()
-    assert head.split() == ["ID", "STEPS", "TWICE", "STATE", "EXIT", "CODE", "TOOK", "LOSS"]
+    assert head.split() == [
+        "ID",
+        "STEPS",
+        "TWICE",
+        "STATE",
+        "EXIT",
+        "CODE",
+        "TOOK",
+        "LOSS",
+        "LOSS",
+        "OF",
+        "LOSS",
+        "AT",
+        "STEP",
+    ]
+    assert first.split()[-2:] == ["worker:0", "60"]
     assert [row.split()[1:4:2] for row in (first, second, third, fourth)] == [
         ["60", "SUCCEEDED"], ["60", "SUCCEEDED"], ["20", "SUCCEEDED"], ["20", "SUCCEEDED"],
     ]  # fmt: skip
