@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from dps import config, descriptors
 from dps.errors import ConfigError
 from dps.flags import EXIT_CODES, MOST_TASKS, Parser, add_addresses, addresses, guarded
+from dps.launch.hearing import hear_of_the_end
 from dps.launch.outcome import LOST, TEARDOWN
 from dps.launch.program import run_program
 
@@ -152,6 +153,8 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
     os.environ.pop("TF_CONFIG", None)
     os.environ.update(environ | tf_config_of(environ))
     drain_on_signal()
+    if config.launched.is_set():
+        hear_of_the_end()
     code = run_program(args.program, rest, args.verbose) if args.program else serve_functions(args.serve)
     if job == "worker" and not config.session_opened.is_set():
         tell_the_chief(environ, code)

@@ -151,6 +151,11 @@ class ServedTask:
         """End this worker's sessions from outside: their current or next call raises dps.Cancelled."""
         self._end(CANCELLED, reason)
 
+    def run_ended(self) -> None:
+        """The run of this task has ended well, as its launcher knows. Does nothing if the chief has said so."""
+        if self._hosted is None:
+            self._end(0, "the run has ended")
+
     def end_now(self, code: int = 0) -> None:
         """Make this task, and the run if it is the chief, end with an exit code, without saving. Returns at once."""
         if self._hosted is None:

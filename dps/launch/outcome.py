@@ -13,6 +13,9 @@ LEFT = 143
 """The exit code of a ps that SIGTERM ended while the run went on."""
 TEARDOWN = signal.SIGUSR1
 """The signal by which a launcher ends chief and ps at once. SIGTERM ends them in order, whoever sends it."""
+OVER = signal.SIGURG
+"""The signal by which a launcher tells a program's task that the run has ended well. Nothing happens in a process that
+does not handle it, as one that has just started."""
 TOLD = (0, -signal.SIGTERM, -TEARDOWN)
 """Exit codes of tasks that the launcher ended."""
 NAMED = 3
@@ -40,6 +43,8 @@ def outcome(
     ended = workers or servers
     if not ended:
         return 0, ""
+    if codes.get("chief") == 0 and set(ended.values()) == {LOST}:  # it stood still, or could not reach the others
+        return LOST, f"the run has ended without {_names(list(ended))}, exit code {LOST}"
     worst = max(code if code in KNOWN else FAILED for code in ended.values())
     ways: dict[str, list[str]] = {}
     for name, code in ended.items():

@@ -38,7 +38,8 @@ class Restarts:
         if ending.begun or code in NEVER_AGAIN or self._left.setdefault(name, tasks.plan.job(name).restarts) < 1:
             return False
         if runs_program(name):
-            return code < 0 and not ending.interrupted and not tasks.lost() and not tasks.undriven()
+            there = not tasks.lost() and not tasks.undriven() and not tasks.ended_well()
+            return code < 0 and not ending.interrupted and there
         return tasks.plan.owned or bool(tasks.workers_alive())
 
     def _start(self, child: Started, code: int) -> bool:

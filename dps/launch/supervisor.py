@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from dps import descriptors
 from dps.errors import DeadlineExceeded, TaskLost
+from dps.launch.after_end import AfterEnd
 from dps.launch.chief import LaunchedChief
 from dps.launch.ending import Ending
 from dps.launch.engines.engine import Engine, Started
@@ -44,6 +45,7 @@ class Supervisor:
         self.tasks = Tasks(plan, self.chief, self._engine, self._line, watch)
         self.moving = Moving(self.tasks.children, self.say)
         self.ending = Ending(self.tasks, self.chief, self.turn, self.say)
+        self._after = AfterEnd(self.tasks, self.say)
         self._restarts = Restarts(self.tasks, self.moving, self.ending, self.say)
 
     def start(self) -> None:
@@ -102,12 +104,14 @@ class Supervisor:
         """Handle a task that ended, and restart it if it may be restarted. Blocks up to `wait_s`."""
         self.chief.tell_ends(self.tasks.children)
         self.moving.heed()
+        if not self.ending.begun:
+            self._after.look()
         end = self.tasks.next_end(wait_s)
         if end is None or self._restarts.handle(*end):
             return
         name, code = end[0].name, end[1]
         self._note_end(name, code)
-        if name == EVALUATOR and code and not self.ending.begun:
+        if name == EVALUATOR and code and not self.ending.begun and not self.tasks.ended_well():
             goes_on = "the workers that serve it end, too" if self.tasks.plan.serves else "the training goes on"
             self.say(f"{name} ended with {describe(code)}; {goes_on}")
 

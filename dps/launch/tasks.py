@@ -93,6 +93,10 @@ class Tasks:
         """The workers that run."""
         return [n for n, c in self.children.items() if n.startswith("worker") and c.alive]
 
+    def programs_alive(self) -> list[str]:
+        """The workers and evaluators that run."""
+        return [n for n, c in self.children.items() if runs_program(n) and c.alive]
+
     def servers_alive(self) -> list[str]:
         """The tasks without a program that run, such as ps and chief."""
         return [n for n, c in self.children.items() if not runs_program(n) and c.alive]
@@ -101,6 +105,10 @@ class Tasks:
         """Whether a worker runs, or the end of a task was not handled yet."""
         running = any(name.startswith("worker") and state == "running" for name, state in self.states.items())
         return running or not self._ends.empty()
+
+    def ended_well(self) -> bool:
+        """Whether the chief has ended the run, and with exit code 0: it does not come back."""
+        return self.states.get("chief") == "done"
 
     def undriven(self) -> bool:
         """Whether the workers serve a program that has failed or was killed: nobody will call them."""

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from dps.errors import TaskLost
-from dps.launch import ending, leaving, supervisor
+from dps.launch import after_end, ending, leaving, supervisor
 from dps.launch.ending import Ending
 from dps.launch.engines.engine import Line, Notice, Order, Started
 from dps.launch.interrupts import Interrupts
-from dps.launch.outcome import describe
+from dps.launch.outcome import OVER, describe
 from dps.launch.plan import DATASET, EVALUATOR, SERVING, Job, Plan, small_plan
 from dps.launch.processes import Processes
 from dps.launch.run import LocalRun
@@ -31,12 +31,14 @@ class Task:
     def __init__(self, name: str) -> None:
         self.name, self.code = name, None
         self.pid = 0
+        self.signals: list[int] = []
 
     @property
     def alive(self) -> bool:
         return self.code is None
 
     def signal(self, number: int) -> None:
+        self.signals.append(number)
         if number == signal.SIGKILL and self.alive:
             self.code: int | None = -signal.SIGKILL
 
@@ -263,3 +265,40 @@ def test_a_killed_evaluator_ends_no_worker() -> None:
     run.ends(EVALUATOR, -9)
     assert run.said == [f"dps {EVALUATOR} ended with SIGKILL; the training goes on"]
     assert run.tasks.children["worker:0"].alive
+
+
+def test_programs_that_still_run_hear_now_and_then_that_the_chief_has_ended_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    at = [100.0]
+    monkeypatch.setattr(after_end, "now", lambda: at[0])
+    run = Launched(workers=2)
+    run.has("evaluator")
+    run.there(EVALUATOR)
+    signals = {name: task.signals for name, task in run.tasks.children.items()}  # type: ignore[attr-defined]
+    run.turn(0.0)
+    assert not any(signals.values()), "the run goes on"
+    run.ends("worker:0", 0)
+    run.ends("ps:0", 0)
+    run.ends("chief", 0)
+    for _ in range(10 * 30):
+        at[0] += 0.1
+        run.turn(0.0)
+    assert signals == {
+        "chief": [], "ps:0": [], "worker:0": [], "worker:1": [OVER] * 8, EVALUATOR: [OVER] * 8,
+    }, "at once, and seldom later: a program may work on for hours when its session is closed"  # fmt: skip
+    assert run.said == ["dps the run has ended; waits for the program of worker:1"]
+    run.ends("worker:1", -9)
+    assert run.tasks.states["worker:1"] == "failed (SIGKILL)", "nobody starts it again: there is no run for it"
+    run.ends(EVALUATOR, 1)
+    assert run.said == ["dps the run has ended; waits for the program of worker:1"], "no training goes on"
+
+
+@pytest.mark.parametrize("code", [3, -9])
+def test_programs_hear_of_no_good_end_from_a_chief_that_has_failed(code: int) -> None:
+    run = Launched(workers=1)
+    run.ends("ps:0", 3)
+    run.tasks.states["chief"] = "failed"
+    run.tasks.children["chief"].code = code  # type: ignore[misc]
+    run.turn(0.0)
+    assert OVER not in run.tasks.children["worker:0"].signals  # type: ignore[attr-defined]

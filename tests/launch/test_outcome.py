@@ -36,6 +36,13 @@ SERVERS = {"chief": 0, "ps:0": 0}
             1,
             "the run failed: worker:0 was killed (SIGKILL), exit code 137",
         ),
+        ({"worker:0": 0, "worker:1": 3}, {}, 3, "the run has ended without worker:1, exit code 3"),
+        (
+            {"worker:0": 7, "worker:1": 3},
+            {},
+            3,
+            "the run failed: worker:0 ended with exit code 7; worker:1 ended with exit code 3",
+        ),
         ({"chief": 1, "ps:0": 1, "worker:0": 7}, {}, 1, "the run failed: worker:0 ended with exit code 7"),
         ({"chief": 1, "ps:0": 1, "worker:0": 0}, {}, 1, "the run failed: chief, ps:0 ended with exit code 1"),
         ({"chief": 3, "ps:0": 3, "worker:0": 3}, {}, 3, "the run is over: chief ended with exit code 3"),
