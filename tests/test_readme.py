@@ -116,3 +116,13 @@ def test_the_pickled_exception_and_what_the_simulator_does_not_model_are_named()
     )
     (simulator,) = re.findall(r"\*\*The simulator\*\*.*?\n\n", README, re.S)
     assert "does not model" in simulator
+
+
+def test_the_page_on_performance_opens_with_advice() -> None:
+    performance = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    first, second, *_ = re.findall(r"^## (.+)$", performance, re.M)
+    assert first == "Which form for which model" and second == "What a training step costs"
+    advice = performance.split("\n## ")[1]
+    assert all(
+        f"`session.{name}`" in advice for name in ("pull", "step", "view", "gradients", "prefetch", "push_async")
+    )

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,11 +20,34 @@ SETTINGS = (ROOT / "mkdocs.yml").read_text()
 GROUPS: list[tuple[str, Any]] = [item for group in yaml.safe_load(SETTINGS)["nav"] for item in group.items()]
 
 
+def building() -> ModuleType:
+    """The module of docs/building that mkdocs calls."""
+    spec = importlib.util.spec_from_file_location("pages", ROOT / "docs" / "building" / "pages.py")
+    assert spec is not None and spec.loader is not None
+    pages = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(pages)
+    return pages
+
+
 def test_what_makes_the_search_work_from_a_folder_is_our_own() -> None:
     assert re.search(r"^  - offline", SETTINGS, re.M)
     found = re.search(r"polyfills: \[(\S+)\]", SETTINGS)
     assert found is not None and (ROOT / "docs" / found[1]).is_file()
     assert "iframe-worker" in found[1]  # a name without it, and the plugin adds its own from elsewhere
+
+
+def test_what_a_user_asks_comes_before_reasons_in_the_search() -> None:
+    pages = building()
+
+    class Shown:
+        def __init__(self, path: str) -> None:
+            self.file, self.meta = SimpleNamespace(src_uri=path), dict[str, Any]()
+
+    found = [Shown(path) for path in ("guide/runs.md", "performance.md", "decisions/0001-one-seam.md")]
+    for page in found:
+        pages.on_page_markdown("", page)
+    boosts = [page.meta["search"]["boost"] for page in found]
+    assert boosts == sorted(boosts, reverse=True) and len(set(boosts)) == 3
 
 
 def test_the_sidebar_has_groups_of_at_most_ten_pages_of_the_guide() -> None:
@@ -43,10 +67,7 @@ def test_what_happens_in_training_comes_before_the_ways_to_start() -> None:
 
 
 def test_code_in_a_table_is_broken_at_spaces_only() -> None:
-    spec = importlib.util.spec_from_file_location("pages", ROOT / "docs" / "building" / "pages.py")
-    assert spec is not None and spec.loader is not None
-    pages = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(pages)
+    pages = building()
     html = "<p><code>--task_index 0</code></p><table><td align='left'><code>--task_index 0</code></td></table>"
     words = "<code><span>--task_index</span> <span>0</span></code>"
     assert (
@@ -54,6 +75,23 @@ def test_code_in_a_table_is_broken_at_spaces_only() -> None:
     )
     style = (ROOT / "docs" / "assets" / "site.css").read_text()
     assert re.search(r"\.md-typeset td code > span {\s*white-space: nowrap;", style)
+
+
+def separator() -> str:
+    (search,) = [plugin["search"] for plugin in yaml.safe_load(SETTINGS)["plugins"] if "search" in plugin]
+    return str(search["separator"])
+
+
+def test_no_word_of_the_search_has_a_star_which_lunr_takes_for_a_wildcard() -> None:
+    """One word such as `ax.step(*lead` in any page, and every query with a word "a" found nothing."""
+    assert re.split(separator(), "ax.step(*lead(x)), --task_index 0.5") == [
+        "ax",
+        "step",
+        "lead",
+        "x",
+        "task_index",
+        "0.5",
+    ]
 
 
 def answers(words: str, sections: list[dict[str, str]]) -> list[str]:
@@ -77,6 +115,8 @@ def test_no_page_of_the_site_loads_anything_from_elsewhere_and_the_search_finds_
         assert not elsewhere, f"{page.name}: {elsewhere[:3]}"
     index = (tmp_path / "search" / "search_index.js").read_text()
     sections = json.loads(index[index.index("{") : index.rindex("}") + 1])["docs"]
+    texts = (re.sub(r"<[^>]*>", " ", f"{section['title']} {section['text']}") for section in sections)
+    assert not [word for text in texts for word in re.split(separator(), text) if "*" in word]
     assert "guide/runs.html#stop-a-run" in answers("stop a run", sections)
     assert {"guide/update-modes.html#clip-gradients", "guide/pytorch.html#clip-gradients"} <= set(
         answers("clip", sections)

@@ -10,10 +10,14 @@ from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
 WIDE = "---\nhide: [toc]\n---"
 """The head of a page without a table of contents, because a notebook's code is wide."""
+GUIDE = ("guide/", "api/session.md", "starting.md", "compression.md")
+BEHIND = ("decisions/", "files.md", "semantics-coverage.md", "performance-history.md", "architecture.md", "faults.md", "notebooks/")
+"""Pages for those who ask how dps is made; what a user asks is answered elsewhere."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -24,6 +28,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         for name, data in pictures.items():
             files.append(File.generated(config, f"notebooks/{name}", content=data))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Called by mkdocs with a page's text: pages of the guide come first in the search, reasons and lists last."""
+    path = page.file.src_uri
+    boost = 4.0 if path.startswith(GUIDE) else 0.25 if path.startswith(BEHIND) else 1.0
+    page.meta.setdefault("search", {"boost": boost})
+    return markdown
 
 
 def on_page_content(html: str, **_: Any) -> str:
