@@ -12,8 +12,8 @@ from dps import __version__
 from dps.config import THREADS
 from dps.errors import DpsError, MissingExtra
 from dps.flags import EXIT_CODES, Parser, add_addresses, addresses, guarded
+from dps.launch.commands import RUNS, add_json, run_status
 from dps.launch.commands import add as add_runs
-from dps.launch.commands import add_json, run_status
 from dps.launch.output import slow
 from dps.role import DEFAULT_CHIEF
 
@@ -38,6 +38,17 @@ EXAMPLES = """examples:
   dps token --chief 10.0.0.1:2220
 """
 SHELLS = ("bash", "zsh")
+RUNS_OF_BASH = """_dps_runs() {
+  local runs="${DPS_RUNS:-${XDG_STATE_HOME:-$HOME/.local/state}/dps/runs}"
+  compgen -W "$(cd "$runs" 2>/dev/null && ls -d [0-9]* 2>/dev/null)" -- "$1"
+}
+"""
+"""Offers the numbers of runs: the names of their folders (`dps.launch.runs.folder`)."""
+RUNS_OF_ZSH = """_dps_runs() {
+  local runs="${DPS_RUNS:-${XDG_STATE_HOME:-$HOME/.local/state}/dps/runs}"
+  compadd -- $runs/<->(N:t)
+}
+"""
 FILES = {"bash": "_shtab_compgen_files", "zsh": "_files"}
 """How each shell completes a file name; functions of shtab."""
 
@@ -69,10 +80,14 @@ def parser() -> Parser:
     add_launch(commands)
     status = commands.add_parser(
         "status", help="show a run, or what a cluster is doing: tasks, step, checkpoint",
-        epilog="examples: dps status 4, dps status 10.0.0.1:2220 --keys keys",
+        epilog="examples: dps status, dps status 4, dps status 10.0.0.1:2220 --keys keys",
     )  # fmt: skip
-    status.add_argument("run_or_chief", nargs="?", metavar="ID|ADDRESS", help="a run's number, or a chief's address")
-    status.add_argument("--chief", help=f"the chief's address (default {DEFAULT_CHIEF})")
+    which = status.add_argument(
+        "run_or_chief", nargs="?", metavar="ID|ADDRESS",
+        help="a run's number, or a chief's address (default: the only run that goes on)",
+    )  # fmt: skip
+    which.complete = RUNS  # type: ignore[attr-defined]
+    status.add_argument("--chief", help=f"the chief's address (default, where no run goes on, {DEFAULT_CHIEF})")
     add_folder(status)
     add_json(status)
     status.set_defaults(run=run_status)
@@ -190,7 +205,8 @@ def add_launch(commands: argparse._SubParsersAction[Parser]) -> None:
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="a parameter of the experiment file")
     add("--on", default="local", choices=ENGINES, help="where the tasks run (default local, this machine)")
     add("--detach", action="store_true", help="keep the run in the background; dps logs, status and kill reach it")
-    add("--resume", metavar="ID", help="go on from the checkpoint of this run, with its program and its OUTPUT_DIR")
+    resume = add("--resume", metavar="ID", help="go on from this run's checkpoint, with its program and OUTPUT_DIR")
+    resume.complete = RUNS  # type: ignore[attr-defined]
     add("--metric", metavar="NAME", help="sort the table of several runs by this; NAME:max: the largest first")
     add_json(launch)
     program = add(
@@ -284,7 +300,8 @@ def run_completion(args: argparse.Namespace) -> int:
         raise MissingExtra(
             "dps completion needs shtab, which is not installed; pip install 'dps[completion]'"
         ) from None
-    print(shtab.complete(parser(), shell=args.shell))
+    runs = {"bash": RUNS_OF_BASH, "zsh": RUNS_OF_ZSH}
+    print(shtab.complete(parser(), shell=args.shell, preamble=runs))
     return 0
 
 

@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from dps.errors import DpsError
@@ -98,6 +98,24 @@ def _drop_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+CHOICE = re.compile(r"argument (?P<of>\S+): invalid choice: '(?P<got>.*)' \(choose from (?P<known>.*)\)", re.S)
+"""What argparse says of a word that is none of those that it knows."""
+
+
+def close(word: str, known: Iterable[str], alike: float = 0.5) -> str:
+    """The known word that is most like this one; "" if none is."""
+    import difflib
+
+    return next(iter(difflib.get_close_matches(word, list(known), 1, alike)), "")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A hint that names the known word that is most like this one, or all of them."""
+    names = [name.strip("'") for name in known]
+    found = close(word, names)
+    return f"did you mean {found!r}?" if found else f"wanted one of {', '.join(names) or 'none'}"
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line. It takes no beginnings of names for names: `--ps_host` might become
     `--ps_hosts` where `--ps` was meant."""
@@ -106,7 +124,11 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, **{"allow_abbrev": False, **settings})
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"dps: {message}; {self.prog} --help lists the arguments\n")
+        end = f"{self.prog} --help lists the arguments"
+        if found := CHOICE.fullmatch(message):
+            what = f"{self.prog} has no command" if found["of"] == "COMMAND" else f"{found['of']}: got"
+            message = f"{what} {found['got']!r}; {nearest(found['got'], re.findall(r'[^ ,]+', found['known']))}"
+        self.exit(2, f"dps: {message}{'' if message.endswith('?') else ';'} {end}\n")
 
     def take(self, given: Sequence[str]) -> argparse.Namespace:
         """Parse a command line; everything after "--" is in `arguments`."""
@@ -117,6 +139,13 @@ class Parser(argparse.ArgumentParser):
             self.error_of_unknown(own, unknown, behind, getattr(args, "program", None))
         args.arguments = behind
         return args
+
+    def flags_of(self, command: str) -> list[str]:
+        """The flags of a command, or of this parser if it has none of this name."""
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction) and command in action.choices:
+                return list(action.choices[command]._option_string_actions)
+        return list(self._option_string_actions)
 
     def error_of_unknown(self, own: list[str], unknown: list[str], behind: list[str], program: str | None) -> NoReturn:
         """Report unknown arguments. If a program stands before them, they are probably meant for it."""
@@ -130,7 +159,9 @@ class Parser(argparse.ArgumentParser):
         of = next((word for word in own if not word.startswith("-")), "") if self.prog == "dps" else ""
         command = f"{self.prog} {of}".rstrip()
         if program is None or after:
-            self.exit(2, f"dps: {first} is not an argument of {command}; {command} --help lists them\n")
+            meant = close(first.lstrip("-"), [flag.lstrip("-") for flag in self.flags_of(of)], 0.75)
+            hint = f"did you mean --{meant}? " if meant else ""
+            self.exit(2, f"dps: {first} is not an argument of {command}; {hint}{command} --help lists them\n")
         better = " ".join([self.prog, *known, "--", *unknown, *behind])
         name = os.path.basename(program)
         self.exit(2, f"dps: {first} is not an argument of {command}; arguments of {name} go after --: {better}\n")

@@ -179,6 +179,8 @@ class Register(Message, kind=60, roles=NODES):
     update: dict[str, Any]
     proof: bytes = b""
     """The ticket that the chief presents to this node, and to no other."""
+    progress: list[Any] = NOTHING
+    """Of a worker that trains, for people: the step of its last push, pushes per second, and its last loss or None."""
 
 
 class Registered(Message, kind=61, roles=ANSWER):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from weakref import WeakSet
 
 from dps.actors.system import Node
@@ -194,7 +194,7 @@ class ServedTask:
         who = self.runtime, self.name, self.job, self.task, self.address, self._node.incarnation
         keys = session_keys(self.job, self._node.keys)
         told = self._chief, self._standing.how, self._standing.session_joined, self._standing.hooks
-        return Home(*who, *told, keys, self._standing.named, self._node.ticket)
+        return Home(*who, *told, keys, self._standing.named, self._node.ticket, self._standing.progress.pushed)
 
     def __enter__(self) -> Self:
         return self
@@ -212,6 +212,9 @@ class ServedTask:
             serving.add(self)
 
     # -- what actors tell, on the node's thread ---------------------------------------------------------------
+
+    def _progress(self) -> list[Any]:
+        return self._standing.progress.tell(self._node.now())
 
     def _seen_epoch(self) -> int:
         return self._standing.session_epoch if self._ps_actor is None else self._ps_actor.epoch

@@ -176,7 +176,7 @@ class Server(ServedTask):
         from dps.cluster.command import chief_command
         from dps.worker.agent import Agent, Told  # here: `import dps` stays quick
 
-        told = Told(self._seen_epoch, self._has_joined, self._end, self._drain, self._led)
+        told = Told(self._seen_epoch, self._has_joined, self._end, self._drain, self._led, self._progress)
         who = self.job, self.task, self._chief, self._node.incarnation
         self._agent = Agent(*who, update, told, chief_command(self.cluster, self._chief, network_flags(self._node)))
         self._node.host(AGENT, self._agent)

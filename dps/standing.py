@@ -50,6 +50,38 @@ class Home(NamedTuple):
     """Of a client: the worker whose address it was given; -1: none."""
     ticket: bytes = b""
     """What the process presents to the chief and to the ps."""
+    pushed: Callable[[int, float | None, float], None] = lambda step, loss, at: None
+    """Is told step, loss and time of each push that has its result."""
+
+
+class Progress:
+    """How far a task's training has come, for people. Its program writes it, the node's thread reads it."""
+
+    def __init__(self) -> None:
+        self.step, self.pushes, self.at = 0, 0, 0.0
+        """The step and the time of the last push, and how many there were."""
+        self.loss: float | None = None
+        self._told = 0, 0.0
+        """The number and the time of the last push that was told."""
+        self._rate = 0.0
+
+    def pushed(self, step: int, loss: float | None, at: float) -> None:
+        """A push has its result."""
+        if not self.pushes:
+            self._told = 1, at
+        self.step, self.pushes, self.at = step, self.pushes + 1, at
+        if loss is not None:
+            self.loss = loss
+
+    def tell(self, at: float) -> list[Any]:
+        """Step, pushes per second since the last call, and loss; [] before the first push."""
+        pushes, pushed_at = self.pushes, self.at
+        before, before_at = self._told
+        if pushes > before and pushed_at > before_at:
+            self._rate, self._told = (pushes - before) / (pushed_at - before_at), (pushes, pushed_at)
+        elif at > pushed_at:
+            self._rate = min(self._rate, 1 / (at - pushed_at))
+        return [self.step, self._rate, self.loss] if pushes else []
 
 
 class Standing:
@@ -69,6 +101,7 @@ class Standing:
         """Of a client: the worker whose address it was given; -1: none."""
         self.hooks: list[Any] = []
         """The hooks that all sessions of the task have."""
+        self.progress = Progress()
         self._joined = False
         self._changed = runtime.condition()
 

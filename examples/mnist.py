@@ -17,6 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy: workers share the
 
 import argparse
 import gzip
+import logging
 import sys
 import time
 from importlib.metadata import PackageNotFoundError, distribution
@@ -89,7 +90,7 @@ def train(
         "optimizer": getattr(dps.optim, optimizer)(rate),
         "update": {"async": dps.Async(), "sync": dps.SyncReplicas(), None: None}[update],
         "partitioner": dps.partition.MinSize(min_bytes=100_000, max_shards=parts),
-        "hooks": [dps.StopAtStep(last_step=steps)],
+        "hooks": [dps.StopAtStep(last_step=steps), dps.LogMetrics(steps=100, batch=batch)],
     }
     with dps.Session(server, initial_params(), **settings) as session:
         rng = np.random.default_rng(100 + server.task)  # each worker draws its own batches
@@ -99,10 +100,6 @@ def train(
             loss, grads = loss_and_gradients(session.pull(), images[chosen], labels[chosen])
             push = session.push(grads, loss=loss)
             pushes, stale = pushes + 1, stale + push.staleness
-            if pushes % 100 == 0:
-                speed = pushes * batch / (time.perf_counter() - started)
-                text = f"step {push.step:4d}  loss {loss:.3f}  {speed:6,.0f} examples/s  staleness {push.staleness}"
-                print(text, flush=True)
         seconds = time.perf_counter() - started
         accuracy = float((forward(session.pull(), test_images)[1].argmax(axis=1) == test_labels).mean())
     return {"pushes": pushes, "seconds": seconds, "staleness": stale / max(pushes, 1), "accuracy": accuracy}
@@ -117,6 +114,7 @@ def main() -> None:
     parser.add_argument("--parts", type=int, default=1, help="ps that share the large matrix (default %(default)s)")
     args = parser.parse_args()
     images_file()
+    logging.basicConfig(level="INFO", format="%(message)s")  # shows the lines of LogMetrics where no launcher does
     with dps.Server.from_env(local=True) as server:
         result = train(server, None, args.steps, args.batch, args.rate, args.optimizer, args.parts)
     print(f"{result['pushes']} pushes in {result['seconds']:.1f} s, test accuracy {result['accuracy']:.3f}")

@@ -32,7 +32,11 @@ def exit_code(*argv: str) -> int:
     ("argv", "words"),
     [
         ([], "COMMAND"),
-        (["fly"], "fly"),
+        (["fly"], "dps has no command 'fly'; wanted one of launch, status, "),
+        (["statu"], "dps has no command 'statu'; did you mean 'status'? dps --help lists the arguments\n"),
+        (["keys", "nwe", "x"], "dps keys has no command 'nwe'; did you mean 'new'? dps keys --help"),
+        (["launch", "--on", "slrum", __file__], "--on: got 'slrum'; did you mean 'slurm'? dps launch --help"),
+        (["logs", "--folow"], "--folow is not an argument of dps logs; did you mean --follow? dps logs --help"),
         (["launch"], "program"),
         (["launch", "--workers", "0", "train.py"], "--workers 0; wanted --workers from 1"),
         (
@@ -216,6 +220,13 @@ def test_bash_completes_commands_flags_and_programs(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "trainer.py").touch()
     assert completed_by_bash(script, "dps", "launch", "tr") == {"trainer.py"}
+    monkeypatch.setenv("DPS_RUNS", str(tmp_path / "runs"))
+    for number in (1, 2, 13):
+        (tmp_path / "runs" / str(number)).mkdir(parents=True)
+    for command in ("logs", "status", "monitor", "kill"):
+        assert completed_by_bash(script, "dps", command, "") == {"1", "2", "13"}
+    assert completed_by_bash(script, "dps", "logs", "1") == {"1", "13"}
+    assert completed_by_bash(script, "dps", "launch", "--resume", "2") == {"2"}
     assert exit_code("completion", "zsh") == 0
     assert capsys.readouterr().out.startswith("#compdef dps")
 

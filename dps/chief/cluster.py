@@ -45,6 +45,8 @@ class KnownNode:
     """Whose key it has (`Accepted.user`)."""
     connection: int = 0
     """The number of the chief's connection to it (`Node.up`), as it was then; 0: there was none yet."""
+    progress: Sequence[Any] = ()
+    """As `Register` has it."""
 
 
 class Nodes:
@@ -71,6 +73,10 @@ class Nodes:
         replaced = before is not None and before.process != process
         self.known[task] = KnownNode(address, told or address, process, ticket=ticket, user=user)
         return task, replaced
+
+    def heard(self, task: int, connection: int, progress: Sequence[Any]) -> None:
+        """Note over which connection a registered node is reached, and how far it says that it has come."""
+        self.known[task].connection, self.known[task].progress = connection, progress
 
     def number_of(self, address: str, process: int) -> int:
         """The task of a process, or else of the one that listened at its address before; -1 if there is none."""
@@ -266,6 +272,10 @@ class Cluster:
         if known is not None:
             check_same(known.ticket, sender, f"task {job}:{task}")
         return known is not None or job not in self.jobs
+
+    def progress(self) -> dict[str, Sequence[Any]]:
+        """How far each worker says that it has come, as `Register` has it."""
+        return {f"worker:{task}": node.progress for task, node in self.workers.known.items() if node.progress}
 
     def living(self) -> list[str]:
         """Addresses of all living nodes."""

@@ -129,7 +129,7 @@ class ChiefActor(Actor):
             self.epochs.members_changed()
         self._admit_tickets(sender)
         self.node.watch(address, cluster.grace_s(job))
-        cluster.jobs[job].known[task].connection = self.node.up.get(address, 0)
+        cluster.jobs[job].heard(task, self.node.up.get(address, 0), message.progress)
         self.node.answer(sender, Registered(task))
         if job == "ps":
             cluster.ps_back(task)
@@ -336,7 +336,7 @@ class ChiefActor(Actor):
         members = self.members
         tasks = {
             "cluster": self.cluster.to_wire(), "waiting": members.waiting(), "finished": members.finished,
-            "given_up": members.given_up, "batches": self.sessions.batches(),
+            "given_up": members.given_up, "batches": self.sessions.batches(), "progress": self.cluster.progress(),
         }  # fmt: skip
         self.node.answer(sender, Stats(self._stats() | tasks))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 class Reports:
     """The reports of one session."""
 
-    def __init__(self, session: Loop, hooks: Chain) -> None:
-        self._session, self._hooks = session, hooks
+    def __init__(self, session: Loop, hooks: Chain, pushed: Callable[[int, float | None, float], None]) -> None:
+        """`pushed`: as of `Home`."""
+        self._session, self._hooks, self._pushed = session, hooks, pushed
         self._surplus: Held = []
         self._warned = False
         """Whether a loss that is not finite was logged."""
@@ -60,6 +61,7 @@ class Reports:
                 }
             )  # fmt: skip
         self._last_at = now
+        self._pushed(result.step, number, now)
         self._hooks.call("after_run", session, result, loss)
 
     def _not_finite(self, loss: float, step: int) -> None:

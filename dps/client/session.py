@@ -187,8 +187,9 @@ class Session(Writing):
         self.scalars = Scalars()
         """The numbers that `summary` was given; hooks read them."""
         try:
-            self._hooks = Chain(hooks, lambda: self.name, self._hook_failed, self._server.home().hooks)
-            self._reports = Reports(self, self._hooks)
+            home = self._server.home()
+            self._hooks = Chain(hooks, lambda: self.name, self._hook_failed, home.hooks)
+            self._reports = Reports(self, self._hooks, home.pushed)
             if checkpoint_dir:
                 from dps.hooks.saver import CheckpointSaver
 

@@ -29,19 +29,20 @@ def add(commands: argparse._SubParsersAction[Any]) -> None:
     listing.add_argument("--all", action="store_true", help=f"all runs, not only the {SHOWN} newest")
     listing.set_defaults(run=run_list)
     logs = commands.add_parser("logs", help="print what the tasks of a run have printed", epilog=LOGS_EXAMPLE)
-    logs.add_argument("id", help="the run's number, as dps list shows it")
+    add_run(logs)
     logs.add_argument("--task", action="append", help="only this task, such as worker.1 or chief; may be repeated")
     logs.add_argument("--follow", action="store_true", help="go on until the run is over")
     logs.add_argument("--since", default="", help="only lines since then: 90s, 10m, 2h, 1d ago, or a time")
     logs.set_defaults(run=run_logs)
     monitor = commands.add_parser("monitor", help="show what each task of a run does and uses", epilog=MONITOR_EXAMPLE)
-    monitor.add_argument("id", help="the run's number, as dps list shows it")
+    add_run(monitor)
     monitor.add_argument("--once", action="store_true", help="print one table; the default where stdout is no terminal")
     monitor.set_defaults(run=run_monitor)
     kill = commands.add_parser("kill", help="end runs: in order, and by force after a grace", epilog=KILL_EXAMPLE)
-    kill.add_argument(
+    ids = kill.add_argument(
         "ids", nargs="+", metavar="ID|ADDRESS", help="the runs' numbers, as dps list shows them, or a chief's address"
     )
+    ids.complete = RUNS  # type: ignore[attr-defined]
     kill.add_argument("--keys", metavar="DIR", help="the folder of keys, if a run has keys (DPS_KEYS)")
     kill.add_argument("--grace", type=float, default=GRACE_S, help=f"seconds until tasks are killed ({GRACE_S:g})")
     kill.set_defaults(run=run_kill)
@@ -64,23 +65,25 @@ def add(commands: argparse._SubParsersAction[Any]) -> None:
         add_json(command)
 
 
+RUNS = {"bash": "_dps_runs", "zsh": "_dps_runs"}
+"""How each shell completes the number of a run; functions of `dps completion`."""
 PRUNE_EXAMPLE = "example: dps prune --older-than 30d --keep 10 --dry-run"
-LOGS_EXAMPLE = "example: dps logs 4 --task worker.1 --since 10m --follow"
-MONITOR_EXAMPLE = "example: dps monitor 4"
+LOGS_EXAMPLE = "examples: dps logs --follow, dps logs 4 --task worker.1 --since 10m"
+MONITOR_EXAMPLE = "examples: dps monitor, dps monitor 4"
 MANIFEST_EXAMPLE = "example: dps manifest kubernetes experiment.yaml | kubectl apply -f -"
 KILL_EXAMPLE = "examples: dps kill 4, dps kill 10.0.0.1:2220 --keys keys"
+
+
+def add_run(command: argparse.ArgumentParser) -> None:
+    """The number of a run, of commands that take the only one without it."""
+    help = "the run's number, as dps list shows it (default: the only run that goes on)"
+    run = command.add_argument("id", nargs="?", help=help)
+    run.complete = RUNS  # type: ignore[attr-defined]
 
 
 def add_json(command: argparse.ArgumentParser) -> None:
     """The flag of commands that print a table."""
     command.add_argument("--json", action="store_true", help="print JSON, not a table")
-
-
-def print_json(values: object) -> None:
-    """Print plain values as JSON."""
-    import json
-
-    print(json.dumps(values, indent=1))
 
 
 def run_list(args: argparse.Namespace) -> int:
@@ -92,7 +95,7 @@ def run_list(args: argparse.Namespace) -> int:
         numbers = folder.readable(where)
         views = [look(os.path.join(where, str(number)), at) for number in (numbers if args.all else numbers[-SHOWN:])]
     if args.json:
-        print_json([view.as_dict() for view in views])
+        table.print_json([view.as_dict() for view in views])
     elif not views:
         print(f"no runs in {where}; dps launch makes one")
     else:
@@ -105,83 +108,50 @@ def run_list(args: argparse.Namespace) -> int:
 
 
 def run_status(args: argparse.Namespace) -> int:
-    """`dps status`: a run by its number, or the cluster of a chief."""
-    if args.run_or_chief and args.chief:
-        raise ConfigError(f"got {args.run_or_chief} and --chief {args.chief}; give one run's number or one address")
-    if args.run_or_chief and args.run_or_chief.isdecimal():
-        return run_status_of_run(args.run_or_chief, args.json)
-    from dps.cluster.identity import DEFAULT_CHIEF
-    from dps.launch.asking import Asking
+    """`dps status`: a run by its number, the cluster of a chief, or what goes on here."""
+    from dps.launch.runs import status
 
-    address = args.run_or_chief or args.chief or DEFAULT_CHIEF
-    with Asking(address, "dps status") as asking:
-        with slow(f"asks the chief at {address} and its ps"):
-            chief = asking.chief()
-            ps = asking.ps(chief)
-        if args.json:
-            print_json({"address": address, **chief, "ps": ps})
-            return 0
-        saved = ", saved ".join(text for text in (chief["saved"], chief["saved_ago"]) if text) or "none"
-        print(f"chief at {address}: {chief['text']}; run epoch {chief['epoch']}; last checkpoint {saved}")
-        for what in ("live", "waiting", "finished", "given_up"):
-            names = sorted(chief[what], key=lambda name: (len(name), name))  # worker:2 before worker:10
-            print(f"workers {what.replace('_', ' ')}: {', '.join(names) or 'none'}")
-        print_ps(chief, ps)
-    return 0
+    run = args.run_or_chief
+    if run and args.chief:
+        raise ConfigError(f"got {run} and --chief {args.chief}; give one run's number or one address")
+    if run and run.isdecimal():
+        return status.show_run(folder_of(run), args.json)
+    if run or args.chief:
+        return status.show_cluster(run or args.chief, args.json)
+    return status.show_live(args.json)
 
 
-PS_COLUMNS = ("ps", "address", "state", "step", "version", "MB", "applied", "dropped", "refused")
+def folder_of(run: str | None, command: str = "status") -> str:
+    """The folder of a run by its number; without one, that of the only run that goes on."""
+    from dps.launch.runs import folder
+    from dps.launch.runs.view import live, look
 
-
-def print_ps(chief: dict[str, Any], ps: dict[str, dict[str, Any]]) -> None:
-    """Print the table of the ps of a cluster."""
-    from dps.chief.phase import RUN
-    from dps.launch.runs import table
-
-    rows = []
-    for task, values in ps.items():
-        idle = values["state"] != "no answer" and "step" not in values and chief["phase"] == RUN
-        size = f"{values.get('nbytes', 0) / 1e6:.1f}"
-        rows.append({"ps": task, **values, "MB": size} | ({"state": "has no variables"} if idle else {}))
-    print(table.text(PS_COLUMNS, rows))
-
-
-def run_status_of_run(run: str, as_json: bool) -> int:
-    """`dps status ID`: a run and its tasks."""
-    from dps.launch.runs import folder, table
-    from dps.launch.runs.times import local
-    from dps.launch.runs.view import look
-
-    at = wall()
-    view = look(folder.find(run), at)
-    if as_json:
-        print_json(view.as_dict())
-        return 0
-    asked, values = view.asked, view.values
-    print(f"run {view.id} {asked.get('name', '')}: {view.state} since {local(values['since'])}")
-    given = ", ".join(f"{name}={value}" for name, value in (asked.get("values") or {}).items())
-    told = {
-        "command": asked.get("command"), "values": given,
-        "resumes": asked.get("resumes"), "chief": values["chief"], "output": asked.get("output"), "folder": view.path,
-        "exit code": values["exit_code"], "reason": values["reason"],
-    }  # fmt: skip
-    for name, value in told.items():
-        if value not in (None, ""):
-            print(f"{name}: {value}")
-    print(table.text(table.TASK_COLUMNS, [table.task_row(view, name) for name in view.tasks]))
-    return 0
+    if run is not None:
+        return folder.find(run)
+    where = folder.root()
+    found = live(where, wall())
+    if len(found) == 1:
+        return found[0].path
+    if found:
+        names = ", ".join(f"{view.id} ({view.asked.get('name')})" for view in found)
+        raise ConfigError(f"{len(found)} runs go on: {names}; say which: dps {command} {found[-1].id}")
+    if not (known := folder.readable(where)):
+        raise ConfigError(f"no runs in {where}; dps launch makes one")
+    newest = look(os.path.join(where, str(known[-1])), wall())
+    told = f"{newest.id} ({newest.asked.get('name')}, {newest.state})"
+    raise ConfigError(f"no run goes on; the newest is {told}: dps {command} {newest.id}")
 
 
 def run_logs(args: argparse.Namespace) -> int:
     from dps.launch.output import Output
-    from dps.launch.runs import folder
     from dps.launch.runs.keeping import full_name
     from dps.launch.runs.logs import Reader, task_name, tasks_with_logs
     from dps.launch.runs.states import LOST
     from dps.launch.runs.times import since, utc
     from dps.launch.runs.view import look
 
-    path, run, output = folder.find(args.id), args.id, Output()
+    path, output = folder_of(args.id, "logs"), Output()
+    run = os.path.basename(path)
     logs = os.path.join(path, "logs")
     tasks = [task_name(text) for text in args.task] if args.task else None
     known = {*look(path, wall()).tasks, *tasks_with_logs(logs)}
@@ -202,13 +172,13 @@ def run_logs(args: argparse.Namespace) -> int:
 
 
 def run_monitor(args: argparse.Namespace) -> int:
-    from dps.launch.runs import asked, folder, table
+    from dps.launch.runs import asked, table
     from dps.launch.runs.keeper import use_keys
     from dps.launch.runs.monitor import COLUMNS, Monitor, shown
     from dps.launch.runs.screen import screen
     from dps.launch.runs.view import look
 
-    path = folder.find(args.id)
+    path = folder_of(args.id, "monitor")
     view = look(path, wall())
     use_keys(path, asked.variables(path))
     monitor = Monitor()
@@ -223,7 +193,7 @@ def run_monitor(args: argparse.Namespace) -> int:
             rows = monitor.rows(view)
             head = f"run {view.id} {view.asked.get('name', '')}: {view.state}"
             if args.json:
-                print_json({"id": view.id, "state": view.state, "tasks": rows})
+                table.print_json({"id": view.id, "state": view.state, "tasks": rows})
             elif drawn is None:
                 print(f"{head}\n{table.text(COLUMNS, shown(rows))}")
             else:
@@ -267,7 +237,7 @@ def run_kill(args: argparse.Namespace) -> int:
 
 
 def run_prune(args: argparse.Namespace) -> int:
-    from dps.launch.runs import folder, prune
+    from dps.launch.runs import folder, prune, table
     from dps.launch.runs.times import duration, local
     from dps.transport.private import remove_left
 
@@ -292,7 +262,7 @@ def run_prune(args: argparse.Namespace) -> int:
     except OSError as error:
         raise DpsError(f"{error.filename} cannot be removed: {error.strerror}") from None
     if args.json:
-        print_json(rows)
+        table.print_json(rows)
     else:
         freed = prune.size(sum(row["nbytes"] for row in rows))
         print(f"{did} {len(rows)} run{'' if len(rows) == 1 else 's'}, {freed}, from {root}")

@@ -86,8 +86,9 @@ class MultiWorkerMirrored(AcrossWorkers):
             jobs.warn(jobs.unfit(server.cluster, "MultiWorkerMirrored", *fit))
         self.server, self.checkpoint_dir, self.save_steps = server, checkpoint_dir, save_steps
         server.wait_joined(server.runtime.now() + self.timeout)
+        self.home = server.home()
         self.group = Group(
-            server.home(), server.binding, "strategy", replicas=len(self.devices), algorithm=cross_device_ops,
+            self.home, server.binding, "strategy", replicas=len(self.devices), algorithm=cross_device_ops,
             on_loss=on_loss, timeout=self.timeout,
         )  # fmt: skip
         self._made: list[Any] = []

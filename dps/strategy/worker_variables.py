@@ -144,6 +144,7 @@ class WorkerVariables(MirroredVariables):
 
     def _apply(self, of_replicas: Sequence[Mapping[str, Any]]) -> Push:
         push = super()._apply(of_replicas)
+        self.strategy.home.pushed(push.step, None, self.strategy.server.runtime.now())
         every = self.strategy.save_steps
         if every is not None and push.step % every == 0:
             self.save()

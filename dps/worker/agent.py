@@ -41,6 +41,8 @@ class Told(NamedTuple):
     """Gets the reason each time the chief asks this node's loop to stop after its step."""
     led: Callable[[str, str, int], None] = lambda chief, job, task: None
     """Gets the chief's address where this client was given that of another task, and which task that is."""
+    progress: Callable[[], list[Any]] = list
+    """Returns how far the task's training has come, as `Register` has it."""
 
 
 class State(Enum):
@@ -117,7 +119,7 @@ class Agent(Actor):
         if not self._stays:
             return
         who = self.job, self.task, self.node.address, self.process
-        message = Register(*who, self._told.epoch(), self._update, self._proof)
+        message = Register(*who, self._told.epoch(), self._update, self._proof, self._told.progress())
         left = self._heard_at + CHIEF_S - self.node.now()  # late answers count, too: a chief may be busy
         self._beats += 1
         self.node.ask(self.chief, message, max(BEAT_S, left), self._registered, waits=self._told_to_wait)

@@ -11,8 +11,9 @@ from typing import Any
 
 from dps.config import parse_threads
 from dps.errors import ConfigError
+from dps.flags import nearest
 from dps.launch.experiment import schema
-from dps.launch.experiment.nodes import Node, nearest, read
+from dps.launch.experiment.nodes import Node, read
 from dps.launch.experiment.words import check_names, fill, split
 from dps.launch.plan import DATASET, Job, Plan, Resources, has_program, runs_program
 from dps.record import record

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
-from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from dps.errors import ConfigError, MissingExtra
@@ -50,13 +48,6 @@ class Node:
         if isinstance(self.value, dict):
             return f"keys {', '.join(self.value)}" if self.value else "no keys"
         return "a list" if isinstance(self.value, list) else repr(self.text) if self.text else "nothing"
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint that names the known word that is most like this one, or all of them."""
-    names = list(known)
-    close = difflib.get_close_matches(word, names, 1, 0.5)
-    return f"did you mean {close[0]!r}?" if close else f"wanted one of {', '.join(names) or 'none'}"
 
 
 def read(file: str) -> tuple[Node, str]:

@@ -6,7 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from dps.launch.experiment.nodes import Node, nearest
+from dps.flags import nearest
+from dps.launch.experiment.nodes import Node
 from dps.launch.plan import Resources
 
 TOP = (

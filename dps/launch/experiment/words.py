@@ -6,7 +6,8 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-from dps.launch.experiment.nodes import Node, Place, nearest
+from dps.flags import nearest
+from dps.launch.experiment.nodes import Node, Place
 
 NAME = re.compile(r"\{\{\s*([\w-]+)\s*\}\}")
 MARK = re.compile(r"\x00([\w-]+)\x00")

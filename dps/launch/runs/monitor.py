@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dps.errors import DpsError
@@ -15,7 +15,7 @@ from dps.launch.runs.view import View
 from dps.transport.clock import now
 
 COLUMNS = (
-    "task", "state", "step", "pushes/s", "examples/s", "staleness", "MB/s in", "MB/s out", "CPU %", "memory MB",
+    "task", "state", "step", "loss", "pushes/s", "examples/s", "staleness", "MB/s in", "MB/s out", "CPU %", "memory MB",
     "GPU %", "GPU MB", "restarts",
 )  # fmt: skip
 UNKNOWN = ("examples/s", "GPU %", "GPU MB")
@@ -38,7 +38,8 @@ class Monitor:
     def rows(self, view: View) -> list[dict[str, Any]]:
         """The rows of a run as it is now; None for what is not known. Blocks for up to some seconds if chief or ps do
         not answer."""
-        stats, batches = self._stats(view)
+        chief, stats = self._stats(view)
+        progress, batches = chief.get("progress", {}), chief.get("batches", {})
         flows = {ps: self._flows(ps, values) for ps, values in stats.items()}
         used = {} if view.over else folder.read(os.path.join(view.path, "usage.json"))
         rows = []
@@ -50,7 +51,8 @@ class Monitor:
                 row[column] = None if value is None else round(value)
             if name in flows:
                 row |= self._of_ps(name, stats[name], flows[name])
-            elif own := {ps: each[name] for ps, each in flows.items() if name in each}:
+            row |= _of_worker(progress.get(name), batches.get(name))
+            if own := {ps: each[name] for ps, each in flows.items() if name in each}:
                 row |= _of_session(name, stats, own, batches.get(name))
             rows.append(row)
         return rows
@@ -78,14 +80,14 @@ class Monitor:
         self._before[counter] = at, value
         return None if before is None or at <= before[0] else max(0.0, value - before[1]) / (at - before[0])
 
-    def _stats(self, view: View) -> tuple[Stats, dict[str, int]]:
-        """The reports of the ps that answer, and how many examples a push of each worker has."""
+    def _stats(self, view: View) -> tuple[dict[str, Any], Stats]:
+        """The reports of the chief and of the ps that answer; nothing without an answer of the chief."""
         address = "" if view.over else view.values["chief"]
         if address:
             self._asking = self._asking or Asking(address, "dps monitor", ANSWER_S)
             with contextlib.suppress(DpsError):
                 chief = self._asking.chief()
-                return {f"ps:{task}": values for task, values in self._asking.ps(chief).items()}, chief["batches"]
+                return chief, {f"ps:{task}": values for task, values in self._asking.ps(chief).items()}
         return {}, {}
 
     def close(self) -> None:
@@ -93,20 +95,28 @@ class Monitor:
             self._asking.close()
 
 
+def _of_worker(progress: Sequence[Any] | None, batch: int | None) -> dict[str, Any]:
+    """The figures of a worker, as it tells the chief itself every 2 s. `batch`: as of `_of_session`."""
+    if not progress:
+        return {}
+    step, rate, loss = progress
+    return {"step": step, "loss": loss, "pushes/s": rate, "examples/s": None if batch is None else rate * batch}
+
+
 def _of_session(name: str, stats: Stats, flows: Stats, batch: int | None) -> dict[str, Any]:
     """The figures of a worker, as the ps that it has a session with tell them: each gets every push of it, or its part.
     `batch`: examples in a push, None: it has not said."""
-    moved = {"MB/s in": _megabytes(flows, "sent"), "MB/s out": _megabytes(flows, "received")}
+    moved: dict[str, Any] = {"MB/s in": _megabytes(flows, "sent"), "MB/s out": _megabytes(flows, "received")}
     told = [stats[ps]["sessions"][name] for ps in flows]
     if not any(session["pushes"] for session in told):  # it only reads
         return moved
     rates = [each["pushes"] for each in flows.values()]
     pushes = None if None in rates else max(rates)
-    return moved | {
-        "step": max(session["step"] for session in told), "pushes/s": pushes,
-        "examples/s": None if pushes is None or batch is None else pushes * batch,
+    moved |= {
+        "step": max(session["step"] for session in told),
         "staleness": max(session["staleness"] for session in told),
-    }  # fmt: skip
+    }
+    return moved if pushes is None else moved | {"pushes/s": pushes, "examples/s": batch and pushes * batch}
 
 
 def _megabytes(flows: Stats, what: str) -> float | None:

@@ -94,9 +94,7 @@ def report(paths: Sequence[str], metric: str | None, as_json: bool) -> None:
     """Print the table."""
     found = rows(paths, metric)
     if as_json:
-        from dps.launch.commands import print_json
-
-        print_json([{name: _strict(value) for name, value in row.items()} for row in found])
+        table.print_json([{name: _strict(value) for name, value in row.items()} for row in found])
     else:
         print(table.text(list(found[0]), found))
 

@@ -74,3 +74,10 @@ def took_s(view: View, at: float) -> float:
     if view.over and view.state not in entered:  # its keeper has gone
         end -= view.silent_s or 0.0
     return end - seconds(begin)
+
+
+def print_json(values: object) -> None:
+    """Print plain values as JSON."""
+    import json
+
+    print(json.dumps(values, indent=1))

@@ -62,6 +62,12 @@ def look(path: str, at: float) -> View:
     return View(path, asked, values, silent_s)
 
 
+def live(root: str, at: float) -> list[View]:
+    """The runs that go on, by their numbers; those of a grid that wait for their turn do not."""
+    found = [look(os.path.join(root, str(number)), at) for number in folder.readable(root)]
+    return [view for view in found if not view.over and view.state != CREATED]
+
+
 def _is_kept(keeper: dict[str, Any] | None, silent_s: float | None) -> bool:
     alive = None if keeper is None else lives(keeper)
     if alive is False:

@@ -34,7 +34,7 @@ with dps.Server.from_env() as server, dps.Session(
 ) as session:
     print("begins at", session.global_step, flush=True)
     while not session.should_stop():
-        session.push({"w": session.pull()["w"] - 1})
+        session.push({"w": session.pull()["w"] - 1}, loss=0.5)
         time.sleep(0.01)
     print("ends at step", session.global_step, "loss", 1 / session.global_step, flush=True)
 """
@@ -129,13 +129,16 @@ def test_a_run_in_the_background_is_listed_watched_read_and_ended_from_other_ter
     status = user.dps("status", "1")
     assert status.startswith("run 1 long: RUNNING since ") and "values: steps=100000" in status
     assert re.search(r"^1\.worker\.2 +RUNNING .* +0 +-$", status, re.M)
+    told = r"^training: step \d+, loss 0\.5, [\d.]+ pushes/s, [\d,]+ examples/s$\nlast checkpoint: step-\d+"
+    until(lambda: re.search(told, user.dps("status"), re.M))
     monitoring, screen = user.start("monitor", "1")
     shown = user.until(screen, "EXAMPLES/S") + user.until(screen, "EXAMPLES/S")
     assert "run 1 long: RUNNING" in shown
     monitor = user.dps("monitor", "1", "--once")
-    of_ps = r"^1\.ps\.0 +RUNNING +\d+ +[\d.]+ +N/A +- +[\d.]+ +[\d.]+ +\d+ +\d+ +(N/A|\d+) +(N/A|\d+) +0$"
-    of_worker = r"^1\.worker\.2 +RUNNING +\d+ +[\d.]+ +[\d,]+ +\d+ +[\d.]+ +[\d.]+ +\d+ +\d+ +(N/A|\d+) +(N/A|\d+) +0$"
+    of_ps = r"^1\.ps\.0 +RUNNING +\d+ +- +[\d.]+ +N/A +- +[\d.]+ +[\d.]+ +\d+ +\d+ +(N/A|\d+) +(N/A|\d+) +0$"
+    of_worker = of_ps.replace(r"ps\.0", r"worker\.2").replace(r"- +[\d.]+ +N/A +-", r"0\.5 +[\d.]+ +[\d,]+ +\d+", 1)
     assert re.search(of_ps, monitor, re.M) and re.search(of_worker, monitor, re.M), monitor
+    assert "begins at" in user.dps("logs")
     assert user.dps("kill", "1").endswith("run 1: KILLED\n")
     assert "run 1 long: KILLED" in user.rest(screen) and monitoring.wait(60) == 0
     followed = user.rest(terminal)

@@ -1,0 +1,138 @@
+"""`dps status`: a run or a cluster with its tasks, how far its training is, and its last checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isfinite
+from statistics import fmean
+from typing import Any
+
+from dps.chief.phase import RUN
+from dps.cluster.identity import DEFAULT_CHIEF
+from dps.errors import DeadlineExceeded, DpsError
+from dps.launch.asking import Asking
+from dps.launch.output import slow
+from dps.launch.runs import asked, folder, table
+from dps.launch.runs.keeper import use_keys
+from dps.launch.runs.times import local
+from dps.launch.runs.view import View, live, look
+from dps.transport.clock import wall
+
+ANSWER_S = 2.0
+PS_COLUMNS = ("ps", "address", "state", "step", "version", "MB", "applied", "dropped", "refused")
+
+
+def show_live(as_json: bool) -> int:
+    """The only run that goes on, or all of them; without any, the cluster of the chief at the usual address."""
+    where, at = folder.root(), wall()
+    found = live(where, at)
+    if len(found) == 1:
+        return show_run(found[0].path, as_json)
+    if found and as_json:
+        table.print_json([view.as_dict() for view in found])
+    elif found:
+        print(table.text(table.RUN_COLUMNS, [table.run_row(view, at) for view in found]))
+        print(f"{len(found)} runs go on; dps status {found[-1].id} shows one")
+    else:
+        try:
+            return show_cluster(DEFAULT_CHIEF, as_json)
+        except DeadlineExceeded as error:
+            raise DeadlineExceeded(f"no run of dps launch goes on here, and {error}") from None
+    return 0
+
+
+def show_run(path: str, as_json: bool) -> int:
+    """A run and its tasks."""
+    view = look(path, wall())
+    training, trouble = training_now(view)
+    if as_json:
+        table.print_json(view.as_dict() | {"training": training})
+        return 0
+    values = view.values
+    print(f"run {view.id} {view.asked.get('name', '')}: {view.state} since {local(values['since'])}")
+    given = ", ".join(f"{name}={value}" for name, value in (view.asked.get("values") or {}).items())
+    told = {
+        "command": view.asked.get("command"), "values": given,
+        "resumes": view.asked.get("resumes"), "chief": values["chief"], "output": view.asked.get("output"),
+        "folder": view.path, "exit code": values["exit_code"], "reason": values["reason"],
+        "training": line(training) if training else trouble, "last checkpoint": training and saved(training),
+    }  # fmt: skip
+    for name, value in told.items():
+        if value not in (None, "", {}):
+            print(f"{name}: {value}")
+    print(table.text(table.TASK_COLUMNS, [table.task_row(view, name) for name in view.tasks]))
+    return 0
+
+
+def training_now(view: View) -> tuple[dict[str, Any], str]:
+    """What chief and ps of a run say of its training, {} if it does not go on; or why they say nothing."""
+    address = "" if view.over else view.values["chief"]
+    if not address:
+        return {}, ""
+    use_keys(view.path, asked.variables(view.path))
+    try:
+        with Asking(address, "dps status", ANSWER_S) as asking, slow(f"asks the chief of run {view.id} and its ps"):
+            chief = asking.chief()
+            return training_of(chief, asking.ps(chief)), ""
+    except DpsError as error:
+        return {}, f"not known: {error}"
+
+
+def training_of(chief: Mapping[str, Any], ps: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """How far a training is, by the reports of chief and ps. The rates are those of all workers together, and the loss
+    is the mean of the last losses of the workers; None: nobody has said."""
+    progress, batches = chief["progress"], chief["batches"]
+    steps = [values["step"] for values in ps.values() if "step" in values] or [told[0] for told in progress.values()]
+    losses = [told[2] for told in progress.values() if told[2] is not None]
+    loss = fmean(losses) if losses else None
+    rates = {name: told[1] for name, told in progress.items()}
+    known = rates and rates.keys() <= batches.keys()
+    return {
+        "phase": chief["phase"], "text": chief["text"], "step": max(steps, default=None),
+        "loss": loss if loss is None or isfinite(loss) else str(loss),
+        "pushes_per_s": sum(rates.values()) if rates else None,
+        "examples_per_s": sum(rate * batches[name] for name, rate in rates.items()) if known else None,
+        "saved": chief["saved"], "saved_ago": chief["saved_ago"],
+    }  # fmt: skip
+
+
+def line(training: Mapping[str, Any]) -> str:
+    """How far a training is, for people."""
+    forms = {
+        "step": "step {}", "loss": "loss {:.4g}", "pushes_per_s": "{:,.1f} pushes/s",
+        "examples_per_s": "{:,.0f} examples/s",
+    }  # fmt: skip
+    values = {name: training[name] for name in forms if training[name] is not None}
+    parts = [forms[name].format(float(value) if name == "loss" else value) for name, value in values.items()]
+    if training["phase"] != RUN or not parts:
+        parts.insert(0, training["text"])
+    return ", ".join(parts)
+
+
+def saved(training: Mapping[str, Any]) -> str:
+    """The last checkpoint, for people."""
+    return ", saved ".join(text for text in (training["saved"], training["saved_ago"]) if text) or "none"
+
+
+def show_cluster(address: str, as_json: bool) -> int:
+    """The cluster of a chief."""
+    with Asking(address, "dps status") as asking, slow(f"asks the chief at {address} and its ps"):
+        chief = asking.chief()
+        ps = asking.ps(chief)
+    training = training_of(chief, ps)
+    if as_json:
+        table.print_json({"address": address, **chief, "ps": ps, "training": training})
+        return 0
+    print(f"chief at {address}: {chief['text']}; run epoch {chief['epoch']}; last checkpoint {saved(training)}")
+    for what in ("live", "waiting", "finished", "given_up"):
+        names = sorted(chief[what], key=lambda name: (len(name), name))  # worker:2 before worker:10
+        print(f"workers {what.replace('_', ' ')}: {', '.join(names) or 'none'}")
+    if training["step"] is not None:
+        print(f"training: {line(training)}")
+    rows = []
+    for task, values in ps.items():
+        idle = values["state"] != "no answer" and "step" not in values and chief["phase"] == RUN
+        size = f"{values.get('nbytes', 0) / 1e6:.1f}"
+        rows.append({"ps": task, **values, "MB": size} | ({"state": "has no variables"} if idle else {}))
+    print(table.text(PS_COLUMNS, rows))
+    return 0
