@@ -42,7 +42,7 @@ def add(commands: argparse._SubParsersAction[Any]) -> None:
     ids = kill.add_argument(
         "ids", nargs="+", metavar="ID|ADDRESS", help="the runs' numbers, as dps list shows them, or a chief's address"
     )
-    ids.complete = RUNS  # type: ignore[attr-defined]
+    ids.complete = RUNS
     kill.add_argument("--keys", metavar="DIR", help="the folder of keys, if a run has keys (DPS_KEYS)")
     kill.add_argument("--grace", type=float, default=GRACE_S, help=f"seconds until tasks are killed ({GRACE_S:g})")
     kill.set_defaults(run=run_kill)
