@@ -8,14 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from dps.client.dense import MANY, Whole, fit
+from dps.client.dense import Whole, fit
 from dps.transport.wire import Array
 from dps.variables.layout import Gradient, check_gradients, check_is_nested
 from dps.variables.plan import Plan, picker
 from dps.variables.tree import Nesting, leaves
-
-KEPT = 8
-"""How many memories of values are remembered: a ps has up to three buffers for a large shard."""
 
 
 class Assembly:
@@ -31,8 +28,6 @@ class Assembly:
         place = {index: at for at, index in enumerate(itertools.chain(*[s.indices for s in plan.layouts.values()]))}
         self._places: list[tuple[int, ...]] = []
         """Of a plan with variables that have several parts."""
-        self._still: dict[tuple[int, ...], Any] = {}
-        """Trees by the addresses of their memory, which cannot change while arrays refer to it."""
         self._pick: Callable[[Sequence[Array]], Sequence[Array]] | None = None
         if plan.is_split:
             self._places = [tuple([place[p.index] for p in plan.parts_of[variable]]) for variable in variables]
@@ -48,38 +43,13 @@ class Assembly:
         made = {at: parts[at[0]] if len(at) == 1 else join([parts[one] for one in at]) for at in set(self._places)}
         return self._nesting.build(list(map(made.__getitem__, self._places)))
 
-    @property
-    def keeps_trees(self) -> bool:
-        """Whether a tree of arrays is made once for each memory: of very many variables."""
-        return self._pick is not None and len(self.plan.parts) >= MANY
-
-    def copy(self, tree: Any) -> Any:
-        """A copy of a tree of values: the same arrays in new dicts and lists."""
-        return self._nesting.copy(tree)
-
     def still(self, memories: Sequence[Array]) -> Any:
-        """Read-only values in the user's nesting, in the memory of all arenas of all shards.
-
-        From MANY parts on, the arrays in memory that was seen before are used again, in new dicts and lists."""
-        if not self.keeps_trees:
-            return self.values(self._parts(memories))
-        where = tuple([memory.__array_interface__["data"][0] for memory in memories])
-        if where not in self._still:
-            if len(self._still) >= KEPT:
-                del self._still[next(iter(self._still))]
-            self._still[where] = self.values(self._parts(memories))
-        return self._nesting.copy(self._still[where])
-
-    def forget(self) -> None:
-        """Drop all references to memory."""
-        self._still.clear()
-
-    def _parts(self, memories: Sequence[Array]) -> list[Array]:
+        """Read-only values in the user's nesting, in the memory of all arenas of all shards."""
         found, at = [], 0
         for layout in self.plan.layouts.values():
             found += layout.listed(memories[at : at + len(layout.arenas)])
             at += len(layout.arenas)
-        return found
+        return self.values(found)
 
     def gradients(self, tree: Any) -> Mapping[int, Gradient]:
         """A user's nested gradients by variable index, checked as in `check_gradients`."""

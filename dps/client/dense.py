@@ -12,10 +12,6 @@ from dps.transport.wire import Array
 from dps.variables.layout import Gradient, split
 from dps.variables.plan import Arena, Plan, ShardLayout
 
-MANY = 1024
-"""From this number of variables on, kernels look at all arrays in one call. They need numba, which takes 0.1 s to
-load."""
-
 _shape, _dtype = operator.attrgetter("shape"), operator.attrgetter("dtype")
 
 
@@ -44,11 +40,6 @@ class Whole(Mapping[int, Gradient]):
 
 def fit(plan: Plan, leaves: Sequence[object]) -> bool:
     """Whether these are arrays with the shapes and dtypes of the variables, in the order of the plan."""
-    if len(leaves) >= MANY:
-        from dps.kernels.headers import are_like
-
-        if are_like(leaves, plan.headers):
-            return True
     return (
         operator.countOf(map(type, leaves), np.ndarray) == len(leaves)
         and tuple(map(_dtype, leaves)) == plan.dtypes
@@ -83,9 +74,4 @@ def _sources(plan: Plan, arena: Arena, gradients: Mapping[int, Gradient]) -> Seq
 
 def _lay(arrays: Sequence[Array], out: Array) -> None:
     """Copy arrays one after the other to `out`: flat, of their dtype, and as long as all of them."""
-    if len(arrays) >= MANY:
-        from dps.kernels.headers import lay
-
-        if lay(arrays, out):
-            return
     np.concatenate([array if array.ndim == 1 else array.reshape(-1) for array in arrays], out=out)

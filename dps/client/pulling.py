@@ -174,7 +174,6 @@ class Pulls:
 
     def roll_back(self) -> None:
         """A new run epoch has begun: forget all values."""
-        self._pushes.assembly.forget()
         self._cache = {}
         self._recycled.forget()
 

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from dps import optim
-from dps.kernels import headers
 from dps.ps.intake.rowlists import checked, row_gradient
 from dps.ps.modes.combine import combined
 from dps.ps.store.gradients import Gradient, is_finite
@@ -53,14 +52,13 @@ def warm(arenas: Iterable[Arena], together: int = 1) -> None:
 
 
 def warm_all(progress: Callable[[str, int, int], None]) -> None:
-    """Load all kernels of a ps, and those of a session with very many variables. `progress` gets the name of the next
+    """Load all kernels of a ps. `progress` gets the name of the next
     step, its number from 1, and how many there are."""
     optimizers: list[optim.Optimizer] = [
         optim.SGD(0.1), optim.Momentum(0.1), optim.Adagrad(0.1), optim.RMSProp(0.1), optim.Adam(), optim.AdamW(),
         optim.Ftrl(0.1),
     ]  # fmt: skip
     kinds = [(optimizer, dtype) for optimizer in optimizers for dtype in ("float32", "float64")]
-    headers.ready()
     for number, (optimizer, dtype) in enumerate(kinds, 1):
         progress(f"{optimizer.name} {dtype}", number, len(kinds))
         for together in (1, 2, 3, 4):

@@ -92,13 +92,6 @@ class Plan:
         return [spec.shape for spec in self.variables]
 
     @functools.cached_property
-    def headers(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """The expected array headers, from the dtypes and shapes of all variables."""
-        from dps.kernels.headers import described
-
-        return described(self.dtypes, self.shapes)
-
-    @functools.cached_property
     def is_split(self) -> bool:
         """Whether some variable has several parts."""
         return len(self.parts) > len(self.variables)

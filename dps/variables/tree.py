@@ -115,10 +115,6 @@ class Nesting:
         """A new tree with this nesting and these leaves, one for each path."""
         return self._root.build(found)
 
-    def copy(self, tree: Any) -> Any:
-        """A copy of a tree from `build`, with the same leaves, in new dicts and lists."""
-        return self._root.copy(tree)
-
     def leaves(self, tree: Any) -> list[Any] | None:
         """The leaf at each path, if `tree` has exactly this nesting, of containers of the same classes; else None."""
         found: list[Any] = []
@@ -143,9 +139,6 @@ class _Leaf:
     def build(self, found: Sequence[Any]) -> Any:
         return found[self._place]
 
-    def copy(self, tree: Any) -> Any:
-        return tree
-
     def collect(self, tree: Any, found: list[Any]) -> bool:
         found.append(tree)
         return True
@@ -163,9 +156,6 @@ class _Leaves:
         made.update(zip(self._keys, found[self._start : self._stop], strict=True))
         return made
 
-    def copy(self, tree: Any) -> Any:
-        return tree.copy()  # of what `build` made, which is a dict
-
     def collect(self, tree: Any, found: list[Any]) -> bool:
         if tree.__class__ is not self._kind or len(tree) != len(self._keys) or list(tree) != self._keys:
             return False
@@ -182,9 +172,6 @@ class _Dict:
     def build(self, found: Sequence[Any]) -> Any:
         return {key: child.build(found) for key, child in self._children}
 
-    def copy(self, tree: Any) -> Any:
-        return {key: child.copy(tree[key]) for key, child in self._children}
-
     def collect(self, tree: Any, found: list[Any]) -> bool:
         if tree.__class__ is not self._kind or len(tree) != len(self._children):
             return False
@@ -200,9 +187,6 @@ class _Row:
 
     def build(self, found: Sequence[Any]) -> Any:
         return self._made([child.build(found) for child in self._children])
-
-    def copy(self, tree: Any) -> Any:
-        return self._made([child.copy(inner) for child, inner in zip(self._children, tree, strict=True)])
 
     def _made(self, inner: list[Any]) -> Any:
         if issubclass(self._kind, list):

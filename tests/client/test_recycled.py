@@ -9,18 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dps.client import assembly
 from dps.client.assembly import Assembly
 from dps.client.recycled import Memory, Recycled
-from dps.kernels.headers import Headers
 from dps.variables.plan import Plan, VariableSpec, make_plan
 from dps.variables.tree import Nesting, nested
 from tests.variables.models import SGD
-
-
-@pytest.fixture(autouse=True)
-def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assembly, "MANY", 6)
 
 
 def plan_of(variables: int, ps: int = 1) -> Plan:
@@ -67,18 +60,6 @@ def test_memory_that_nobody_has_comes_again(variables: int, ps: int) -> None:
     assert not set(places(second)) & set(where)
     del first
     assert places(puller.pull()) == where
-
-
-def test_very_many_arrays_come_again_themselves_in_containers_of_the_callers_own() -> None:
-    puller = Puller(plan_of(8))
-    tree = puller.pull()
-    before = [id(leaf) for group in tree.values() for leaf in group.values()]
-    del tree["a"]["v1"], tree["b"]
-    tree["more"] = 1
-    del tree
-    again = puller.pull()
-    assert list(again) == ["b", "a"] and len(again["a"]) == 5
-    assert [id(leaf) for group in again.values() for leaf in group.values()] == before
 
 
 def leaf_of(tree: Any) -> Any:
@@ -150,17 +131,6 @@ def test_of_memory_that_is_always_held_only_some_is_known_again() -> None:
     assert len(puller.recycled._made) == Recycled.KEPT
 
 
-def test_arrays_of_more_dimensions_than_are_read_are_made_anew() -> None:
-    spec = [VariableSpec(f"v{i}", (1,) * 6, "<f4", SGD) for i in range(8)]
-    puller = Puller(make_plan(spec, (0,), lambda *_: 0, None))
-    memory = puller.begin()
-    first, second = memory.tree(puller.assembly), memory.tree(puller.assembly)
-    assert all(a is not b for a, b in zip(first.values(), second.values(), strict=True))
-    assert not memory.is_free
-    del first, second
-    assert memory.is_free
-
-
 @pytest.mark.parametrize("seed", range(30))
 def test_pulls_on_their_way_that_are_more_than_are_kept_have_arrays_of_their_own(seed: int) -> None:
     chance = random.Random(seed)
@@ -176,19 +146,3 @@ def test_pulls_on_their_way_that_are_more_than_are_kept_have_arrays_of_their_own
             del one, held[:-2]
         for number, tree in held:
             assert all((values == number).all() for values in _arrays(tree))
-
-
-def test_an_array_that_becomes_a_slice_while_it_is_looked_at_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As another thread may have it, between the look at the arrays and that at their memory."""
-    puller = Puller(plan_of(8))
-    memory = puller.begin()
-    held = [leaf_of(memory.tree(puller.assembly))]
-    unchanged = Headers.unchanged
-
-    def meanwhile(self: Headers) -> bool:
-        found = unchanged(self)
-        held[0] = held[0][1:]
-        return found
-
-    monkeypatch.setattr(Headers, "unchanged", meanwhile)
-    assert not memory.is_free and not memory.is_free
