@@ -86,6 +86,10 @@ class MemoryStorage:
                 self._files.pop(file, None)
                 self._claims.pop(file, None)
 
+    def files(self) -> dict[str, bytes]:
+        """The contents of all files by path."""
+        return dict(self._files)
+
     def check_writable(self, folder: str) -> None:
         """As Storage.check_writable."""
         try:

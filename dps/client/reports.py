@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from dps.client.surplus import Held
     from dps.hooks.loop import Loop
 
+LARGE_NBYTES = 1 << 30
+"""Of more first values a worker is told what they cost."""
+
 
 class Reports:
     """The reports of one session."""
@@ -32,15 +35,25 @@ class Reports:
         """Whether a push without a gradient was logged."""
         self._last_at = session.runtime.now()
 
-    def opened(self, values: Iterable[Array]) -> None:
-        """The session is open. `values`: the first values that it brought."""
+    def opened(self, values: Collection[Array], made_elsewhere: bool, variables: int) -> None:
+        """The session is open. `values`: the first values that it brought. `made_elsewhere`: an `init_fn` makes others
+        where they are needed. `variables`: those of the run."""
         from dps.client.surplus import surplus_of
 
         session = self._session
+        nbytes = sum(value.nbytes for value in values)
+        if nbytes > LARGE_NBYTES and not made_elsewhere:
+            log.warning(
+                "%s: params has %.1f GB of first values; each worker that makes them needs that memory until its "
+                "program drops them, and the run uses those of one worker; np.zeros(shape) takes none, and "
+                "Session(init_fn=...) makes the values in that worker alone",
+                session.name, nbytes / 1e9,
+            )  # fmt: skip
         self._surplus = surplus_of(values, session.runtime)
         self._hooks.call("after_create_session", session)
         if telemetry.on_opened:
-            telemetry.opened({"worker": session.name, "step": session.global_step, **self._hooks.knows()})
+            about = {"worker": session.name, "step": session.global_step, "variables": variables}
+            telemetry.opened({**about, **self._hooks.knows()})
 
     def settled(self, result: Push, loss: Any) -> None:
         """A push has its result."""

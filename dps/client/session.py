@@ -249,7 +249,8 @@ class Session(Writing):
 
             self._watch = self._replaced = Watch(self.name, params)
             self._train()
-        self._reports.opened(values.values())
+        elsewhere, variables = connection.joining.first_values is not None, len(connection.agreed.plan.variables)
+        self._reports.opened(values.values(), elsewhere, variables)
 
     def _train(self) -> None:
         """The session takes part in the training; in local mode with a copy of its own."""

@@ -146,8 +146,11 @@ class LocalCluster:
             raise ConfigError(f"{why}; use it in a with block or call start()")
         return self._tasks
 
-    def run(self, train: Callable[..., Any], *args: Any) -> LocalRun:
+    def run(self, train: Callable[..., Any], *args: Any, fresh: bool = False) -> LocalRun:
         """Run `train(server, *args)` on every worker. Returns at once.
+
+        A second run goes on with the variables of the one before, their step and the optimizer's slots; one line says
+        so.
 
         With processes, `train` is found by its path (a module's or a script's function), and arguments and results are
         plain values and arrays. A notebook's function needs dps[notebook].
@@ -155,6 +158,8 @@ class LocalCluster:
         Args:
             train: A function of a `dps.Server`, which is the worker's.
             args: More arguments.
+            fresh: Begin without the variables of earlier runs: a new chief and new ps, at another `target`. Sessions
+                with the old ones end. What is in a checkpoint_dir of `train` is restored as ever.
 
         Returns:
             The run, with its workers' states and results.
@@ -168,7 +173,12 @@ class LocalCluster:
                 "the run before has not ended: each worker does one thing at a time; call its wait(), or its stop() to "
                 "end it now"
             )
-        run = LocalRun(getattr(train, "__name__", "a function"), self.workers, tasks)
+        goes_on = self._run is not None and self._run.standing.has_variables
+        if fresh:
+            tasks.stop()
+            tasks, goes_on = self._begun(), False
+            self._tasks = tasks
+        run = LocalRun(getattr(train, "__name__", "a function"), self.workers, tasks, goes_on)
         tasks.run(run, train, args)
         self._run = run
         return run

@@ -111,7 +111,8 @@ class Processes:
                     run.opened(report["opened"])
                 else:
                     heard, result = True, report.get("result")
-                    failure = Failure(report["error"], report["trace"]) if "error" in report else None
+                    error = [report.get(key) for key in ("error", "trace", "place")]
+                    failure = Failure(*map(str, error)) if "error" in report else None
         except EOFError:
             pass
         except Exception as error:  # otherwise the run would wait for this worker for ever

@@ -23,8 +23,10 @@ SAMPLES = 50
 class Standing:
     """How far a run is, computed from the newest rows of its history."""
 
-    def __init__(self) -> None:
-        self.step = self.pushes = self.examples = 0
+    def __init__(self, goes_on: bool = False) -> None:
+        """`goes_on`: an earlier run has left variables."""
+        self.goes_on = goes_on
+        self.step = self.pushes = self.examples = self.sessions = 0
         self.loss: float | None = None
         self.last_step: int | None = None
         """The last step of the sessions' StopAtStep hooks; None if there is none."""
@@ -32,10 +34,16 @@ class Standing:
 
     def opened(self, session: dict[str, Any]) -> None:
         """Note that a worker has opened a session: its step, and the settings of its hooks."""
+        self.sessions += 1
         self.step = max(self.step, session["step"])
         self.last_step = session["last_step"] if session["last_step"] is not None else self.last_step
         if session["batch"] is not None:
             self._batches[session["worker"]] = session["batch"]
+
+    @property
+    def has_variables(self) -> bool:
+        """Whether the cluster has variables now."""
+        return self.goes_on or self.sessions > 0
 
     def pushed(self, row: dict[str, Any]) -> None:
         """Note that a worker has pushed."""

@@ -41,7 +41,7 @@ def main() -> None:
         report({"result": _run(order)})
     except BaseException as error:
         failure = Failure(str(error)) if isinstance(error, _NotLoaded) else failure_of(error)
-        report({"error": failure.error, "trace": failure.trace})
+        report({"error": failure.error, "trace": failure.trace, "place": failure.place})
         sys.exit(error.exit_code if isinstance(error, DpsError) else 1)
     finally:
         telemetry.forget(pushed, opened)

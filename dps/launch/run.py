@@ -54,7 +54,8 @@ class LocalRun:
         ```
     """
 
-    def __init__(self, name: str, count: int, workers: Workers) -> None:
+    def __init__(self, name: str, count: int, workers: Workers, goes_on: bool = False) -> None:
+        """`goes_on`: an earlier run has left variables."""
         self.history: list[dict[str, Any]] = []
         self._workers = workers
         self._title = f"{name} at {workers.target}"
@@ -66,7 +67,7 @@ class LocalRun:
         self._over = threading.Event()
         self._changing = threading.Lock()
         self._began = runtime().now()
-        self.standing = Standing()
+        self.standing = Standing(goes_on)
         """How far the run is."""
         self._stopping = False
 
@@ -124,7 +125,10 @@ class LocalRun:
         finally:
             shown.close()
         if self._failures:
-            raise DpsError(told(self._failures))
+            text = told(self._failures)
+            if self.standing.goes_on and any(failure.place for failure in self._failures.values()):
+                text += "; the cluster keeps the variables of the run before: local.run(..., fresh=True) begins anew"
+            raise DpsError(text)
         return self
 
     @property
@@ -176,7 +180,13 @@ class LocalRun:
     def opened(self, session: dict[str, Any]) -> None:
         """Note that a worker has opened a session, with its settings."""
         with self._changing:
+            first = not self.standing.sessions
             self.standing.opened(session)
+        if first and self.standing.goes_on:
+            self._workers.say(
+                f"this run goes on with the {session['variables']} variables of the run before, from step "
+                f"{session['step']}; local.run(..., fresh=True) begins anew"
+            )
 
     def pushed(self, row: dict[str, Any]) -> None:
         """Note that a worker has pushed."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
 from dps import telemetry
+from dps.checkpoint.memory import MemoryStorage
 from dps.errors import DpsError
 from dps.server import Server
 from dps.transport.sim import Compute, Network, World
@@ -30,6 +32,8 @@ class SimulatedRun:
         exit_codes: The exit code of each task, by task name; None if it was killed, or still ran at the end.
         trace: Everything that happened, in order.
         history: A row for each push of each worker, as in LocalRun; `at` is its virtual second.
+        lost: The tasks that were killed and not started again, and those that still ran when the time was over.
+        files: What the tasks wrote to the simulated disk: the bytes of each file by its path.
 
     Example:
         ```pycon
@@ -38,6 +42,8 @@ class SimulatedRun:
         >>> run = dps.simulate(train, workers=2)
         >>> run.results, run.exit_codes["worker:1"]
         ([0, 1], 0)
+        >>> print(run)
+        simulated ... s: no pushes; chief ended with 3 (no error); ps:0 ended with 3 (no error)
         ```
     """
 
@@ -50,10 +56,65 @@ class SimulatedRun:
     trace: list[TraceEvent] = field(repr=False)
     history: list[dict[str, Any]] = field(repr=False, default_factory=list)
     """A row for each push of each worker, as LocalRun has them; `at`: its virtual second."""
+    lost: dict[str, str] = field(default_factory=dict)
+    """Tasks that were killed and not started again, or still ran when the time was over: which of both."""
+    files: dict[str, bytes] = field(repr=False, default_factory=dict)
+    """What the tasks wrote to the simulated disk: the bytes of each file by its path."""
 
     def __str__(self) -> str:
-        codes = ", ".join(f"{name} {code}" for name, code in self.exit_codes.items() if code != 0)
-        return f"simulated {self.seconds:.3f} s; {'all tasks ended well' if not codes else 'exit codes: ' + codes}"
+        parts = [f"simulated {self.seconds:.3f} s: {self._learned()}"]
+        parts += [f"{name} {how}" for name, how in self.lost.items()]
+        ended = {name: code for name, code in self.exit_codes.items() if code and name not in self.lost}
+        parts += [f"{name} ended with {code} ({self.errors.get(name, 'no error')})" for name, code in ended.items()]
+        if not self.lost and not ended:
+            parts.append("all tasks ended well")
+        if self.files:
+            parts.append(f"{len(self.files)} files on the simulated disk, which run.save(folder) writes to a real one")
+        return "; ".join(parts)
+
+    def _learned(self) -> str:
+        """Steps and losses."""
+        if not self.history:
+            return "no pushes"
+        losses = [row for row in self.history if row["loss"] is not None]
+        text = f"step {max(row['step'] for row in self.history)}, {len(self.history)} pushes"
+        dropped = sum(not row["accepted"] for row in self.history)
+        text += f" ({dropped} not accepted)" if dropped else ""
+        return text + (f", loss {losses[0]['loss']:.4g} to {losses[-1]['loss']:.4g}" if losses else ", no losses")
+
+    def save(self, folder: str | os.PathLike[str]) -> list[str]:
+        """Write the files of the simulated disk, such as those of `dps.SummarySaver`, to a folder of this machine.
+
+        Blocks on the disk. Files that are there are overwritten.
+
+        Args:
+            folder: The folder, which is made. An absolute path of the simulation becomes one below it.
+
+        Returns:
+            The paths of the written files, in order.
+
+        Raises:
+            OSError: The disk refuses.
+
+        Example:
+            ```pycon
+            >>> def train(server):
+            ...     with dps.Session(server, {"w": np.zeros(3)}, optimizer=dps.optim.SGD(0.1),
+            ...                      hooks=[dps.SummarySaver("logs")]) as session:
+            ...         session.push({"w": np.ones(3)}, loss=0.5)
+            >>> dps.simulate(train).save("simulated")
+            ['simulated/logs/summaries.jsonl']
+            ```
+        """
+        written = []
+        for path, data in sorted(self.files.items()):
+            inside = [part for part in path.split("/") if part not in ("", "..")]
+            target = os.path.join(os.fspath(folder), *inside)
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            with open(target, "wb") as file:
+                file.write(data)
+            written.append(target)
+        return written
 
 
 class SimulatedCluster:
@@ -117,7 +178,12 @@ class SimulatedCluster:
             telemetry.on_progress.remove(self._progress)
         errors = {n: f"{type(p.error).__name__}: {p.error}" for n, p in self.world.processes.items() if p.error}
         codes = {n: p.exit_code for n, p in self.world.processes.items()}
-        return SimulatedRun(self.world.now, self.results, errors, codes, self.world.trace, self.history)
+        states = {n: p.state for n, p in self.world.processes.items() if p.state != "ended"}
+        lost = {n: "was killed" if state == "killed" else "had not ended" for n, state in states.items()}
+        files = self.world.storage.files() if isinstance(self.world.storage, MemoryStorage) else {}
+        return SimulatedRun(
+            self.world.now, self.results, errors, codes, self.world.trace, self.history, lost, files
+        )  # fmt: skip
 
     def _progress(self, row: dict[str, Any]) -> None:
         self.history.append({"at": self.world.now, **row})

@@ -128,7 +128,7 @@ class Plan:
                 names = [np.dtype(v.dtype).name for v in (a, b)]
                 return f"its {a.name} is {names[0]} {a.shape}, the run's is {names[1]} {b.shape}"
             if a.optimizer != b.optimizer:
-                return f"its optimizer of {a.name} is {a.optimizer}, the run's is {b.optimizer}"
+                return f"its optimizer of {a.name} is {_described(a.optimizer)}, the run's is {_described(b.optimizer)}"
         return ""
 
 
@@ -164,6 +164,19 @@ def make_plan(
             parts.append(Part(len(parts), index, name, shape, row0, task, _memory(name, placed)))
             row0 += rows
     return Plan(tuple(variables), tuple(parts), ps, tuple((tied or {}).items()))
+
+
+def _described(wire: dict[str, Any] | None) -> str:
+    """An optimizer in the words of a program."""
+    if wire is None:
+        return "none (it is not trained)"
+    from dps.optim import from_wire  # here: it is for an error
+
+    more = {key: value for key, value in wire.items() if key in ("moving_average", "inner")}
+    try:
+        return f"{from_wire(wire)!r}" + (f" with {more}" if more else "")
+    except (TypeError, ValueError):
+        return str(wire)
 
 
 def _memory(name: str, placed: int | Device) -> str:

@@ -73,3 +73,17 @@ def assigns(server: Any, update: str) -> list[float]:
         session.assign({"n": np.int64(server.task), "mean": np.full(3, 4, np.float32)})
         values = session.step({"w": np.full(1000, -1, np.float32)})
         return [float(values["n"]), float(values["mean"].sum())]
+
+
+def trains(server: Any, optimizer: Any = None, steps: int = 5) -> float:
+    """Push ones until the global step; the value of the end."""
+    params = {"a": np.zeros(2, np.float32), "b": np.zeros(3, np.float32)}
+    hooks = [dps.StopAtStep(num_steps=steps)]
+    with dps.Session(server, params, optimizer=_optimizer(optimizer), hooks=hooks, timeout=30) as session:
+        while not session.should_stop():
+            session.push({"a": -np.ones(2, np.float32), "b": np.ones(3, np.float32)}, loss=0.5)
+        return float(session.pull()["a"][0])
+
+
+def _optimizer(name: Any) -> Any:
+    return dps.optim.Adam(0.1) if name == "adam" else dps.optim.SGD(1.0)

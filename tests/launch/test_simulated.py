@@ -1,0 +1,76 @@
+"""What a simulated run says of itself, and the files that it leaves."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dps
+
+
+def train(server: dps.Server, folder: str = "", steps: int = 20) -> None:
+    hooks: list[Any] = [dps.StopAtStep(last_step=steps)]
+    hooks += [dps.SummarySaver(folder, steps=5)] if folder else []
+    with dps.Session(server, {"w": np.full(2, 4.0)}, optimizer=dps.optim.SGD(0.1), hooks=hooks) as session:
+        while not session.should_stop():
+            w = session.pull()["w"]
+            session.push({"w": 2 * w}, loss=float(w @ w) if folder else None)
+
+
+COMPUTE = dps.sim.Compute(seconds=0.1)
+
+
+def test_the_files_of_a_simulation_are_saved_on_request(tmp_path: Path) -> None:
+    runs = [dps.simulate(train, "logs/run", workers=2, seed=seed, compute=COMPUTE) for seed in (1, 2)]
+    for number, run in enumerate(runs):
+        folder = tmp_path / f"seed-{number}"
+        file = folder / "logs/run/summaries.jsonl"
+        assert run.save(folder) == [str(file)]
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        steps = [row["step"] for row in rows if "event" not in row]
+        assert len(steps) == 4 and steps[0] <= 2 and all(b - a >= 5 for a, b in pairwise(steps))
+        assert rows[1]["loss"] > 1.0 and rows[-1]["loss"] < 1.0
+        assert "1 files on the simulated disk, which run.save(folder) writes to a real one" in str(run)
+        assert run.save(folder) == [str(file)] and file.read_bytes() == run.files["logs/run/summaries.jsonl"]
+
+
+@pytest.mark.parametrize("folder", ["/logs", "../../logs", "/tmp/../logs"])
+def test_saved_files_stay_in_their_folder(tmp_path: Path, folder: str) -> None:
+    saved = dps.simulate(train, folder).save(tmp_path / "here")
+    assert saved == [str(tmp_path / "here/logs/summaries.jsonl")]
+
+
+def test_it_says_steps_losses_and_lost_tasks() -> None:
+    run = dps.simulate(train, "logs", workers=2, seed=3, compute=COMPUTE, faults=[dps.sim.Kill("worker:1", at=0.55)])
+    text = str(run)
+    assert f"simulated {run.seconds:.3f} s: step 20, {len(run.history)} pushes, loss 32 to 0." in text
+    assert "; worker:1 was killed; " in text and run.lost == {"worker:1": "was killed"}
+    assert "all tasks ended well" not in text
+
+
+def test_it_says_so_if_nothing_was_lost_and_there_is_no_loss() -> None:
+    run = dps.simulate(train, "", 5)
+    assert str(run) == f"simulated {run.seconds:.3f} s: step 5, 5 pushes, no losses; all tasks ended well"
+    assert run.save("never made") == [] and not Path("never made").exists()
+
+
+def test_it_names_the_errors_of_tasks_and_those_that_did_not_end() -> None:
+    def fails(server: dps.Server) -> None:
+        if server.task == 0:
+            raise ValueError("no data")
+        train(server, steps=10**9)
+
+    run = dps.simulate(fails, workers=2, until_s=30.0, compute=COMPUTE)
+    assert "worker:0 ended with 1 (ValueError: no data)" in str(run)
+    assert "worker:1 had not ended" in str(run) and "pushes, no losses" in str(run)
+
+
+def test_pushes_that_were_dropped_are_counted() -> None:
+    compute = dps.sim.Compute(seconds=0.1, slow={1: 5.0})
+    run = dps.simulate(train, "", 20, workers=2, update=dps.SyncReplicas(1, 2), compute=compute)
+    assert f"{len(run.history)} pushes ({sum(not row['accepted'] for row in run.history)} not accepted)" in str(run)
