@@ -17,7 +17,7 @@ from dps.errors import Unavailable
 from dps.protocol import SHARED, Probe, Probed, Pull, Push, Release, SharedValues
 from dps.transport import probing
 from dps.transport.current import runtime
-from dps.transport.probing import ASKED, ASKER, marked, read, word
+from dps.transport.probing import ASKED, ASKER, expected, marked, proof
 from dps.transport.shared import SharedMemory
 from tests.in_process import cluster
 
@@ -68,10 +68,10 @@ def test_the_memory_of_a_process_that_has_proven_nothing_is_not_read(elsewhere: 
     own = marked(runtime())
     assert own is not None
     first = elsewhere.ask(Probe(own.name))
-    assert first.proof == word(own, ASKED) and first.memory and not first.near and not first.direct
+    assert first.proof == expected(own, ASKED, first.memory) and first.memory and not first.near and not first.direct
     with pytest.raises(Unavailable, match="has not proven"):
         elsewhere.push(memory)
-    assert elsewhere.ask(Probe(own.name, read(runtime(), first.memory, ASKER))).near
+    assert elsewhere.ask(Probe(own.name, proof(runtime(), first.memory, ASKER, own.name))).near
     assert elsewhere.push(memory).status == "applied"
 
 
@@ -85,8 +85,8 @@ def test_who_reads_nothing_here_proves_nothing_by_what_the_ps_says_to_it(elsewhe
     named = [own.name, lent.memories[0], first.memory]
     said = {b"", bytes(16), first.proof}
     for name in named:
-        for proof in tuple(said):
-            answer = elsewhere.ask(Probe(name, proof))
+        for each in tuple(said):
+            answer = elsewhere.ask(Probe(name, each))
             said.add(answer.proof)
             assert not answer.near
     assert elsewhere.ask(Probe(lent.memories[0], bytes(16))).memory == []
@@ -137,9 +137,23 @@ def test_a_session_reads_no_memory_for_a_ps_that_has_not_read_its_own(what: str)
     assert not lane.on and not ps.paired
 
 
+def test_what_a_ps_says_of_a_process_proves_nothing_for_another_memory(elsewhere: Elsewhere) -> None:
+    """Somebody elsewhere has a ps read the memory of a process here, and takes its answer there as a ps of its own."""
+    own, other = marked(runtime()), marked(runtime())
+    assert own is not None and other is not None
+    told = elsewhere.ask(Probe(own.name))
+    assert told.proof and own.array[ASKED].tobytes() not in (told.proof, *told.memory)
+    for memory, believed in ((told.memory, True), (other.name, False)):
+        ps: Any = Ps(lambda probe, memory=memory: Probed(memory, told.proof, True, b"x"))  # type: ignore[misc]
+        lane = Lane(runtime(), ps, Ref("10.0.0.1:1", "ps"), 1, True)
+        lane.ask(own)
+        assert lane.on == ps.paired == believed
+
+
 def test_memory_that_was_not_made_to_be_asked_for_is_not_told() -> None:
     memory = SharedMemory(probing.NBYTES)
-    assert read(runtime(), memory.name, ASKED) == b""
+    assert proof(runtime(), memory.name, ASKED, []) == b""
     longer = SharedMemory(4096)
     longer.array[: len(probing.MARK)] = np.frombuffer(probing.MARK, np.uint8)
-    assert read(runtime(), longer.name, ASKED) == read(runtime(), ["x"], ASKED) == b""  # type: ignore[list-item]
+    malformed: Any = ["x"]
+    assert proof(runtime(), longer.name, ASKED, []) == proof(runtime(), malformed, ASKED, []) == b""

@@ -11,7 +11,7 @@ import numpy as np
 from dps.actors.actor import Actor
 from dps.actors.ref import Sender
 from dps.transport.message import Message
-from dps.transport.probing import ASKED, read
+from dps.transport.probing import ASKED, proof
 from dps.transport.roles import ALL, ANSWER
 from dps.transport.wire import Array
 
@@ -51,6 +51,6 @@ class Examiner(Actor):
 
     def on_Examine(self, message: Examine, sender: Sender) -> None:
         runtime = self.node.runtime
-        proof = read(runtime, message.memory, ASKED) if message.memory else b""
+        found = proof(runtime, message.memory, ASKED, []) if message.memory else b""
         arrays = (np.zeros(min(message.nbytes, LONGEST_NBYTES), np.uint8),) if message.nbytes > 0 else ()
-        self.node.answer(sender, Examined(version(), runtime.place.host, runtime.wall(), proof, arrays))
+        self.node.answer(sender, Examined(version(), runtime.place.host, runtime.wall(), found, arrays))

@@ -15,7 +15,7 @@ from dps.protocol import Probe, Probed, Release
 from dps.telemetry import log
 from dps.transport.endpoint import Memory, Runtime
 from dps.transport.message import Message, changed
-from dps.transport.probing import ASKED, ASKER, marked, read, word
+from dps.transport.probing import ASKED, ASKER, expected, marked, proof
 from dps.transport.wire import Array
 from dps.variables.plan import ShardLayout
 
@@ -44,13 +44,13 @@ class Lane:
 
         def heard(answer: Message) -> bool:
             nonlocal probe
-            if not isinstance(answer, Probed) or answer.proof != word(own, ASKED):
+            if not isinstance(answer, Probed) or answer.proof != expected(own, ASKED, answer.memory):
                 return isinstance(answer, Probed | Failed)
             if answer.near:
                 self.on = self._worth
                 self._caller.pair(self._ref.address, answer.direct)
                 return True
-            probe = changed(probe, proof=read(self._runtime, answer.memory, ASKER))
+            probe = changed(probe, proof=proof(self._runtime, answer.memory, ASKER, own.name))
             if probe.proof:
                 self._caller.send(request, probe)
             return not probe.proof

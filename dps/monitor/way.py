@@ -20,7 +20,7 @@ from dps.transport.address import is_loopback, resolve
 from dps.transport.current import keys_for, runtime
 from dps.transport.interfaces import greets, reaching
 from dps.transport.message import Message
-from dps.transport.probing import ASKED, marked, word
+from dps.transport.probing import ASKED, expected, marked
 
 ANSWER_S = 3.0
 """How long each answer may take."""
@@ -174,7 +174,7 @@ class Way:
             return self._finds("machine", "sockets carry everything: no memory can be shared here")
         answer = caller.ask(self._to, Examine(0, own.name), ANSWER_S)
         assert isinstance(answer, Examined)
-        if answer.proof == word(own, ASKED):
+        if answer.proof == expected(own, ASKED, []):
             return self._finds("machine", f"the same as here ({answer.host}): tasks share memory")
         return self._finds("machine", f"another one than here, or another container ({answer.host}): sockets")
 

@@ -53,7 +53,7 @@ from dps.run_protocol import (
     Stats,
 )
 from dps.transport.endpoint import Memory
-from dps.transport.probing import ASKED, ASKER, marked, read, word
+from dps.transport.probing import ASKED, ASKER, expected, marked, proof
 from dps.update import Async, Bounded, SyncReplicas, Update, from_wire, on_ps
 from dps.variables.plan import Plan
 
@@ -187,14 +187,15 @@ class PsActor(Actor):
         if not sender.peer.name:
             raise Unproven(f"{self.node.name} shares memory only with processes that the chief has admitted")
         self._probe = self._probe or marked(self.node.runtime)
-        proof = read(self.node.runtime, message.memory, ASKED)
-        if not proof or self._probe is None:
+        own = [] if self._probe is None else self._probe.name
+        found = proof(self.node.runtime, message.memory, ASKED, own)
+        if not found or self._probe is None:
             self.node.answer(sender, Probed([]))
             return
         peer = sender.peer
-        peer.near = peer.near or message.proof == word(self._probe, ASKER)
+        peer.near = peer.near or message.proof == expected(self._probe, ASKER, message.memory)
         direct = self.node.tickets.pair(sender.route, message.direct) if peer.near else b""
-        self.node.answer(sender, Probed(self._probe.name, proof, peer.near, direct))
+        self.node.answer(sender, Probed(own, found, peer.near, direct))
 
     def on_Lookup(self, message: Lookup, sender: Sender) -> None:
         self._shard(message.epoch).reading.lookups.ask(sender, message)

@@ -71,7 +71,7 @@ def test_a_clock_that_differs_is_advice(chief: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_without_shared_memory_sockets_are_named(chief: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examiner, "read", lambda *_: b"")
+    monkeypatch.setattr(examiner, "proof", lambda *_: b"")
     assert "another one than here, or another container" in found(chief)["machine"].found
 
 
