@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from dps.errors import DpsError
 
@@ -43,7 +43,16 @@ _set: dict[str, str] = {}
 
 
 def guarded(work: Callable[[], int], verbose: bool = False) -> int:
-    """The exit code of `work`. Errors of dps and of the operating system become one line on stderr."""
+    """The exit code of `work`. Errors of dps and of the operating system become one line on stderr. At its end the
+    outputs hold nothing back that they cannot write: the interpreter would try again, and end with 120."""
+    try:
+        return _guarded(work, verbose)
+    finally:
+        drop_output(sys.stdout)
+        drop_output(sys.stderr)
+
+
+def _guarded(work: Callable[[], int], verbose: bool) -> int:
     _set.clear()
     if "DPS_LAUNCHED" not in os.environ:  # else the launcher has set them, from its flags
         _set.update((name, os.environ[name]) for name in VARIABLES if os.environ.get(name))
@@ -53,7 +62,7 @@ def guarded(work: Callable[[], int], verbose: bool = False) -> int:
         finally:
             _flush()  # here, for a full disk may show itself only now
     except (DpsError, ValueError, OSError, OverflowError) as error:
-        _drop_output()
+        drop_output(sys.stdout)
         if isinstance(error, BrokenPipeError):  # who reads the output may go, as `head` does
             return 128 + signal.SIGPIPE
         if verbose:
@@ -90,12 +99,17 @@ def _flush() -> None:
         sys.stdout.flush()
 
 
-def _drop_output() -> None:
-    """Drop what was printed and stdout cannot take, which the interpreter would try to write at its end."""
+def drop_output(stream: TextIO | None) -> OSError | None:
+    """Flush an output. If it cannot take what was printed, that and all that follows is dropped. Returns the reason."""
     try:
-        _flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if stream and not stream.closed:
+            stream.flush()
+    except OSError as error:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())  # type: ignore[union-attr]
+        os.close(nowhere)
+        return error
+    return None
 
 
 CHOICE = re.compile(r"argument (?P<of>\S+): invalid choice: '(?P<got>.*)' \(choose from (?P<known>.*)\)", re.S)

@@ -8,13 +8,26 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import IO
 
 from dps.config import environment
 from dps.launch.engines.engine import Line, Order, Started
 from dps.launch.outcome import TEARDOWN
 from dps.launch.plan import runs_program
 from dps.launch.starter import started
+
+LONGEST = 1 << 16
+"""Characters of a line. A longer one comes in pieces, or a task that never ends its line would take all memory."""
+
+
+def lines(stream: IO[str]) -> Iterator[str]:
+    """The lines of a stream. Blocks until each is there."""
+    cut = False
+    while text := stream.readline(LONGEST):
+        if not (cut and text == "\n"):  # the end of a line whose last piece was as long as a piece can be
+            yield text.removesuffix("\n")
+        cut = not text.endswith("\n")
 
 
 class Child:
@@ -46,8 +59,8 @@ class Child:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        for text in self.process.stdout:
-            self._line(self.name, text.rstrip("\n"))
+        for text in lines(self.process.stdout):
+            self._line(self.name, text)
         self.process.wait()
         self.process.stdout.close()
         self._ended(self)

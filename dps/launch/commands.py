@@ -161,7 +161,8 @@ def run_logs(args: argparse.Namespace) -> int:
     while True:
         view = look(path, wall())  # before the lines: those that come before its end are read after it
         for entry in reader.new():
-            output.line(full_name(run, entry.task), entry.text)
+            output.write(full_name(run, entry.task), entry.text)
+        output.stream.flush()
         if view.over or not args.follow:
             break
         pause(FOLLOW_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 import shutil
@@ -13,7 +14,7 @@ from typing import Any
 from dps import own_files
 from dps.config import allowed_cpus, parse_threads
 from dps.errors import ConfigError, DpsError
-from dps.flags import MOST_TASKS
+from dps.flags import MOST_TASKS, drop_output
 from dps.launch.engines.choice import LOCAL, engine
 from dps.launch.output import Output
 from dps.launch.plan import DATASET, SERVING, Job, Plan, small_plan
@@ -66,11 +67,23 @@ def launch(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     if args.detach:
         return in_background(paths, parallel)
     code = keeping.keep(paths, parallel, None if args.json else keeping.shown(paths[0], False))
+    end_output(paths[0])
     if len(paths) > 1 or args.json:
         from dps.launch.runs.results import report
 
         report(paths, args.metric, args.json)
     return code
+
+
+def end_output(path: str) -> None:
+    """Drop lines that could not be written, as on a full disk: a run that is over has its own exit code. Says so,
+    unless their reader has gone."""
+    error = drop_output(sys.stdout)
+    if error is not None and not isinstance(error, BrokenPipeError):
+        with contextlib.suppress(OSError):
+            print(
+                f"dps: the output: {error.strerror}; dps logs {os.path.basename(path)} may have more", file=sys.stderr
+            )
 
 
 def begin(wanted: Wanted, say: bool = False) -> str:

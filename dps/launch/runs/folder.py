@@ -5,6 +5,7 @@ env.json       the values of the plan's variables, which may be secrets; written
 state.json     states, times, exit codes; written by the keeper
 heartbeat      the time of the keeper's last sign of life
 usage.json     processor time and memory of each task, written by the keeper
+reserve        room for the last state.json on a disk that is full by then
 orders/        what others ask of the keeper: a file for each, which its writer makes
 logs/          a file for each task, and the files before it
 output/        OUTPUT_DIR, if the run has none of its own
@@ -122,9 +123,14 @@ def write(path: str, values: object) -> None:
 def replace(path: str, text: str) -> None:
     """Replace a file as a whole."""
     made = f"{path}.{os.getpid()}.new"
-    with open(made, "w", encoding="utf-8", opener=own_files.opener) as file:
-        file.write(text)
-    os.replace(made, path)
+    try:
+        with open(made, "w", encoding="utf-8", opener=own_files.opener) as file:
+            file.write(text)
+        os.replace(made, path)
+    except OSError:  # a full disk; what was written takes room from the next try
+        with contextlib.suppress(OSError):
+            os.unlink(made)
+        raise
 
 
 def read(path: str) -> dict[str, Any]:

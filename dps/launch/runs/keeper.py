@@ -22,7 +22,7 @@ from dps.launch.runs.identity import identity, start_of
 from dps.launch.runs.states import States
 from dps.launch.runs.times import utc
 from dps.launch.runs.view import kill_orders
-from dps.launch.runs.writing import Writing
+from dps.launch.runs.writing import Writing, reserve
 from dps.launch.supervisor import Supervisor
 from dps.transport.clock import now, wall
 
@@ -56,6 +56,7 @@ def make(path: str, plan: Plan, told: dict[str, Any]) -> Plan:
     asked.write(path, plan, told | {"dps": __version__, "created": utc(wall()), "output": output})
     states = States(plan.tasks(), wall())
     folder.write(os.path.join(path, "state.json"), states.values | {"keeper": identity()})
+    reserve(path, len(plan.tasks()))
     return plan
 
 
@@ -101,8 +102,8 @@ class Keeper:
                 self._over.set()
                 pulse.join()
                 self._mark_killing()
-                self._note(lambda at: self.states.finish(code, reason, at))
-                self._files.close()
+                self.states.finish(code, reason, wall())
+                self._files.last_state(self.states.values)
                 shutil.rmtree(os.path.join(self.path, KEYS), ignore_errors=True)
         return code
 

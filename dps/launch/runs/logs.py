@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import heapq
 import os
 from collections.abc import Iterator, Sequence
+from io import FileIO
+from typing import BinaryIO
 
 from dps.launch.runs.times import utc
 from dps.own_files import opener
@@ -34,17 +37,23 @@ class Log:
     """Writes the log of one task. Not for several threads at one time."""
 
     def __init__(self, folder: str, task: str, largest: int = LARGEST) -> None:
-        self._path = os.path.join(folder, file_name(task))
-        self._largest = largest
-        self._file = open(self._path, "a", encoding="utf-8", errors="replace", buffering=1, opener=opener)  # noqa: SIM115
+        self._path, self._largest = os.path.join(folder, file_name(task)), largest
+        self._file = self._opened()
         self._size = os.path.getsize(self._path)
 
+    def _opened(self) -> FileIO:
+        return FileIO(self._path, "a", opener=opener)
+
     def write(self, at: float, text: str) -> None:
-        """Add a line."""
-        line = f"{utc(at)} {text}\n"
+        """Add a line, whole or not at all. Raises OSError, after which the next one is tried."""
+        line = f"{utc(at)} {text}\n".encode(errors="replace")
         if self._size and self._size + len(line) > self._largest:
             self._rotate()
-        self._file.write(line)
+        if self._file.closed:
+            self._file = self._opened()
+        if (self._file.write(line) or 0) < len(line):  # a part of it filled the disk
+            os.ftruncate(self._file.fileno(), self._size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._size += len(line)
 
     def _rotate(self) -> None:
@@ -53,7 +62,6 @@ class Log:
             with contextlib.suppress(FileNotFoundError):
                 os.replace(f"{self._path}.{number}", f"{self._path}.{number + 1}")
         os.replace(self._path, f"{self._path}.1")
-        self._file = open(self._path, "w", encoding="utf-8", errors="replace", buffering=1, opener=opener)  # noqa: SIM115
         self._size = 0
 
     def close(self) -> None:
@@ -80,32 +88,62 @@ class Reader:
 
     def __init__(self, folder: str, tasks: Sequence[str] | None = None, since: str = "") -> None:
         """`tasks` None: all, those that begin later, too. `since`: lines before this time, as `utc` writes it, are left
-        out."""
+        out; they are not read, either."""
         self._folder, self._tasks, self._since = folder, tasks, since
         self._read: dict[str, tuple[int, int]] = {}
         """The file (inode) of each task that was read last, and the position in it."""
 
-    def new(self) -> list[Entry]:
-        """The lines since the last call, in the order of their times."""
+    def new(self) -> Iterator[Entry]:
+        """The lines since the last call, in the order of their times. Read while they are asked for, a line of each
+        task at a time, from the files that are there when the first is asked for."""
         tasks = tasks_with_logs(self._folder) if self._tasks is None else self._tasks
-        each = [list(self._of(task)) for task in tasks]
-        return [entry for entry in heapq.merge(*each, key=lambda entry: entry.at) if entry.at >= self._since]
-
-    def _of(self, task: str) -> Iterator[Entry]:
-        last, position = self._read.get(task, (0, 0))
         with contextlib.ExitStack() as stack:
-            files = [stack.enter_context(open(path, "rb")) for path in self._files(task)]
-            inodes = [os.fstat(file.fileno()).st_ino for file in files]
-            first = inodes.index(last) if last in inodes else 0
-            for file, inode in zip(files[first:], inodes[first:], strict=True):
-                start = position if inode == last else 0
-                file.seek(start)
-                whole, end, _ = file.read().rpartition(b"\n")  # a line that is being written comes with the next call
-                self._read[task] = inode, start + len(whole) + len(end)
-                for line in whole.decode(errors="replace").split("\n") if end else ():
-                    yield Entry(line[:STAMP], task, line[STAMP + 1 :])
+            each = [self._of(task, self._opened(task, stack)) for task in tasks]
+            for entry in heapq.merge(*each, key=lambda entry: entry.at):
+                if entry.at >= self._since:
+                    yield entry
 
-    def _files(self, task: str) -> list[str]:
-        """The files of a task, the oldest first."""
-        path = os.path.join(self._folder, file_name(task))
-        return [name for name in (*(f"{path}.{n}" for n in range(KEPT, 0, -1)), path) if os.path.exists(name)]
+    def _opened(self, task: str, stack: contextlib.ExitStack) -> dict[int, BinaryIO]:
+        """The files of a task by their inodes, the oldest first. They are opened from the newest on: one that is moved
+        meanwhile is found again under its next name, and none is missed."""
+        path, found = os.path.join(self._folder, file_name(task)), dict[int, BinaryIO]()
+        for name in (path, *(f"{path}.{n}" for n in range(1, KEPT + 1))):
+            with contextlib.suppress(FileNotFoundError):
+                file = stack.enter_context(open(name, "rb"))  # noqa: SIM115
+                found.setdefault(os.fstat(file.fileno()).st_ino, file)
+        return dict(reversed(found.items()))
+
+    def _of(self, task: str, files: dict[int, BinaryIO]) -> Iterator[Entry]:
+        last, position = self._read.get(task, (0, 0))
+        passed = last not in files
+        for inode, file in files.items():
+            if passed := passed or inode == last:
+                at = position if inode == last else first_since(file, self._since)
+                file.seek(at)
+                # A line that is being written has no end yet, and comes with a later call.
+                while (line := file.readline()).endswith(b"\n"):
+                    at += len(line)
+                    self._read[task] = inode, at
+                    text = line[:-1].decode(errors="replace")
+                    yield Entry(text[:STAMP], task, text[STAMP + 1 :])
+                self._read[task] = inode, at
+
+
+BLOCK = 1 << 16
+
+
+def first_since(file: BinaryIO, since: str) -> int:
+    """A position in a log from which lines are no older than a time: where such a line begins, or at most BLOCK bytes
+    before. Looks at a few lines alone, since the times of a file rise."""
+    low, high = 0, os.fstat(file.fileno()).st_size if since else 0
+    while high - low > BLOCK:
+        middle = (low + high) // 2
+        file.seek(middle)
+        while (piece := file.readline(BLOCK)) and not piece.endswith(b"\n"):
+            pass
+        begin = file.tell()
+        if begin < high and file.read(STAMP).decode(errors="replace") < since:
+            low = begin
+        else:
+            high = middle
+    return low

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -12,7 +13,19 @@ from dps.launch.runs import folder
 from dps.launch.runs.identity import identity
 from dps.launch.runs.logs import Log
 from dps.launch.runs.times import utc
+from dps.own_files import opener
 from dps.transport.clock import wall
+
+RESERVE = "reserve"
+ROOM, ROOM_OF_TASK = 1 << 16, 1 << 12
+"""Bytes that are kept for the last states of a run: at all, and for each task."""
+
+
+def reserve(path: str, tasks: int) -> None:
+    """Take room on the disk of a run for its last states, so that a full disk does not make a run that has ended read
+    as lost. Raises OSError."""
+    with open(os.path.join(path, RESERVE), "wb", opener=opener) as file:
+        file.write(bytes(ROOM + ROOM_OF_TASK * tasks))
 
 
 class Writing:
@@ -29,6 +42,20 @@ class Writing:
     def state(self, values: Mapping[str, Any]) -> None:
         """Write the states."""
         self._try(lambda: folder.write(os.path.join(self._path, "state.json"), {**values, "keeper": self._identity}))
+
+    def last_state(self, values: Mapping[str, Any]) -> None:
+        """End the logs, and write the last states. On a full disk the room that was kept for them is given back at this
+        moment, and not before: whatever still wrote would take it."""
+        file = os.path.join(self._path, "state.json")
+        for log in self._logs.values():
+            self._try(log.close)
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(self._path, RESERVE))
+        try:
+            folder.write(file, {**values, "keeper": self._identity})
+        except OSError as error:
+            if self._show is not None:
+                self._show("dps", f"{file} cannot be written: {error.strerror}; the run is over and will read LOST")
 
     def beat(self) -> None:
         """Write a sign of life."""
@@ -57,8 +84,3 @@ class Writing:
             if not self._trouble and self._show is not None:
                 self._show("dps", f"{self._path} cannot be written: {error.strerror}; the run goes on")
             self._trouble = str(error)
-
-    def close(self) -> None:
-        """End the logs."""
-        for log in self._logs.values():
-            log.close()

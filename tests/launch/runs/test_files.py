@@ -149,7 +149,10 @@ def test_a_disk_that_is_full_ends_no_run_and_is_told_once(run: str, monkeypatch:
     kept.ended("worker:0", 0)
     assert kept.states.values["tasks"]["worker:0"]["state"] == "SUCCEEDED"
     assert told == [f"dps {run} cannot be written: No space left on device; the run goes on", "worker:0 hello"]
-    kept._files.close()
+    kept._files.last_state(kept.states.values)
+    assert told[2:] == [
+        f"dps {run}/state.json cannot be written: No space left on device; the run is over and will read LOST"
+    ]
 
 
 # -- logs --------------------------------------------------------------------------------------------------------------
