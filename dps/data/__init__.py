@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from dps.data.dataset import from_arrays as from_arrays
     from dps.data.dataset import from_files as from_files
     from dps.data.dataset import from_generator as from_generator
+    from dps.data.dataset import from_tensors as from_tensors
     from dps.data.remote_dataset import RemoteDataset as RemoteDataset
     from dps.data.remote_dataset import remote as remote
     from dps.data.remote_pass import RemotePass as RemotePass
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "Dataset": "dataset", "Iterator": "dataset", "from_arrays": "dataset", "from_files": "dataset",
-    "from_generator": "dataset", "Queue": "shared_queue", "queue": "shared_queue", "RemoteDataset": "remote_dataset",
-    "RemotePass": "remote_pass", "remote": "remote_dataset", "InputSaver": "saver",
+    "from_generator": "dataset", "from_tensors": "dataset", "Queue": "shared_queue", "queue": "shared_queue",
+    "RemoteDataset": "remote_dataset", "RemotePass": "remote_pass", "remote": "remote_dataset", "InputSaver": "saver",
     "saved_position": "saver", "Serving": "serving", "serve": "serving",
 }  # fmt: skip
 

@@ -19,18 +19,22 @@ if TYPE_CHECKING:
 class Arrays:
     """Nested arrays with the same number of rows. They are not copied, and must not change while they are read."""
 
-    def __init__(self, tree: Any) -> None:
-        """Raises ConfigError for no arrays and for different numbers of rows, TypeError for what is no array."""
+    def __init__(self, tree: Any, call: str = "from_arrays") -> None:
+        """`call`: what the program called. "from_tensors": the arrays are one row.
+
+        Raises ConfigError for no arrays and for different numbers of rows, TypeError for what is no array."""
         self._nesting = Nesting(tree)
         found = list(leaves(tree))
         if not found:
-            raise ConfigError("from_arrays: got no arrays, wanted at least one")
+            raise ConfigError(f"{call}: got no arrays, wanted at least one")
         self._leaves = [to_array(leaf, name) for name, leaf in found]
+        if call == "from_tensors":
+            self._leaves = [leaf[None] for leaf in self._leaves]
         for (name, _), leaf in zip(found, self._leaves, strict=True):
             if leaf.ndim == 0 or len(leaf) != len(self._leaves[0]):
                 rows = f"{len(leaf)} rows" if leaf.ndim else "shape ()"
                 wanted = f"{len(self._leaves[0])} rows as {found[0][0]!r}" if self._leaves[0].ndim else "rows"
-                raise ConfigError(f"from_arrays: {name!r} has {rows}, wanted {wanted}")
+                raise ConfigError(f"{call}: {name!r} has {rows}, wanted {wanted}")
         self.rows = len(self._leaves[0])
 
     def row(self, number: int) -> Any:

@@ -235,6 +235,30 @@ def from_arrays(*arrays: Any) -> Dataset:
     return Dataset(ArraySource(Arrays(arrays[0] if len(arrays) == 1 else arrays)))
 
 
+def from_tensors(*arrays: Any) -> Dataset:
+    """A dataset of one element, as TensorFlow's: the arrays as they are. `repeat` makes more of it.
+
+    Args:
+        arrays: One array or nesting of arrays; several: the element is a tuple. Lists and tuples are nestings, and
+            numbers in them are arrays of shape (). They are not copied, and must not change while they are read.
+
+    Returns:
+        The dataset.
+
+    Raises:
+        ConfigError: No arrays.
+        TypeError: What is no array of numbers.
+
+    Example:
+        ```pycon
+        >>> ones = dps.data.from_tensors(np.ones(1), np.ones(1)).repeat(100).batch(10)
+        >>> [x.shape for x, y in ones] == [(10, 1)] * 10
+        True
+        ```
+    """
+    return Dataset(ArraySource(Arrays(arrays[0] if len(arrays) == 1 else arrays, "from_tensors")))
+
+
 def from_generator(function: Callable[[], Iterable[Any]]) -> Dataset:
     """A dataset of what a generator yields.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -67,6 +69,23 @@ class Batches:
         """The names of the inputs, where they come as a dict."""
         return self._names
 
+    def held_back(self, share: Any) -> Batches:
+        """The last examples of arrays, as Keras takes them for `validation_split`; they leave this object. Raises
+        ConfigError."""
+        said = "fit: validation_split"
+        if isinstance(share, bool) or not hasattr(share, "__float__") or not 0 < float(share) < 1:
+            raise ConfigError(f"{said}: got {share!r:.40}, wanted a share between 0 and 1, such as 0.2")
+        if self._whole is None:
+            raise ConfigError(f"{said}: only arrays can be split; give a dataset's batches as validation_data")
+        xs, y, size = self._whole.xs, self._whole.y, self._whole.size
+        kept = int(size * (1 - float(share)))
+        if not 0 < kept < size:
+            raise ConfigError(f"{said}: {share} of {size} examples leaves none to train on or to validate with")
+        back = copy.copy(self)
+        back.what, back._whole = "validation_split", Batch([x[kept:] for x in xs], y[kept:])
+        self._whole = Batch([x[:kept] for x in xs], y[:kept])
+        return back
+
     def goes_on(self) -> None:
         """Epochs are of a number of batches: those of an iterable go on where the last one ended."""
         if self._source is not None and self._pass is None:
@@ -78,7 +97,7 @@ class Batches:
             return self._whole
         if self._begun is None:
             batches = self._opened()
-            found = next(batches, None)
+            found = self._next(batches)
             if found is None:
                 raise DataError(f"{self.what}: got no batches")
             self._begun = self._batch(found, f"{self.what}: the first batch"), _after(found, batches)
@@ -93,9 +112,14 @@ class Batches:
         if self._pass is not None:
             self._pass = batches
         self._begun, index = None, 0
-        while (found := next(batches, None)) is not None:
+        while (found := self._next(batches)) is not None:
             index += 1
             yield self._batch(found, f"{self.what}: batch {index}")
+
+    def _next(self, batches: Iterator[Any]) -> Any:
+        """The next batch of an iterable; None at its end. Its errors say whose data it is."""
+        with named(self.what):
+            return next(batches, None)
 
     def _opened(self) -> Iterator[Any]:
         assert self._source is not None
@@ -123,6 +147,17 @@ class Batches:
         if len(set(sizes)) > 1:
             raise DataError(f"{where} has arrays of {' and '.join(map(str, sizes))} examples, wanted as many in each")
         return Batch(xs, ys[0] if ys else None)
+
+
+@contextlib.contextmanager
+def named(where: str) -> Iterator[None]:
+    """A block whose DataError says where the data comes from."""
+    try:
+        yield
+    except DataError as error:
+        if str(error).startswith(where.partition(":")[0]):
+            raise
+        raise DataError(f"{where}: {error}") from error
 
 
 def whole_from_1(value: Any, what: str) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 
 from dps.errors import ConfigError
 from dps.hooks.hook import Hook
-from dps.nn.batches import Batch, Batches, whole_from_1
+from dps.nn.batches import Batch, Batches, named, whole_from_1
 from dps.nn.callbacks import Callback, History
 from dps.nn.compiled import Compiled
 from dps.nn.layered import LayeredModel
@@ -81,7 +81,7 @@ class Model(LayeredModel):
     def fit(
         self, x: Any, y: Any = None, *, epochs: int = 1, batch_size: int | None = None, validation_data: Any = None,
         callbacks: Sequence[Callback | Hook] = (), shuffle: bool = True, seed: int | None = None, verbose: int = 1,
-        steps_per_epoch: int | None = None, initial_epoch: int = 0,
+        steps_per_epoch: int | None = None, initial_epoch: int = 0, validation_split: float | None = None,
     ) -> History:  # fmt: skip
         """Train. Blocks.
 
@@ -99,6 +99,8 @@ class Model(LayeredModel):
             verbose: 0: nothing is printed; 1: a bar for each epoch; 2: a line for each epoch.
             steps_per_epoch: How many batches are an epoch. Epochs of an iterable then go on where the last one ended.
             initial_epoch: The number of the first epoch, from 0.
+            validation_split: The share of the examples, such as 0.2, that the model is evaluated on in place of
+                `validation_data`, and not trained on: the last ones of the arrays, before they are shuffled.
 
         Returns:
             The numbers of each epoch, in `history`.
@@ -110,6 +112,10 @@ class Model(LayeredModel):
         # More than 9 parameters: they are those that Keras users know.
         compiled = self._ready("fit")
         batches, validation = Batches("fit", x, y, batch_size), self._validation(validation_data, batch_size)
+        if validation_split is not None:
+            if validation is not None:
+                raise ConfigError("fit: got validation_split and validation_data, wanted one of them")
+            validation = batches.held_back(validation_split)
         if steps_per_epoch is not None:
             whole_from_1(steps_per_epoch, "fit: steps_per_epoch")
             batches.goes_on()
@@ -117,7 +123,7 @@ class Model(LayeredModel):
         network = self.build_for(batches)
         network.check(batches.first().xs, "fit: x")
         if validation is not None:
-            network.check(validation.first().xs, "validation_data: x")
+            network.check(validation.first().xs, f"{validation.what}: x")
         history = History()
         own, hooks = _callbacks(callbacks)
         own = [history, *own, *self._progress(verbose, epochs, steps_per_epoch or batches.steps)]
@@ -208,7 +214,8 @@ class Model(LayeredModel):
         for number, batch in enumerate(batches.epoch(), 1):
             network.check(batch.xs, f"{batches.what}: batch {number}")
             out = self._outputs(network, values, batch)
-            sums += compiled.sums(batch.y, out, compiled.loss(batch.y, out)[0])
+            with named(f"{batches.what}: batch {number}"):
+                sums += compiled.sums(batch.y, out, compiled.loss(batch.y, out)[0])
             if seen is not None:
                 seen[0] = number
         return compiled.logs(sums)

@@ -12,7 +12,7 @@ from dps.cluster.partition import split_rows
 from dps.errors import DataError
 from dps.hooks.chain import Chain
 from dps.hooks.hook import Hook
-from dps.nn.batches import Batch, Batches
+from dps.nn.batches import Batch, Batches, named
 from dps.nn.callbacks import Callback
 from dps.nn.compiled import Compiled
 from dps.nn.loop import LocalLoop
@@ -79,9 +79,11 @@ class Training:
         for batch in _at_most(batches.epoch(epoch, seed), steps):
             if self._loop.should_stop():
                 break
-            self._network.check(batch.xs, f"{batches.what}: batch {count + 1} of epoch {epoch + 1}")
+            where = f"{batches.what}: batch {count + 1} of epoch {epoch + 1}"
+            self._network.check(batch.xs, where)
             self._call("on_train_batch_begin", count, {})
-            sums += self._step(batch)
+            with named(where):
+                sums += self._step(batch)
             self._call("on_train_batch_end", count, self._compiled.logs(sums))
             count += 1
         else:

@@ -18,6 +18,7 @@ from hypothesis import given
 
 import dps
 from dps.data import Dataset
+from dps.errors import ConfigError
 from dps.transport.current import runtime
 from dps.transport.sim import World
 
@@ -337,3 +338,14 @@ def test_arguments_that_make_no_sense_say_what_was_wanted() -> None:
     for call, text in wrong:
         with pytest.raises(dps.ConfigError, match=text):
             call()
+
+
+def test_a_dataset_of_one_element_has_the_arrays_as_they_are() -> None:
+    x, y = np.arange(6).reshape(2, 3), np.float32(7)
+    assert plain(list(dps.data.from_tensors(x))) == [[[0, 1, 2], [3, 4, 5]]]
+    assert plain(list(dps.data.from_tensors({"x": x, "y": y}))) == [{"x": [[0, 1, 2], [3, 4, 5]], "y": 7}]
+    batches = list(dps.data.from_tensors(np.ones(1), y).repeat(100).batch(10))
+    assert [(a.shape, b.shape) for a, b in batches] == [((10, 1), (10,))] * 10
+    assert plain(list(dps.data.from_tensors((x, y)))) == plain(list(dps.data.from_tensors(x, y)))
+    with pytest.raises(ConfigError, match="from_tensors: got no arrays, wanted at least one"):
+        dps.data.from_tensors()

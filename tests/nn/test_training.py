@@ -110,6 +110,13 @@ def test_the_table_of_an_epoch_and_validation(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out.startswith("Epoch 2/2\n1/1 - 0s ")
 
 
+def test_a_validation_split_is_the_last_examples_which_are_not_trained_on() -> None:
+    settings: dict[str, Any] = {"epochs": 3, "batch_size": 4, "verbose": 0, "seed": 5}
+    wanted = compiled().fit(X[:15], Y[:15], validation_data=(X[15:], Y[15:]), **settings)
+    found = compiled().fit(X, Y, validation_split=0.25, **settings)
+    assert found.history == wanted.history and "val_accuracy" in found.history
+
+
 # -- callbacks and hooks ----------------------------------------------------------------------------------------
 
 
@@ -280,13 +287,26 @@ def changing() -> Any:
         (lambda m: m.fit([]), DataError, "fit: got no batches"),
         (lambda m: m.fit(X, Y, validation_data=(X[:, :2], Y)), DataError,
          r"validation_data: x: examples have the shape \(2,\), the model takes \(3,\)"),
+        (lambda m: m.fit(X, Y, validation_data=(X, Y + 1)), DataError,
+         "^validation_data: batch 1: y has the class 3, and the model has 3 outputs: 0 to 2"),
+        (lambda m: m.fit(X, Y, validation_data=dps.data.from_arrays(X, Y).map(lambda _: 1 / 0).batch(5)), DataError,
+         "^validation_data: map: .* raised ZeroDivisionError"),
+        (lambda m: m.fit(X, Y[:16].tolist() + [9] * 4, validation_split=0.2), DataError,
+         "^validation_split: batch 1: y has the class 9"),
+        (lambda m: m.evaluate(X, Y + 1), DataError, "^evaluate: batch 1: y has the class 3"),
+        (lambda m: m.fit(X, Y, validation_split=20), ConfigError, "validation_split: got 20, wanted a share between 0"),
+        (lambda m: m.fit(X, Y, validation_split=0.99), ConfigError, "0.99 of 20 examples leaves none to train"),
+        (lambda m: m.fit(X[:1], Y[:1], validation_split=0.5), ConfigError, "0.5 of 1 examples leaves none to train on"),
+        (lambda m: m.fit([(X, Y)], validation_split=0.2), ConfigError, "only arrays can be split; give a dataset's"),
+        (lambda m: m.fit(X, Y, validation_split=0.2, validation_data=(X, Y)), ConfigError, "wanted one of them"),
         (lambda m: m.fit(changing()), DataError,
          r"fit: batch 3 of epoch 1: examples have the shape \(2,\), the model takes \(3,\)"),
         (lambda m: m.fit(generator([4, 4]), epochs=2), DataError,
          "fit: epoch 2 has 0 batches, wanted at least one: the data has ended"),
         (lambda m: m.fit(X, Y, batch_size=10, steps_per_epoch=3), DataError,
          "epoch 1 has 2 batches, wanted steps_per_epoch=3"),
-        (lambda m: m.fit(X, Y + 1), DataError, "y has the class 3, and the model has 3 outputs: 0 to 2"),
+        (lambda m: m.fit(X, Y + 1), DataError,
+         "^fit: batch 1 of epoch 1: y has the class 3, and the model has 3 outputs: 0 to 2"),
         (lambda m: m.fit(X, X), DataError, r"y has float64 \(batch, 3\), wanted whole numbers \(batch,\)"),
         (lambda m: m.fit([(X, Y, Y)]), DataError, r"the first batch: got a tuple of 3, wanted \(x, y\)"),
         (lambda m: m.fit([X]), DataError, "the first batch: got an array"),
