@@ -144,11 +144,11 @@ def folder_of(run: str | None, command: str = "status") -> str:
 
 def run_logs(args: argparse.Namespace) -> int:
     from dps.launch.output import Output
-    from dps.launch.runs.keeping import full_name
     from dps.launch.runs.logs import Reader, task_name, tasks_with_logs
     from dps.launch.runs.states import LOST
     from dps.launch.runs.times import since, utc
     from dps.launch.runs.view import look
+    from dps.launch.showing import full_name
 
     path, output = folder_of(args.id, "logs"), Output()
     run = os.path.basename(path)

@@ -20,6 +20,7 @@ from dps.launch.output import Output
 from dps.launch.plan import DATASET, SERVING, Job, Plan, small_plan
 from dps.launch.runs import asked, folder, keeper, keeping
 from dps.launch.runs.view import look
+from dps.launch.showing import Showing
 from dps.record import record
 from dps.transport.clock import wall
 
@@ -66,8 +67,9 @@ def launch(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     paths = [begin(each, not args.json) for each in wanted]
     if args.detach:
         return in_background(paths, parallel)
-    code = keeping.keep(paths, parallel, None if args.json else keeping.shown(paths[0], False))
-    end_output(paths[0])
+    show = None if args.json else Showing(os.path.basename(paths[0]))
+    code = keeping.keep(paths, parallel, show)
+    end_output(paths[0], show)
     if len(paths) > 1 or args.json:
         from dps.launch.runs.results import report
 
@@ -75,10 +77,10 @@ def launch(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     return code
 
 
-def end_output(path: str) -> None:
+def end_output(path: str, show: Showing | None) -> None:
     """Drop lines that could not be written, as on a full disk: a run that is over has its own exit code. Says so,
     unless their reader has gone."""
-    error = drop_output(sys.stdout)
+    error = drop_output(sys.stdout) or (None if show is None else show.trouble)
     if error is not None and not isinstance(error, BrokenPipeError):
         with contextlib.suppress(OSError):
             print(

@@ -47,16 +47,21 @@ class Output:
         self._writing = threading.Lock()
 
     def line(self, name: str, text: str) -> None:
+        """Print a line. Blocks while the reader does not read."""
         with contextlib.suppress(OSError):
             self.write(name, text, flush=True)
 
     def write(self, name: str, text: str, flush: bool = False) -> None:
         """Write a line, which may stay in the stream's buffer. Raises OSError if it cannot be written."""
-        prefix = f"[{name}]"
         with self._writing:
-            if self.stream.isatty():
-                colour = self._colours.setdefault(name, COLOURS[len(self._colours) % len(COLOURS)])
-                prefix = f"\x1b[{colour}m{prefix}\x1b[0m"
-            self.stream.write(f"{prefix} {coloured(text)}\n")
+            self.stream.write(self.text(name, text))
             if flush:
                 self.stream.flush()
+
+    def text(self, name: str, text: str) -> str:
+        """A line as it is printed."""
+        prefix = f"[{name}]"
+        if self.stream.isatty():
+            colour = self._colours.setdefault(name, COLOURS[len(self._colours) % len(COLOURS)])
+            prefix = f"\x1b[{colour}m{prefix}\x1b[0m"
+        return f"{prefix} {coloured(text)}\n"

@@ -84,6 +84,11 @@ class Keeper:
         self._opening = False
         """Whether machines are asked for, which may take long."""
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether somebody has asked it to end the run."""
+        return self._interrupts.count > 0
+
     def keep(self) -> int:
         """Start the run and supervise it to its end; returns its exit code. Blocks."""
         code, reason = 1, ""

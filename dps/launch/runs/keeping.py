@@ -14,12 +14,13 @@ from collections.abc import Sequence
 from dps.errors import DpsError
 from dps.flags import guarded
 from dps.launch.interrupts import Interrupts
-from dps.launch.output import Output, Print, slow
+from dps.launch.output import slow
 from dps.launch.runs import folder
 from dps.launch.runs.identity import identity
 from dps.launch.runs.keeper import Keeper
 from dps.launch.runs.states import CREATED, OVER, PENDING, States
 from dps.launch.runs.view import View, kill_orders, look
+from dps.launch.showing import Showing
 from dps.own_files import opener
 from dps.transport.clock import now, pause, wall
 
@@ -29,11 +30,16 @@ UP_S = 60.0
 MODULE = "dps.launch.runs.keeping"
 
 
-def keep(paths: Sequence[str], parallel: int = 1, show: Print | None = None) -> int:
+def keep(paths: Sequence[str], parallel: int = 1, show: Showing | None = None) -> int:
     """Keep one run in this process, or several, `parallel` at a time, in a process each. Returns the exit code: of
     several runs the worst. Blocks until all are over."""
     if len(paths) == 1:
-        return Keeper(paths[0], show).keep()
+        keeper = Keeper(paths[0], None if show is None else show.line)
+        try:
+            return keeper.keep()
+        finally:
+            if show is not None:
+                show.finish(hurried=keeper.interrupted)
     return Grid(paths, parallel, shown=show is not None).keep()
 
 
@@ -123,17 +129,6 @@ def detach(paths: Sequence[str], parallel: int) -> View:
     raise DpsError(f"run {os.path.basename(paths[0])} did not begin: {said[-1] if said else 'its keeper says nothing'}")
 
 
-def shown(path: str, several: bool) -> Print:
-    """Prints lines of a run: with the task's name in front, of one among several with the run's number, too."""
-    output, run = Output(), os.path.basename(path)
-    return (lambda name, text: output.line(full_name(run, name), text)) if several else output.line
-
-
-def full_name(run: str, task: str) -> str:
-    """A task of any run: "4.worker.1"."""
-    return f"{run}.{task.replace(':', '.')}"
-
-
 def end_with(parent: int) -> None:
     """Be told to end (SIGTERM) when the process that started this one ends in any way (on Linux)."""
     if sys.platform == "linux":
@@ -155,7 +150,7 @@ def main(argv: Sequence[str]) -> int:
     args = made.parse_args(argv)
     if args.with_parent is not None:
         end_with(args.with_parent)
-    show = shown(args.paths[0], True) if args.shown else None
+    show = Showing(os.path.basename(args.paths[0]), several=True) if args.shown else None
     return guarded(lambda: keep(args.paths, args.parallel, show))
 
 

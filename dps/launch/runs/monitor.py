@@ -10,8 +10,8 @@ from typing import Any
 from dps.errors import DpsError
 from dps.launch.asking import Asking
 from dps.launch.runs import folder
-from dps.launch.runs.keeping import full_name
 from dps.launch.runs.view import View
+from dps.launch.showing import full_name
 from dps.transport.clock import now
 
 COLUMNS = (

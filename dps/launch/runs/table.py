@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dps.launch.runs.keeping import full_name
 from dps.launch.runs.times import age, local, seconds
 from dps.launch.runs.view import View
+from dps.launch.showing import full_name
 
 Row = Mapping[str, Any]
 
