@@ -276,12 +276,14 @@ class Pushed(Message, kind=24, roles=ANSWER):
     request number. Empty if they were not requested or cannot be lent; then they must be pulled."""
     credit: bool = False
     """The next push may be sent without asking for credit."""
+    settles: bool = False
+    """The session is to complete the pushes that are on their way, start no other, and join again."""
 
     def compact(self) -> tuple[int, ...] | None:
         """The usual case: a push that was applied, with values of one arena or none."""
         if self.status != APPLIED or self.reason:
             return None
-        about = self.number, self.step, self.staleness, self.counter, self.credit
+        about = self.number, self.step, self.staleness, self.counter, self.credit | self.settles << 1
         if not self.lent:
             return *about, *NOT_LENT
         counter, step, memories = self.lent
@@ -293,12 +295,12 @@ class Pushed(Message, kind=24, roles=ANSWER):
 
     @classmethod
     def expanded(
-        cls, number: int, step: int, staleness: int, counter: int, credit: int, lent_counter: int, lent_step: int,
+        cls, number: int, step: int, staleness: int, counter: int, flags: int, lent_counter: int, lent_step: int,
         process: int, descriptor: int, inode: int, nbytes: int,
     ) -> Pushed:  # fmt: skip
         # More than 9 parameters: the numbers of a compact message, each under its name.
         lent = [lent_counter, lent_step, [[process, descriptor, inode, nbytes]]] if nbytes else NOTHING
-        return cls(number, APPLIED, step, staleness, counter, "", lent, bool(credit))
+        return cls(number, APPLIED, step, staleness, counter, "", lent, bool(flags & 1), bool(flags & 2))
 
 
 class Credit(Message, kind=25, roles=WORKERS):

@@ -41,6 +41,8 @@ class Push:
         step: The global step after the push; in sync mode the session's new local step.
         accepted: False: the push was dropped as too old, or undone by a rollback.
         staleness: How many versions were applied between the push's pull and the push; the largest over the shards.
+        applied_by: Of a push that was not accepted: the ps that have applied their part of it all the same, such as
+            ("ps:1",). Only in async and bounded mode with several ps.
 
     Example:
         ```pycon
@@ -53,6 +55,11 @@ class Push:
     step: int
     accepted: bool
     staleness: int = 0
+    applied_by: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        applied = f", applied_by={self.applied_by}" if self.applied_by else ""
+        return f"Push(step={self.step}, accepted={self.accepted}, staleness={self.staleness}{applied})"
 
 
 class Reply(Generic[T]):

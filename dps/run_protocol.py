@@ -76,6 +76,8 @@ class Members(Message, kind=43, roles=CHIEF_ONLY):
     """What another chief must know to continue this run epoch. Each ps keeps the newest notes (see Serving)."""
     tickets: list[Any] = NOTHING
     """[ticket, task name, job, incarnations] of every process with live sessions, tickets as digests."""
+    settles: bool = False
+    """All sessions are to complete their pushes and join again: tell them with the next results (`Pushed.settles`)."""
 
 
 class AskServing(Message, kind=51, roles=CHIEF_ONLY):
@@ -111,6 +113,9 @@ class ShardCut(Message, kind=49, roles=ANSWER):
     counter: int
     applied: list[int]
     pushes: list[Any] = NOTHING
+    ended: list[Any] = NOTHING
+    """[incarnation, number of its last push with a result, the numbers among the last ones that were not applied] of
+    each session that has ended since any was live."""
 
 
 class SaveShard(Message, kind=50, roles=CHIEF_ONLY):
@@ -207,6 +212,8 @@ class OpenSession(Message, kind=62, roles=SESSIONS):
     """The last one that it had; 0: none."""
     batch: int = 0
     """How many examples a push of it stands for, for people; 0: nobody has said."""
+    last: int = 0
+    """The last incarnation under which it has pushed, or could have; 0: none."""
 
 
 class SessionOpened(Message, kind=63, roles=ANSWER):
@@ -225,6 +232,9 @@ class SessionOpened(Message, kind=63, roles=ANSWER):
     certain: bool = True
     opener: bytes = b""
     """What each Init brings."""
+    kept: list[Any] = NOTHING
+    """If the values have pushes of the session's `last` incarnation that had no answers yet when it was taken out of
+    the run: [ps, number of the last push with a result, the numbers among the last ones that were not applied]."""
 
 
 class Initialised(Message, kind=64, roles=WORKERS):

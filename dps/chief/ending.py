@@ -11,7 +11,7 @@ from dps.chief.cluster import Cluster
 from dps.chief.epochs import Epochs
 from dps.chief.farewell import Farewell
 from dps.chief.members import Membership
-from dps.chief.phase import END, FAILED, HOLD, RUN
+from dps.chief.phase import END, FAILED, HOLD, RUN, SETTLE
 from dps.chief.run import Run
 from dps.chief.sessions import Sessions
 from dps.errors import CheckpointError, TaskLost
@@ -60,6 +60,8 @@ class Ending:
         self._alone_since: float | None = None
         self._drained: tuple[int, str] | None = None
         """Exit code and reason, once the run was told to end in order."""
+        self._all_is_saved = False
+        """Whether a checkpoint was written when nobody trained any more, and nobody was admitted since."""
         self._late = False
         """Whether workers that have not stopped after a drain are no longer waited for."""
 
@@ -84,22 +86,27 @@ class Ending:
 
     def admitted(self) -> None:
         """Note that a session was admitted and trains."""
-        self._alone_since = None
+        self._alone_since, self._all_is_saved = None, False
+
+    def all_saved(self) -> None:
+        """Note that a checkpoint was written when nobody trained any more."""
+        self._all_is_saved = True
 
     def check(self) -> None:
         """End the run if all workers are done. Called after every change."""
-        if self._epochs.over or self._epochs.phase == HOLD or not self._done():
+        if self._epochs.over or self._epochs.phase in (SETTLE, HOLD) or not self._done():
             return
         now, trained = self._epochs.now, self._epochs.phase == RUN
         if trained and now is not None and now.behind() and not self._late:
             return  # their last step is decided only once every ps knows who has left
         run = self._epochs.run
-        if run is not None and run.trained and run.checkpoint_dir and not trained and self._members.finished:
+        unsaved = run is not None and bool(run.checkpoint_dir) and run.trained and not (trained or self._all_is_saved)
+        if run is not None and unsaved and self._members.finished:
             self.fail(f"the last checkpoint could not be written: {self._epochs.text()}; {self._lost_after(run)}")
             return
-        if unsaved := self._epochs.unsaved():
+        if after := self._epochs.unsaved():
             why = "its ps was lost with the chief"
-            self.fail(f"the last checkpoint could not be written: {why}; the steps after {unsaved} are lost")
+            self.fail(f"the last checkpoint could not be written: {why}; the steps after {after} are lost")
             return
         self._epochs.stop(END)
         if not trained or now is None or now.checkpoints is None:
@@ -107,6 +114,11 @@ class Ending:
             return
         self._saving = True
         self._save_last()
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the run ends, or will as soon as every ps knows who has left."""
+        return bool(self._epochs.over or self._drained is not None or self._done())
 
     def _done(self) -> bool:
         """Whether all workers are done: none trains, none is expected, and none may come back."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from dps.actors.ref import Ref
 from dps.actors.system import Node
@@ -12,7 +12,7 @@ from dps.chief.checkpoints import Checkpoints
 from dps.chief.cluster import KnownNode
 from dps.chief.losses import Losses
 from dps.chief.members import Membership
-from dps.chief.phase import CONFIGURE, HOLD, INITIALISE, RUN
+from dps.chief.phase import CONFIGURE, HOLD, INITIALISE, RUN, SETTLE
 from dps.chief.roster import Roster
 from dps.chief.run import Run
 from dps.chief.sessions import Session
@@ -28,6 +28,9 @@ OVER = "over"
 
 class EpochOwner(Protocol):
     """The object that leads from one run epoch to the next. An epoch reports its events to it."""
+
+    def kept(self, incarnation: int) -> list[list[Any]]:
+        """The pushes of an incarnation that was taken out of the run in order, as in SessionOpened."""
 
     def choose(self) -> Session | None:
         """The session that should send the first values; None if every session with values is gone."""
@@ -180,13 +183,24 @@ class Epoch:
     def answer(self, session: Session, incarnation: int, initialise: bool) -> None:
         """Admit a session, or ask it for the first values."""
         assert session.opened is not None
-        run, seen = self.run, 0 if session.request is None else session.request.epoch
+        run, asked = self.run, session.request
+        seen, last = (0, 0) if asked is None else (asked.epoch, asked.last)
         opened = SessionOpened(
             self.number, incarnation, run.step, initialise, run.plan.to_wire(), run.settings, self._addresses,
             run.restore, self._losses.reached, self._losses.certain(seen) and run.even,
-            self._opener if initialise else b"",
+            self._opener if initialise else b"", self._owner.kept(last),
         )  # fmt: skip
         self.node.answer(session.opened, opened)
+
+    @property
+    def may_have_halves(self) -> bool:
+        """Whether a push may be applied on one ps and not on another. A synchronous step is applied on all or none."""
+        return len(self.run.plan.ps) > 1 and self.run.settings["update"]["mode"] in ("async", "bounded")
+
+    def settle(self) -> None:
+        """Have all sessions complete their pushes and join again. None is admitted before `go_on`."""
+        self.phase = SETTLE
+        self._members.settle()
 
     def hold(self, then: Callable[[], None]) -> None:
         """Let nobody train: every session has to join again, and none is admitted before `go_on`. `then` is called when

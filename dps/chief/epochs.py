@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dps.actors.system import Node
 from dps.checkpoint import candidates, load
 from dps.checkpoint.lock import Taken
@@ -11,11 +13,12 @@ from dps.chief.cluster import Cluster
 from dps.chief.elsewhere import Elsewhere
 from dps.chief.epoch import Epoch
 from dps.chief.journaling import Journaling
+from dps.chief.kept import Kept
 from dps.chief.lead import Lead
 from dps.chief.locking import Locking
 from dps.chief.losses import Losses
 from dps.chief.members import Membership
-from dps.chief.phase import GATHER, HOLD, INITIALISE, OPEN, RUN
+from dps.chief.phase import GATHER, HOLD, INITIALISE, OPEN, RUN, TRAINS
 from dps.chief.run import Run, has_ended, read_journal, step_of
 from dps.chief.sessions import Session, Sessions
 from dps.chief.takeover import Takeover
@@ -47,6 +50,8 @@ class Epochs:
         self.takeover = Takeover(node, self._found)
         self._journaling = Journaling(node, members, self.advance)
         self.losses = Losses()
+        self.pushes = Kept()
+        """The pushes of sessions that were taken out of the run in order."""
         self.run: Run | None = None
         self.now: Epoch | None = None
         self.lock = Locking(node, self.advance, self._robbed)
@@ -173,6 +178,7 @@ class Epochs:
                 self.unfit(CheckpointError(f"the run cannot begin: {self._journaling.problem}"))
             return
         self._highest += 1
+        self.pushes.begins(run.restore)
         node.runtime.record("epoch", epoch=self.number, restore=run.restore, step=run.step)
         if run.restore:
             lost = max(lost, self.losses.reached - run.step)  # sessions and ps may report more steps before it trains
@@ -319,9 +325,13 @@ class Epochs:
 
     def members_changed(self) -> None:
         """Write the members into the journal and send them to every ps."""
-        if self.now is not None and self.now.roster is not None and self.phase in (RUN, HOLD):
+        if self.now is not None and self.now.roster is not None and self.phase in (*TRAINS, HOLD):
             self.journal()
             self.now.roster.tell()
+
+    def unsettled(self) -> bool:
+        """Whether any session that trains does not ask yet to join again."""
+        return any(live.trains and not self._sessions.at_the_door(i) for i, live in self._members.live.items())
 
     def journal(self, ended: bool = False) -> None:
         """Write the journal, which holds what another chief would need to know."""
@@ -334,7 +344,7 @@ class Epochs:
             raise ValueError("nothing to save to: the run has no checkpoint_dir; give the first session one")
         if session not in self._sessions.known:
             raise Aborted("the chief was restarted and does not know this session; open the session again")
-        if self.now is None or self.now.checkpoints is None or self.phase != RUN:
+        if self.now is None or self.now.checkpoints is None or self.phase not in TRAINS:
             raise Aborted(f"nothing can be saved now: {self.text()}")
         self.now.checkpoints.save(then, position)
 
@@ -356,6 +366,9 @@ class Epochs:
         return "the chief waits for a session " + ("that brings variables" if self.run is None else "to come back")
 
     # -- events of the current epoch ----------------------------------------------------------------------------
+
+    def kept(self, incarnation: int) -> list[list[Any]]:
+        return self.pushes.of(incarnation)
 
     def choose(self) -> Session | None:
         return self._sessions.bringer()

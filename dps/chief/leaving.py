@@ -11,18 +11,21 @@ from dps.chief.cluster import Cluster
 from dps.chief.ending import Ending
 from dps.chief.epoch import Epoch
 from dps.chief.epochs import Epochs
-from dps.chief.phase import HOLD, RUN
+from dps.chief.phase import HOLD, RUN, SETTLE
 from dps.run_protocol import StopTask
 
 HEAR_S = 1.0
 """How long a ps waits for permission to leave. If all tasks got a Ctrl-C, it reaches the chief within this time, and
 then the ps stays until the workers have stopped."""
 
+SETTLE_S, LOOK_S = 5.0, 0.05
+"""How long the sessions may take to complete the pushes that are on their way, and how often that is looked at."""
+
 
 class Leaving:
-    """Handles the ps that ask to leave. If a ps holds variables and there is a checkpoint_dir, nobody trains while they
-    are saved, and the run goes on from there when the ps is back. Without one the workers stop after their step; the
-    run ends with 3."""
+    """Handles the ps that ask to leave. If a ps holds variables and there is a checkpoint_dir, sessions complete the
+    pushes that only some ps have applied, nobody trains while the values are saved, and the run goes on from there when
+    the ps is back. Without a checkpoint_dir the workers stop after their step; the run ends with 3."""
 
     def __init__(
         self, node: Node, cluster: Cluster, epochs: Epochs, ending: Ending, lost: Callable[[int, str], None]
@@ -58,7 +61,7 @@ class Leaving:
         if self._stays(task):
             return
         run, now = self._epochs.run, self._epochs.now
-        if now is not None and now.phase == HOLD:
+        if now is not None and now.phase in (SETTLE, HOLD):
             self._going[task] = why
         elif run is None or not self._cluster.needs(task) or self._epochs.phase != RUN:
             self._go(task, why)
@@ -67,13 +70,32 @@ class Leaving:
             self._ending.drain(f"ps:{task} {why}: {lost}", 3)
         else:
             self._going[task] = why
+            if now.may_have_halves:
+                now.settle()
+                self._epochs.members_changed()
+            self._settle(now, self._node.now() + SETTLE_S)
+
+    def _settle(self, now: Epoch, until: float) -> None:
+        """Take the sessions out of the run once they have completed their pushes, or when their time is over."""
+        if self._epochs.now is not now or now.phase not in (RUN, SETTLE):
+            self._saved(now, -1)
+        elif now.phase == SETTLE and self._epochs.unsettled() and self._node.now() < until:
+            self._node.after(LOOK_S, lambda: self._settle(now, until))
+        else:
             now.hold(partial(self._save, now))
             self._epochs.members_changed()
 
     def _save(self, now: Epoch) -> None:
         """Nobody trains any more, or the run epoch is over."""
         if self._epochs.now is now and now.checkpoints is not None:
-            now.checkpoints.save(lambda name, step: self._saved(now, step))
+            checkpoints = now.checkpoints
+
+            def saved(name: str | Exception, step: int) -> None:
+                if isinstance(name, str):
+                    self._epochs.pushes.saved(name, checkpoints.ended)
+                self._saved(now, step)
+
+            checkpoints.save(saved)
         else:
             self._saved(now, -1)
 
@@ -81,6 +103,7 @@ class Leaving:
         """The checkpoint of this step was written, or has failed (-1), which the log says. Let the ps leave."""
         going, self._going = self._going, {}
         if step >= 0:
+            self._ending.all_saved()
             self._epochs.losses.counted(now.number, step)
         here = self._epochs.now is now
         if here:
@@ -98,7 +121,7 @@ class Leaving:
         """Whether not to let the ps leave: it will hear of the run's end with all others, or is gone already."""
         known = self._cluster.ps.known.get(task)
         here = known is not None and known.alive and known.ticket == self._asked[task].peer.ticket
-        return bool(self._epochs.over or self._ending.draining) or not here
+        return self._ending.is_near or not here
 
     def _go(self, task: int, why: str) -> None:
         known = self._cluster.ps.known[task]

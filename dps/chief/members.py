@@ -46,6 +46,8 @@ class Membership:
         self.live: dict[int, Live] = {}
         self.joined: list[str] = []
         """Workers that have had a session."""
+        self.settles = False
+        """Whether all sessions are to complete their pushes and join again."""
         self._came: set[str] = set()
         self.finished: list[str] = []
         self.given_up: list[str] = []
@@ -67,7 +69,12 @@ class Membership:
 
     def new_epoch(self) -> None:
         """Begin a run epoch, which every session must join again."""
-        self.live = {}
+        self.live, self.settles = {}, False
+        self.version += 1
+
+    def settle(self) -> None:
+        """Have all sessions complete their pushes and join again."""
+        self.settles = True
         self.version += 1
 
     def admit(

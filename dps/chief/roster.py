@@ -68,5 +68,5 @@ class Roster:
                 self.tell()
 
         who = live, members.waiting(), members.absent(), members.gone()
-        message = Members(self.epoch, version, *who, members.notes(), members.tickets())
+        message = Members(self.epoch, version, *who, members.notes(), members.tickets(), members.settles)
         self.node.ask(self.ps[ps], message, MEMBERS_S, told)

@@ -18,7 +18,7 @@ from dps.chief.epochs import Epochs
 from dps.chief.leaving import Leaving
 from dps.chief.lookout import Lookout
 from dps.chief.members import Membership
-from dps.chief.phase import END, FAILED, RUN
+from dps.chief.phase import END, FAILED, TRAINS
 from dps.chief.places import Places
 from dps.chief.sessions import Session, Sessions
 from dps.errors import TaskLost, Unavailable
@@ -320,7 +320,7 @@ class ChiefActor(Actor):
             return
         known = number in self.sessions.known and self.members.incarnation_of(number) is not None
         leads = self.members.leader() == number
-        self.node.answer(sender, State(epochs.number, known and epochs.phase == RUN, leads, self._text()))
+        self.node.answer(sender, State(epochs.number, known and epochs.phase in TRAINS, leads, self._text()))
 
     def on_AskCluster(self, message: AskCluster, sender: Sender) -> None:
         complete, found = self.cluster.complete(), self.cluster.to_wire()

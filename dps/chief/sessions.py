@@ -118,6 +118,11 @@ class Sessions:
         """The sessions that wait to be told their incarnation."""
         return [session for session in self.known.values() if session.opened is not None]
 
+    def at_the_door(self, incarnation: int) -> bool:
+        """Whether the session of an incarnation asks to join again."""
+        asked = [session.request for session in self.waiting()]
+        return any(request is not None and request.incarnation == incarnation for request in asked)
+
     def bringer(self) -> Session | None:
         """The first waiting session with variables. Its plan becomes the run's, and it sends the first values."""
         return next((session for session in self.waiting() if session.trains), None)

@@ -126,6 +126,7 @@ class Joining:
         message = OpenSession(
             connection.number, home.job, home.task, home.process, home.address, connection.membership.epoch,
             self._plan, self._settings, connection.steps.step, caller.incarnation, self.batch,
+            connection.membership.took_part,
         )  # fmt: skip
         request = caller.start(connection.chief, message, feed)
         while True:

@@ -20,6 +20,13 @@ class Membership:
         self.reached, self.certain = 0, True
         """The highest step since then, in epochs that are over, that the chief was told of, and whether it is certain
         that none was higher."""
+        self.incarnation, self._last = 0, 0
+        """`_last`: the last one before this under which the session took part."""
+        self.kept: dict[int, tuple[int, list[int]]] = {}
+        """What the values have of the pushes of the incarnation before, if the chief took it out of the run in order:
+        for each ps, the number of the last push with a result, and the last numbers that were not applied."""
+        self.settles = False
+        """Whether the session is to complete its pushes and join again, because a ps leaves."""
         self.over = self.entered = False
         """`over`: a ps or the chief has said that the epoch or the incarnation has ended. The session has to join
         again. `entered`: the session takes part; before, it is only admitted."""
@@ -28,11 +35,23 @@ class Membership:
         """The membership after this one, in which the session has heard of `step`."""
         made = Membership()
         made.epoch, made.restored = opened.epoch, opened.step
+        made.incarnation, made._last = opened.incarnation, self.took_part
+        made.kept = {ps: (done, lacking) for ps, done, lacking in opened.kept}
         made.left, made.certain = (self.epoch, step), opened.certain
         made.reached = 0 if opened.epoch == self.epoch else opened.reached
         if not self.entered:  # nobody was told what the beginning of this one had undone
             made.left, made.reached, made.certain = self.left, max(made.reached, self.reached), False
         return made
+
+    @property
+    def took_part(self) -> int:
+        """The last incarnation under which the session took part; 0: none."""
+        return self.incarnation if self.entered else self._last
+
+    def keeps(self, ps: int, number: int) -> bool:
+        """Whether a ps has applied this push of the incarnation before, and the values have it."""
+        done, lacking = self.kept.get(ps, (0, []))
+        return number <= done and number not in lacking
 
     def end(self) -> None:
         """The epoch, or the session's incarnation, has ended."""

@@ -49,6 +49,8 @@ class PushOp(Operation):
         self.refusal = ""
         """Why the gradient was refused; "" if it was not. Set with `outcome`."""
         self._restored_step = 0
+        self._kept: list[int] = []
+        """Once it is given up: the ps whose values have it all the same."""
 
     def send(self, ps: int, credit: bool) -> None:
         """Send a ps its cargo, at the next flush. `credit`: the ps has granted it already."""
@@ -81,7 +83,7 @@ class PushOp(Operation):
     def accepted(self) -> bool | None:
         """Whether the push was accepted; None while that is not known."""
         if self.rolled_back:
-            return False
+            return all(transfer.ps in self._kept for transfer in self.deciding)
         answers = [transfer.accepted for transfer in self.deciding]
         return None if None in answers else all(answers)
 
@@ -103,13 +105,15 @@ class PushOp(Operation):
         """The run epoch ended before the result was accounted for: the push is given up."""
         self.rolled_back = True
         self._restored_step = self._connection.steps.step
+        membership = self._connection.membership
+        self._kept = [ps for ps, transfer in self.transfers.items() if membership.keeps(ps, transfer.push)]
         for transfer in self.transfers.values():
             caller.drop(transfer)
 
     def settle(self, step: int) -> Push:
         """Set the result of a complete operation. `step`: the session's, for a push that did not go to the step ps."""
         if self.rolled_back:
-            self.outcome = Push(self._restored_step, False)
+            self.outcome = _push(self._restored_step, bool(self.accepted), 0, self._kept)
             return self.outcome
         accepted, staleness = True, 0
         for transfer in self.deciding:
@@ -122,8 +126,14 @@ class PushOp(Operation):
         leading = self.transfers.get(self._step_ps)
         if leading is not None and leading.result is not None:
             step = leading.result.step
-        self.outcome = Push(step, accepted, staleness)
+        applied = [] if accepted else [transfer.ps for transfer in self.deciding if transfer.accepted]
+        self.outcome = _push(step, accepted, staleness, applied)
         return self.outcome
+
+
+def _push(step: int, accepted: bool, staleness: int, applied: list[int]) -> Push:
+    """`applied`: the ps that have applied it."""
+    return Push(step, accepted, staleness, () if accepted else tuple(f"ps:{ps}" for ps in sorted(applied)))
 
 
 class Pushes:
@@ -231,11 +241,15 @@ class Pushes:
             raise
 
     def _make_room(self, timeout: float | None) -> int:
-        """Wait until the send window has room for one more push. Returns how many pushes are acknowledged."""
+        """Wait until the send window has room for one more push; where a ps leaves, until all earlier ones have their
+        results and the run goes on. Returns how many pushes are acknowledged."""
+        connection, deadline = self._connection, self._waiter.deadline(timeout)
         self.account()
-        while len(self._under_way) >= WINDOW:
-            self._waiter.wait(self._under_way[0], timeout, "an earlier push")
+        while self._under_way and (len(self._under_way) >= WINDOW or connection.membership.settles):
+            self._waiter.wait(self._under_way[0], max(0.0, deadline - connection.caller.now()), "an earlier push")
             self.account()
+        if connection.membership.settles:
+            self._waiter.recover(deadline)
         return self.acknowledged
 
     def account(self) -> None:
@@ -250,6 +264,7 @@ class Pushes:
             if self.assigned is not None:
                 self.assigned.settled(operation.values, done)
             answers = {transfer.ps: transfer.result for transfer in operation.deciding if transfer.result is not None}
+            connection.membership.settles |= any(answer.settles for answer in answers.values())
             self._credit |= {ps: answer.number + 1 for ps, answer in answers.items() if answer.credit}
             self.acknowledged += done and not operation.assigns
             connection.steps.saw(result.step)
@@ -273,7 +288,7 @@ class Pushes:
             operation.assigns = True
             self.send(operation)
             self.finish(operation, max(0.0, deadline - caller.now()))
-            if not operation.rolled_back:
+            if not operation.rolled_back or operation.accepted:
                 return
 
     def _tell(self, operation: PushOp) -> None:
@@ -312,7 +327,7 @@ class Pushes:
         for operation in given_up:
             operation.roll_back(self._connection.caller)
             if self.assigned is not None:
-                self.assigned.settled(operation.values, False)
+                self.assigned.settled(operation.values, bool(operation.accepted))
         self._begin_epoch()
         if self._connection.compression is not None:
             self._connection.compression.forget()

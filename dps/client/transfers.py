@@ -266,7 +266,7 @@ class PushTransfer(Transfer):
         the ps has granted it already. The messages leave at the next flush."""
         super().__init__(cargo.peer)
         self._cargo, self._pieces, self._only_held = cargo, cargo.messages(), only_held
-        self._push, self._epoch = cargo.about.number, cargo.about.epoch
+        self.push, self._epoch = cargo.about.number, cargo.about.epoch
         self.result: Pushed | None = None
         self.accepted: bool | None = None
         self.then: PullTransfer | None = None
@@ -275,14 +275,14 @@ class PushTransfer(Transfer):
         self._credit = len(self._pieces) == 1 or credit
         if cargo.run is not None:
             cargo.run.reader = self
-        first = self._pieces[0] if self._credit else Credit(self._epoch, self._push)
+        first = self._pieces[0] if self._credit else Credit(self._epoch, self.push)
         self._caller.open(self.peer.ref, first, self)
         if self._credit:
             for piece in self._pieces[1:]:
                 self._caller.send(self, piece)
 
     def again(self) -> Message:
-        return PushStatus(self._epoch, self._push) if self._credit else Credit(self._epoch, self._push)
+        return PushStatus(self._epoch, self.push) if self._credit else Credit(self._epoch, self.push)
 
     def feed(self, message: Message) -> bool:
         if isinstance(message, Pushed):
@@ -310,5 +310,5 @@ class PushTransfer(Transfer):
     def _send(self) -> None:
         """Send the gradient: after credit was granted, or again if the ps does not have it."""
         self._credit = not self._credit or len(self._pieces) == 1
-        for message in self._pieces if self._credit else [Credit(self._epoch, self._push)]:
+        for message in self._pieces if self._credit else [Credit(self._epoch, self.push)]:
             self._caller.send(self, message)

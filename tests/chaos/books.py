@@ -63,8 +63,10 @@ class Book:
             self._step, self._pending = entry.step, 0
         elif entry.accepted and self._sync:
             self._pending = 1
-        if entry.accepted:
+        if entry.accepted and (sent.incarnation == entry.incarnation or sent.epoch == entry.epoch):
             self._sure[entry.epoch] += not again
+        elif entry.accepted:  # before a ps left in order or after: one of the two epochs has it
+            self._open.update((sent.epoch, entry.epoch))
         elif sent.incarnation != entry.incarnation:
             self._open[sent.epoch] += 1
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dps.actors.messages import Done
-from dps.chief.phase import END, GATHER, HOLD, RUN
-from dps.run_protocol import CutShard, Drain, Leave, Members, StopTask
-from tests.chief.led import Led
+from dps.chief.kept import Kept
+from dps.chief.phase import END, GATHER, HOLD, RUN, SETTLE
+from dps.run_protocol import CutShard, Drain, Leave, Members, OpenSession, SessionOpened, ShardCut, StopTask
+from dps.update import SyncReplicas, to_wire
+from tests.chief.led import Led, plan
 
 
 def leaves(led: Led, *tasks: int) -> None:
@@ -15,10 +17,21 @@ def leaves(led: Led, *tasks: int) -> None:
     led.desk.pass_time(1.1)
 
 
-def held() -> Led:
-    """Two workers train, and wait because ps:1 leaves."""
+def settling() -> Led:
+    """Two workers train, and are to complete their pushes because ps:1 leaves."""
     led = Led(checkpoint_dir="run").train(0, 1)
     leaves(led, 1)
+    told = led.desk.take(Members)
+    assert led.chief.epochs.phase == SETTLE and [question.message.settles for question in told] == [True, True]  # type: ignore[attr-defined]
+    for question in told:
+        question.answer()
+    return led
+
+
+def held() -> Led:
+    """The same, when they have not come in time."""
+    led = settling()
+    led.desk.pass_time(5.1)
     assert led.chief.epochs.phase == HOLD and not led.desk.take(CutShard)
     return led
 
@@ -41,6 +54,88 @@ def test_nothing_is_saved_before_all_ps_know_that_nobody_trains_and_nobody_is_ad
     assert has_left(led, 1) and led.chief.epochs.phase == GATHER
     led.register("ps", 1, process=2)
     assert led.chief.epochs.number == 2 and led.chief.epochs.run is not None and led.chief.epochs.run.step == 7
+
+
+def test_sessions_that_have_completed_their_pushes_are_not_waited_for() -> None:
+    led = settling()
+    led.open(0, incarnation=1, epoch=1)
+    led.desk.pass_time(1.0)
+    assert led.chief.epochs.phase == SETTLE
+    led.close(1)
+    led.know()
+    led.desk.pass_time(0.1)
+    assert led.chief.epochs.phase == HOLD
+
+
+def test_a_synchronous_run_has_no_pushes_to_complete() -> None:
+    led = Led(checkpoint_dir="run")
+    led.settings["update"] = to_wire(SyncReplicas())
+    led.train(0, 1)
+    leaves(led, 1)
+    assert led.chief.epochs.phase == HOLD
+
+
+def test_a_ps_that_is_lost_while_pushes_are_completed_begins_the_next_epoch() -> None:
+    led = settling()
+    led.lose("ps", 0)
+    led.desk.pass_time(0.1)
+    assert has_left(led, 1) and led.chief.epochs.phase == GATHER
+
+
+def test_if_the_last_worker_finishes_when_all_is_saved_the_ps_stays_for_the_end_of_the_run() -> None:
+    led = held()
+    led.open(0, incarnation=1, epoch=1)
+    led.open(1, incarnation=2, epoch=1)
+    led.know()
+    led.close(0)
+    led.close(1)
+    led.save(step=7)
+    assert not has_left(led, 1)
+    led.know()
+    led.save(step=7)
+    assert led.chief.epochs.phase == END and led.ended == []
+
+
+def test_if_the_last_worker_finishes_when_the_ps_has_left_the_run_ends_well() -> None:
+    led = held()
+    led.open(0, incarnation=1, epoch=1)
+    led.open(1, incarnation=2, epoch=1)
+    led.know()
+    led.save(step=7)
+    assert has_left(led, 1)
+    led.close(0)
+    led.close(1)
+    assert led.chief.epochs.phase == END and led.chief.ending.reason == ""
+
+
+def test_a_session_that_comes_back_hears_which_of_its_pushes_the_values_have() -> None:
+    led = held()
+    led.know()
+    for ps, question in enumerate(led.desk.take(CutShard)):
+        question.answer(ShardCut(7, 7, [7], [], [[1, 5 - ps, [3]]]))
+    led.save()
+    led.register("ps", 1, process=2)
+    led.tell(again(led, 0, 1), 0)
+    led.configure()
+    led.know()
+    opened = led.answered(0)
+    assert isinstance(opened, SessionOpened) and opened.kept == [[0, 5, [3]], [1, 4, [3]]]
+
+
+def test_an_earlier_checkpoint_has_none_of_them() -> None:
+    kept = Kept()
+    kept.saved("step-000000000007-epoch-000001", {0: [[1, 5, []]]})
+    kept.begins("step-000000000007-epoch-000001-values-000001")
+    kept.begins("step-000000000003-epoch-000002")
+    assert kept.of(1) == [[0, 5, []]] and kept.of(2) == []
+    kept.begins("step-000000000006-epoch-000001")
+    assert kept.of(1) == []
+
+
+def again(led: Led, session: int, last: int) -> OpenSession:
+    """A session that took part as `last` asks to join again."""
+    name = f"worker:{session}"
+    return OpenSession(session, "worker", session, 1, name, 1, plan(2), led.settings, 7, last, 0, last)
 
 
 def test_two_ps_leave_with_one_checkpoint() -> None:

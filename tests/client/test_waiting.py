@@ -12,7 +12,7 @@ from dps.client.waiting import Loss, Waiter
 
 
 def opened(epoch: int, step: int, reached: int, certain: bool = True) -> Any:
-    return SimpleNamespace(epoch=epoch, step=step, reached=reached, certain=certain)
+    return SimpleNamespace(epoch=epoch, step=step, reached=reached, certain=certain, incarnation=1, kept=[])
 
 
 def taking_part(epoch: int) -> Membership:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dps.errors import Aborted
-from dps.protocol import WINDOW, Pushed
+from dps.protocol import APPLIED, WINDOW, Pushed
 from dps.ps.intake.borrowed import Borrowed
 from dps.ps.intake.intake import Intake
 from dps.ps.intake.staged import Staged
@@ -78,6 +80,10 @@ class Ledger:
         found = self.arriving.pop(number, None) or self.staged.pop(number, None)
         if found is not None:
             found.drop()
+
+    def became(self) -> list[Any]:
+        """The number of the last push with a result, and which of the last ones were not applied."""
+        return [self.done, sorted(n for n, result in self.results.items() if result.status != APPLIED)]
 
     def clear(self) -> None:
         """The session has ended."""

@@ -150,7 +150,9 @@ class AsyncMode:
             if not staged.problem:
                 return ledger.results[number]
         status = REFUSED if staged.problem else DROPPED
-        result = Pushed(number, status, store.step, staleness, store.counter, staged.problem, credit=credit)
+        result = Pushed(
+            number, status, store.step, staleness, store.counter, staged.problem, credit=credit, settles=self._settles
+        )
         return self.shard.record_result(ledger, result)
 
     def _assign(self, ledger: Ledger, staged: Staged) -> Pushed:
@@ -197,7 +199,9 @@ class AsyncMode:
         """A push will be, or is, version `counter`."""
         shard = self.shard
         ledger.applied += 1
-        shard.record_result(ledger, Pushed(number, APPLIED, step, staleness, counter, "", credit=credit))
+        shard.record_result(
+            ledger, Pushed(number, APPLIED, step, staleness, counter, "", credit=credit, settles=self._settles)
+        )
         pushes = ((ledger.task, ledger.incarnation, number),)
         shard.node.runtime.record("applied", epoch=shard.epoch, counter=counter, step=step, pushes=pushes)
 
@@ -218,6 +222,12 @@ class AsyncMode:
             log.warning("%s: %s is answered only after the update: %s", self.shard.node.name, ledger.name, error)
         else:
             del self._senders[ledger.incarnation, number]
+
+    @property
+    def _settles(self) -> bool:
+        """Whether sessions are to complete their pushes and join again."""
+        members = self.shard.members
+        return members is not None and members.settles
 
     @property
     def _alone(self) -> bool:
