@@ -78,6 +78,16 @@ class Members(Message, kind=43, roles=CHIEF_ONLY):
     """[ticket, task name, job, incarnations] of every process with live sessions, tickets as digests."""
     settles: bool = False
     """All sessions are to complete their pushes and join again: tell them with the next results (`Pushed.settles`)."""
+    known: int = -1
+    """The last version of which the chief has this ps's answer."""
+
+
+class MembersKnown(Message, kind=55, roles=ANSWER):
+    """The ps has the members. `ended`: of each session that has ended since the version that was known: [incarnation,
+    number of its last push with a result, the numbers among the last ones that were not applied]. In sync the step ps's
+    word counts, because the others may have decisions to carry out."""
+
+    ended: list[Any]
 
 
 class AskServing(Message, kind=51, roles=CHIEF_ONLY):
@@ -113,9 +123,6 @@ class ShardCut(Message, kind=49, roles=ANSWER):
     counter: int
     applied: list[int]
     pushes: list[Any] = NOTHING
-    ended: list[Any] = NOTHING
-    """[incarnation, number of its last push with a result, the numbers among the last ones that were not applied] of
-    each session that has ended since any was live."""
 
 
 class SaveShard(Message, kind=50, roles=CHIEF_ONLY):
@@ -233,8 +240,8 @@ class SessionOpened(Message, kind=63, roles=ANSWER):
     opener: bytes = b""
     """What each Init brings."""
     kept: list[Any] = NOTHING
-    """If the values have pushes of the session's `last` incarnation that had no answers yet when it was taken out of
-    the run: [ps, number of the last push with a result, the numbers among the last ones that were not applied]."""
+    """What the values have of the pushes of the session's `last` incarnation: [ps, number of the last push with a
+    result, the numbers among the last ones that were not applied]. A ps that is missing has none."""
 
 
 class Initialised(Message, kind=64, roles=WORKERS):

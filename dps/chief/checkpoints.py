@@ -63,8 +63,6 @@ class Checkpoints:
         """The newest checkpoint, or the one from which the run epoch began. `saved_at` is wall time; 0.0 is unknown."""
         self._versions: list[int] = []
         """The version of each shard in this checkpoint."""
-        self.ended: dict[int, list[Any]] = {}
-        """Of each ps, what became of the pushes of sessions that had ended at the last cut, as in ShardCut."""
         self._revision = 0
         self._number = 0
         self._busy = False
@@ -130,7 +128,6 @@ class Checkpoints:
 
     def _write(self, cut: str, cuts: dict[int, Any]) -> None:
         step = cuts[self.plan.ps[0]].step
-        self.ended = {ps: cut.ended for ps, cut in cuts.items()}
         revision = 0
         if self.saved_name == folder_name(step, self.epoch, self._revision):
             if self._versions == [cuts[ps].counter for ps in self.plan.ps]:

@@ -30,7 +30,7 @@ class EpochOwner(Protocol):
     """The object that leads from one run epoch to the next. An epoch reports its events to it."""
 
     def kept(self, incarnation: int) -> list[list[Any]]:
-        """The pushes of an incarnation that was taken out of the run in order, as in SessionOpened."""
+        """What the values have of the pushes of an incarnation that has ended, as in SessionOpened."""
 
     def choose(self) -> Session | None:
         """The session that should send the first values; None if every session with values is gone."""
@@ -43,6 +43,9 @@ class EpochOwner(Protocol):
 
     def heard(self) -> None:
         """A ps has received a newer list of members."""
+
+    def ended(self, ps: int, pushes: list[list[Any]]) -> None:
+        """A ps says what became of the pushes of sessions that have ended, as in MembersKnown."""
 
     def forgotten(self, ps: int) -> None:
         """A ps no longer serves the epoch that it had accepted."""
@@ -214,8 +217,9 @@ class Epoch:
         if self.phase == HOLD:
             self.phase = RUN
 
-    def _heard(self) -> None:
+    def _heard(self, ps: int, ended: list[list[Any]]) -> None:
         """A ps has a newer list of members."""
+        self._owner.ended(ps, ended)
         if not self.behind():
             self._tell_held()
         self._owner.heard()

@@ -51,7 +51,6 @@ class Epochs:
         self._journaling = Journaling(node, members, self.advance)
         self.losses = Losses()
         self.pushes = Kept()
-        """The pushes of sessions that were taken out of the run in order."""
         self.run: Run | None = None
         self.now: Epoch | None = None
         self.lock = Locking(node, self.advance, self._robbed)
@@ -369,6 +368,9 @@ class Epochs:
 
     def kept(self, incarnation: int) -> list[list[Any]]:
         return self.pushes.of(incarnation)
+
+    def ended(self, ps: int, pushes: list[list[Any]]) -> None:
+        self.pushes.ended(ps, pushes)
 
     def choose(self) -> Session | None:
         return self._sessions.bringer()

@@ -88,14 +88,13 @@ class Leaving:
     def _save(self, now: Epoch) -> None:
         """Nobody trains any more, or the run epoch is over."""
         if self._epochs.now is now and now.checkpoints is not None:
-            checkpoints = now.checkpoints
 
             def saved(name: str | Exception, step: int) -> None:
                 if isinstance(name, str):
-                    self._epochs.pushes.saved(name, checkpoints.ended)
+                    self._epochs.pushes.saved(name)
                 self._saved(now, step)
 
-            checkpoints.save(saved)
+            now.checkpoints.save(saved)
         else:
             self._saved(now, -1)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from dps.actors.ref import Ref
 from dps.actors.system import Node
 from dps.chief.members import Membership
 from dps.errors import Aborted
-from dps.run_protocol import Members
+from dps.run_protocol import Members, MembersKnown
 from dps.transport.message import Message
 
 MEMBERS_S = 5.0
@@ -16,7 +17,8 @@ MEMBERS_S = 5.0
 
 
 class Roster:
-    """Belongs to one run epoch. `heard` is called when a ps has a newer version, `refused` when it lost the epoch."""
+    """Belongs to one run epoch. `heard` is called when a ps has a newer version, with what it says in MembersKnown,
+    `refused` when it lost the epoch."""
 
     def __init__(
         self,
@@ -24,7 +26,7 @@ class Roster:
         epoch: int,
         ps: dict[int, Ref],
         members: Membership,
-        heard: Callable[[], None],
+        heard: Callable[[int, list[Any]], None],
         refused: Callable[[int], None],
     ) -> None:
         self.node, self.epoch, self.ps, self.members = node, epoch, ps, members
@@ -63,10 +65,12 @@ class Roster:
                 return
             if not isinstance(answer, Exception):
                 self._known[ps] = max(version, self._known[ps])
-                self._heard()
+                self._heard(ps, answer.ended if isinstance(answer, MembersKnown) else [])
             if not self.over:
                 self.tell()
 
         who = live, members.waiting(), members.absent(), members.gone()
-        message = Members(self.epoch, version, *who, members.notes(), members.tickets(), members.settles)
+        message = Members(
+            self.epoch, version, *who, members.notes(), members.tickets(), members.settles, self._known[ps]
+        )
         self.node.ask(self.ps[ps], message, MEMBERS_S, told)

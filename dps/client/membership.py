@@ -23,8 +23,8 @@ class Membership:
         self.incarnation, self._last = 0, 0
         """`_last`: the last one before this under which the session took part."""
         self.kept: dict[int, tuple[int, list[int]]] = {}
-        """What the values have of the pushes of the incarnation before, if the chief took it out of the run in order:
-        for each ps, the number of the last push with a result, and the last numbers that were not applied."""
+        """What the values have of the pushes of the incarnation before: for each ps, the number of the last push with a
+        result, and the last numbers that were not applied."""
         self.settles = False
         """Whether the session is to complete its pushes and join again, because a ps leaves."""
         self.over = self.entered = False

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 class PushOp(Operation):
     """One push. In sync the step ps's answer is the result; the other ps only tell when they no longer read the
-    session's memory. Else the answers of all shards make the result."""
+    session's memory. Else the answers of all shards make the result.
+
+    More than 12 attributes: what is sent, what has come of it, and what was told."""
 
     values: Mapping[int, Array] = {}
     """The assigned values that it carries, by variable index."""

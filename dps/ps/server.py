@@ -48,6 +48,7 @@ from dps.run_protocol import (
     CutShard,
     Init,
     Members,
+    MembersKnown,
     SaveShard,
     Serving,
     Stats,
@@ -132,8 +133,9 @@ class PsActor(Actor):
         self.node.answer(sender)
 
     def on_Members(self, message: Members, sender: Sender) -> None:
-        self._shard(message.epoch).set_members(message)
-        self.node.answer(sender)
+        shard = self._shard(message.epoch)
+        shard.set_members(message)
+        self.node.answer(sender, MembersKnown(shard.outcomes()))
 
     def on_AskServing(self, message: AskServing, sender: Sender) -> None:
         shard, told = self.shard, self._configuration

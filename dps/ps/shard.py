@@ -44,9 +44,9 @@ class Shard:
         self.ledgers: dict[int, Ledger] = {}
         self.members: Members | None = None
         """The newest list of sessions; None while the shard has no first values."""
-        self.saving = Saving(self.store, plan, ps, node, self._results, self._ended_results)
-        self._forgotten: dict[int, list[Any]] = {}
-        """What became of the pushes of sessions that have ended since any was live."""
+        self.saving = Saving(self.store, plan, ps, node, self._results)
+        self._outcomes: dict[int, tuple[int, list[Any]]] = {}
+        """What became of the pushes of sessions that have ended, and under which version of the members."""
         self.checks_finite = bool(settings.get("check_finite", True))
         trained = len(self.layout.arenas) == 1 and bool(self.layout.trained)
         self.is_small = trained and self.layout.nbytes <= node.runtime.tuning.small_nbytes
@@ -87,35 +87,34 @@ class Shard:
         if self.members is not None and message.version <= self.members.version:
             return
         self.members = message
-        if message.live:
-            self._forgotten.clear()
         self.node.tickets.admit("sessions", message.tickets)
         for incarnation, name, task, _ in message.live:
             if incarnation not in self.ledgers:
                 memory = Borrowed(self.node.runtime, partial(self.node.tickets.is_near, incarnation))
                 self.ledgers[incarnation] = Ledger(task, incarnation, name, memory)
+        live = {member[0] for member in message.live}
+        ended = {incarnation: ledger for incarnation, ledger in self.ledgers.items() if incarnation not in live}
         self.mode.members(message)
+        self._outcomes = {
+            i: (version, became) for i, (version, became) in self._outcomes.items() if version > message.known
+        }
+        self._outcomes |= {incarnation: (message.version, ledger.became()) for incarnation, ledger in ended.items()}
         self.reading.wake()
+
+    def outcomes(self) -> list[list[Any]]:
+        """What became of the pushes of sessions that have ended, as in MembersKnown."""
+        return [[incarnation, *became] for incarnation, (_, became) in self._outcomes.items() if became[0]]
 
     def forget(self, incarnation: int) -> None:
         """Drop a session that has ended: its staged pushes, its results, its waiting reads."""
         ledger = self.ledgers.pop(incarnation, None)
         if ledger is not None:
-            self._forgotten[incarnation] = ledger.became()
             ledger.clear()
         self.reading.forget(incarnation)
 
     def _results(self) -> list[list[int]]:
         """The number of each session's last push up to which all have results."""
         return sorted([incarnation, ledger.done] for incarnation, ledger in self.ledgers.items() if ledger.done)
-
-    def _ended_results(self) -> list[list[Any]]:
-        """As in ShardCut. A session that has ended may not be forgotten yet."""
-        live = () if self.members is None else {member[0] for member in self.members.live}
-        ended = {i: ledger.became() for i, ledger in self.ledgers.items() if i not in live}
-        return [
-            [incarnation, *became] for incarnation, became in sorted((self._forgotten | ended).items()) if became[0]
-        ]
 
     def record_result(self, ledger: Ledger, result: Pushed) -> Pushed:
         """Record a push's result on this shard."""

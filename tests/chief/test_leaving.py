@@ -5,7 +5,7 @@ from __future__ import annotations
 from dps.actors.messages import Done
 from dps.chief.kept import Kept
 from dps.chief.phase import END, GATHER, HOLD, RUN, SETTLE
-from dps.run_protocol import CutShard, Drain, Leave, Members, OpenSession, SessionOpened, ShardCut, StopTask
+from dps.run_protocol import CutShard, Drain, Leave, Members, MembersKnown, OpenSession, SessionOpened, StopTask
 from dps.update import SyncReplicas, to_wire
 from tests.chief.led import Led, plan
 
@@ -110,10 +110,9 @@ def test_if_the_last_worker_finishes_when_the_ps_has_left_the_run_ends_well() ->
 
 def test_a_session_that_comes_back_hears_which_of_its_pushes_the_values_have() -> None:
     led = held()
-    led.know()
-    for ps, question in enumerate(led.desk.take(CutShard)):
-        question.answer(ShardCut(7, 7, [7], [], [[1, 5 - ps, [3]]]))
-    led.save()
+    for ps, question in enumerate(led.desk.take(Members)):
+        question.answer(MembersKnown([[1, 5 - ps, [3]]]))
+    led.save(step=7)
     led.register("ps", 1, process=2)
     led.tell(again(led, 0, 1), 0)
     led.configure()
@@ -124,7 +123,8 @@ def test_a_session_that_comes_back_hears_which_of_its_pushes_the_values_have() -
 
 def test_an_earlier_checkpoint_has_none_of_them() -> None:
     kept = Kept()
-    kept.saved("step-000000000007-epoch-000001", {0: [[1, 5, []]]})
+    kept.ended(0, [[1, 5, []]])
+    kept.saved("step-000000000007-epoch-000001")
     kept.begins("step-000000000007-epoch-000001-values-000001")
     kept.begins("step-000000000003-epoch-000002")
     assert kept.of(1) == [[0, 5, []]] and kept.of(2) == []

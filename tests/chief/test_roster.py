@@ -20,7 +20,7 @@ class Told:
         refs = {task: Ref(f"ps:{task}", "ps") for task in range(ps)}
         self.roster = Roster(node, 3, refs, self.members, self._heard, self.refused.append)
 
-    def _heard(self) -> None:
+    def _heard(self, ps: int, ended: object) -> None:
         self.heard += 1
 
 

@@ -29,6 +29,7 @@ def violations(
     found += applied_once(applied, history.variety.some)
     found += no_more_than_sent(cluster, applied)
     found += acknowledged(cluster, applied, history, mode)
+    found += () if history.variety.some else hidden(cluster, applied, history)
     if mode == "sync":
         found += same_sets(applied)
         assert isinstance(update, SyncReplicas)
@@ -182,6 +183,19 @@ def acknowledged(cluster: SimulatedCluster, applied: Applied, history: History, 
                 yield f"the values of {told} were acknowledged and are not on ps:{ps}"
 
 
+def hidden(cluster: SimulatedCluster, applied: Applied, history: History) -> Iterator[str]:
+    """A push that was not accepted is on no ps but those that its result names. (A rollback, and a chief that was
+    killed, may leave one that nobody was told of.)"""
+    if any(e.what == "ps lost" or (e.what == "kill" and e.process == "chief") for e in cluster.world.trace):
+        return
+    for ack in history.acks:
+        there = {
+            f"ps:{p}" for p, n in ack.numbers.items() if (ack.incarnation, n) in applied.pushes(f"ps:{p}", ack.epoch)
+        }
+        if not ack.push.accepted and there != set(ack.push.applied_by):
+            yield f"{ack} was not accepted, and is on {sorted(there)}"
+
+
 def same_sets(applied: Applied) -> Iterator[str]:
     sets: dict[tuple[int, int], tuple[str, tuple[PushId, ...]]] = {}
     for (ps, epoch), rows in applied.of.items():
@@ -294,7 +308,11 @@ def acknowledged_by(event: TraceEvent, owner: dict[str, int]) -> list[int]:
     """Incarnations of the pushes that are acknowledged here: at the only ps that applies them, else at the session."""
     if event.what == "applied":
         return [incarnation for _, incarnation, _ in event.detail["pushes"]]
-    return [owner.get(f"worker:{event.detail['worker']}", -1)] if event.detail["accepted"] else []
+    return (
+        [owner.get(f"worker:{event.detail['worker']}", -1)]
+        if event.detail["accepted"] and not event.detail["kept"]
+        else []
+    )
 
 
 def on_disk(cluster: SimulatedCluster, applied: Applied, history: History) -> Iterator[str]:

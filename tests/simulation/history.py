@@ -69,17 +69,27 @@ class Notes(dps.Hook):
     def __init__(self, history: History) -> None:
         self.history = history
         self.cell = -1
+        self.sent: tuple[int, int, dict[int, int]] = 0, 0, {}
+        """The incarnation, the run epoch and the numbers of the last push."""
+
+    def after_create_session(self, session: Any) -> None:
+        send = session._pushes.send
+
+        def noted(operation: Any) -> None:
+            send(operation)
+            connection = session._connection
+            self.sent = connection.caller.incarnation, connection.membership.epoch, dict(session._pushes.numbers)
+
+        session._pushes.send = noted
 
     def after_run(self, session: Any, push: dps.Push, loss: Any) -> None:
-        connection = session._connection
-        numbers = dict(session._pushes.numbers)
-        ack = Ack(
-            session._server.task, self.cell, connection.caller.incarnation, connection.membership.epoch, numbers, push
-        )
+        connection, numbers = session._connection, dict(session._pushes.numbers)
+        kept = not any(numbers.values())  # the session has just joined again, and the push was of before
+        now = connection.caller.incarnation, connection.membership.epoch, numbers
+        ack = Ack(session._server.task, self.cell, *(self.sent if kept else now), push)
         self.history.acks.append(ack)
-        connection.home.runtime.record(
-            "acked", worker=ack.worker, cell=ack.cell, step=push.step, accepted=push.accepted
-        )
+        about = {"worker": ack.worker, "cell": ack.cell, "step": push.step, "accepted": push.accepted}
+        connection.home.runtime.record("acked", **about, kept=kept)
 
     def rolled_back(self, session: Any, step: int, lost: int) -> None:
         self.history.rollbacks.append((step, lost))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dps import config
 from dps.actors.ref import Sender
@@ -37,12 +37,9 @@ class _Save:
 class Saving:
     """Saves a shard in two halves: the copy, at its cut, and the file, when all ps have made their copies."""
 
-    def __init__(
-        self, store: Store, plan: Plan, ps: int, node: Node, pushes: Callable[[], list[list[int]]],
-        ended: Callable[[], list[list[Any]]],
-    ) -> None:  # fmt: skip
-        """`pushes` and `ended` return which pushes the shard has, as in ShardCut."""
-        self._pushes, self._ended = pushes, ended
+    def __init__(self, store: Store, plan: Plan, ps: int, node: Node, pushes: Callable[[], list[list[int]]]) -> None:
+        """`pushes` returns which pushes the shard has, as in ShardCut."""
+        self._pushes = pushes
         self.store, self.plan, self.ps, self.node = store, plan, ps, node
         self._saves: dict[str, _Save] = {}
         self._to_write: deque[tuple[str, _Save]] = deque()
@@ -66,7 +63,7 @@ class Saving:
                 for slot in (None, *memory.slots)
             ]
             applied = [count for memory in self.store.arenas for count in memory.applied.all()]
-            save.cut = ShardCut(self.store.step, self.store.counter, applied, self._pushes(), self._ended())
+            save.cut = ShardCut(self.store.step, self.store.counter, applied, self._pushes())
             if save.cut_asked is not None:
                 self.node.answer(save.cut_asked, save.cut)
 
