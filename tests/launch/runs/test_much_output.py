@@ -28,12 +28,22 @@ BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHON
 """What an output does not take stays in a buffer then, as it does for users."""
 
 
+MEASURE = """
+import os, subprocess, sys
+process = subprocess.Popen(sys.argv[1:])
+_, status, used = os.wait4(process.pid, 0)
+process.returncode = os.waitstatus_to_exitcode(status)
+print(process.returncode, used.ru_maxrss * 1024, file=sys.stderr)
+"""
+
+
 def measured(argv: list[str], **settings: Any) -> tuple[int, int]:
-    """The exit code of a process, and the most bytes of memory that it or a process of it had."""
-    process = subprocess.Popen(argv, **settings)
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    return process.returncode, used.ru_maxrss * 1024
+    """The exit code of a process, and the most bytes of memory that it or a process of it had. A small process starts
+    it: what this one has at its start would count."""
+    command = [sys.executable, "-c", MEASURE, *argv]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=True, **settings)
+    code, memory = done.stderr.split()
+    return int(code), int(memory)
 
 
 # -- lines -------------------------------------------------------------------------------------------------------------
