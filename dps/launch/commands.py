@@ -143,7 +143,7 @@ def folder_of(run: str | None, command: str = "status") -> str:
 
 
 def run_logs(args: argparse.Namespace) -> int:
-    from dps.launch.output import Output
+    from dps.launch.output import Output, check_reader
     from dps.launch.runs.logs import Reader, task_name, tasks_with_logs
     from dps.launch.runs.states import LOST
     from dps.launch.runs.times import since, utc
@@ -166,6 +166,7 @@ def run_logs(args: argparse.Namespace) -> int:
         if view.over or not args.follow:
             break
         pause(FOLLOW_S)
+        check_reader(output.stream)
     if view.state == LOST:
         for task in tasks or ["dps"]:
             output.line(full_name(run, task), f"the log ends here: {view.values['reason']}")

@@ -36,6 +36,17 @@ def without_name(name: str, text: str) -> str:
     return re.sub(rf"^(?:{re.escape(name)}|client:(?:\d+|\?)): ", "", text, count=1)
 
 
+def check_reader(stream: TextIO) -> None:
+    """Raise BrokenPipeError if nobody reads a pipe any more: who only waits for lines to write would not notice."""
+    import select
+
+    if not stream.isatty():
+        poll = select.poll()
+        poll.register(stream.fileno(), 0)
+        if any(event & select.POLLERR for _, event in poll.poll(0)):
+            raise BrokenPipeError
+
+
 class Output:
     """Lines of all tasks, each with its task's name in front; in colour on a terminal. Of the escape sequences in a
     line only colours reach the stream: a task must not move the cursor, or clear what others have written. What cannot

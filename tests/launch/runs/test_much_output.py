@@ -189,6 +189,17 @@ def test_dps_logs_reads_no_more_than_is_wanted(argv: tuple[str, ...], code: int,
     assert found == code and memory < 60 * MB  # 13 MB; it took 130 MB where all was read
 
 
+def test_dps_logs_that_follows_a_silent_run_ends_with_its_reader(tmp_path: Path) -> None:
+    environ = dict(BUFFERED, DPS_RUNS=str(tmp_path / "runs"))
+    path = folder.create(environ["DPS_RUNS"])
+    keeper.make(path, small_plan(), {"name": "x", "command": "", "values": {}})  # it goes on while this process lives
+    command = [sys.executable, "-m", "dps.cli", "logs", "1", "--follow"]
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.wait(20) == 141
+
+
 # -- full disks --------------------------------------------------------------------------------------------------------
 
 FILLS = """
