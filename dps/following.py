@@ -32,7 +32,7 @@ class Followed(NamedTuple):
 
 
 def follow(
-    server: Server | str | None, checkpoint_dir: str | os.PathLike[str] | None = None, pause: float = 1.0,
+    server: Server | str | None = None, checkpoint_dir: str | os.PathLike[str] | None = None, pause: float = 1.0,
     timeout: float = 600.0,
 ) -> Iterator[Followed]:  # fmt: skip
     """The newer values of a run, again and again, until the run ends: for evaluation beside the training.
@@ -71,6 +71,8 @@ def follow(
         raise ConfigError(f"follow: got pause={pause!r}, timeout={timeout!r}, wanted seconds above 0")
     if server is None and checkpoint_dir is None:
         raise ConfigError("follow: got neither a server nor a checkpoint_dir, wanted one of them")
+    if isinstance(server, str) and os.path.isdir(server):
+        raise ConfigError(f"follow: got the folder {server!r} as a server; give it as checkpoint_dir={server!r}")
     return _follow(server, checkpoint_dir, pause, timeout)
 
 
@@ -194,5 +196,6 @@ class _Checkpoints:
             saved.name: read_part(self._storage, self._folder, manifest, saved.name, 0, saved.rows, headers=headers)
             for saved in manifest.variables
         }
+        found |= {other: found[name] for other, name in manifest.tied.items()}
         nesting = Nesting(nested(list(found)))
         return nesting.build([found[path] for path in nesting.paths])

@@ -22,23 +22,9 @@ if TYPE_CHECKING:
     from dps.averages import MovingAverage
 
 __all__ = [
-    "SGD",
-    "Adagrad",
-    "Adam",
-    "AdamW",
-    "Constant",
-    "Cosine",
-    "Exponential",
-    "Ftrl",
-    "Momentum",
-    "MovingAverage",
-    "Optimizer",
-    "Piecewise",
-    "RMSProp",
-    "Schedule",
-    "WarmUp",
-    "from_wire",
-]
+    "SGD", "Adagrad", "Adam", "AdamW", "Constant", "Cosine", "Exponential", "Ftrl", "Momentum", "MovingAverage",
+    "Optimizer", "Piecewise", "RMSProp", "Schedule", "WarmUp", "from_wire",
+]  # fmt: skip
 
 
 LEAST = 1.1754943508222875e-38
@@ -392,6 +378,8 @@ def checked(optimizer: object, whose: str) -> Optimizer:
         return optimizer
     known = ", ".join(cls.__name__ for cls in _KNOWN.values())
     got = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else f"{optimizer!r:.80}"
+    if hasattr(optimizer, "param_groups"):
+        got = f"PyTorch's {type(optimizer).__name__} (the ps apply gradients, with optimizers of their own)"
     raise ConfigError(f"optimizer of {whose}: got {got}, wanted one of dps.optim, such as SGD(0.1); there are {known}")
 
 

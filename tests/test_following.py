@@ -151,6 +151,8 @@ def test_a_mistake_is_said_at_the_call(tmp_path: Path) -> None:
     for arguments in ({"pause": 0}, {"timeout": -1}):
         with pytest.raises(ConfigError, match="wanted seconds above 0"):
             dps.follow(None, tmp_path, **arguments)
+    with pytest.raises(ConfigError, match=r"follow: got the folder '/' as a server; give it as checkpoint_dir='/'"):
+        dps.follow("/")
     with pytest.raises(ConfigError, match="neither a server nor a checkpoint_dir"):
         dps.follow(None)
 

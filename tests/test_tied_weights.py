@@ -94,6 +94,24 @@ def test_a_reader_and_a_restart_from_a_checkpoint_know_both_names(tmp_path: Path
         assert close(session.pull(), by_hand(1))
 
 
+def test_a_checkpoint_has_both_names_for_followers_and_for_another_order_of_layers(tmp_path: Path) -> None:
+    net = Tied()
+    settings: dict[str, Any] = {"optimizer": SGD, "checkpoint_dir": tmp_path}
+    with cluster() as (worker,), dps.Session(worker, net.state_dict(), **settings) as session:
+        session.push(net.gradients())
+    step, values = next(iter(dps.follow(checkpoint_dir=tmp_path)))
+    assert step == 1 and close(values, by_hand(1))
+    other = dict(reversed(Tied().state_dict().items()))
+    apart = {name: value.clone() for name, value in other.items()}
+    for params in (other, apart):
+        assert next(iter(params)) == "out.bias" and list(params).index("out.weight") < list(params).index(
+            "embed.weight"
+        )
+        with cluster() as (worker,), dps.Session(worker, params, **settings) as session:
+            assert session.global_step == 1
+            assert close(session.pull(), by_hand(1))
+
+
 def test_first_values_may_come_under_both_names() -> None:
     given = Tied().state_dict()
     trained = {name: value + 1 for name, value in given.items()}
@@ -166,6 +184,11 @@ def test_a_parameter_is_no_gradient_and_a_module_no_tree(torch: Any) -> None:
             dps.Session(worker, net, optimizer=SGD)
         with pytest.raises(TypeError, match=r"is a generator; wanted arrays: pass a dict or a list of what it yields"):
             dps.Session(worker, net.parameters(), optimizer=SGD)
+        with pytest.raises(
+            ConfigError, match=r"got PyTorch's SGD \(the ps apply gradients.*, such as SGD\(0.1\)"
+        ) as told:
+            dps.Session(worker, net.state_dict(), optimizer=torch.optim.SGD(net.parameters(), 0.1))
+        assert "\n" not in str(told.value)
         with dps.Session(worker, net.state_dict(), optimizer=SGD) as session:
             before = session.pull()
             for name, wrong in (("weight", net.weight), ("weight", torch.zeros(2, 3, requires_grad=True))):

@@ -104,7 +104,8 @@ class Manifest:
     `step` is the global step, `epoch` the run epoch in which it was taken. In async mode each shard is copied at its
     own version, `shards[i].version`; `even` says whether all shards nevertheless hold the same pushes. `saved_at`:
     seconds since 1970 on the chief's clock, for people; 0.0 if not known. Manifests that differ only in `saved_at` are
-    equal. `revision`: see `folder_name`. Raises ValueError if the parts do not match.
+    equal. `revision`: see `folder_name`. `tied`: other names of variables, each with the name. Raises ValueError if the
+    parts do not match.
     """
 
     step: int
@@ -115,6 +116,7 @@ class Manifest:
     saved_at: float = field(default=0.0, compare=False)
     even: bool = False
     revision: int = 0
+    tied: Mapping[str, str] = field(default_factory=dict)
     _by_name: dict[str, SavedVariable] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -132,6 +134,10 @@ class Manifest:
                     raise ValueError(f"{variable.name!r} has a part in shard {part.shard} of {len(self.shards)}")
         if len(self._by_name) < len(self.variables) or _may_clash(self.variables):
             self._check_names()
+        for other, name in self.tied.items():
+            if other in self._by_name or name not in self._by_name:
+                raise ValueError(f"{other!r} cannot be another name of {name!r}")
+        self._by_name.update({other: self._by_name[name] for other, name in self.tied.items()})
 
     def _check_names(self) -> None:
         seen: set[str] = set()
@@ -181,6 +187,7 @@ def encode(manifest: Manifest) -> bytes:
                 }
                 for shard in manifest.shards
             ],
+            **({"tied": dict(manifest.tied)} if manifest.tied else {}),
         },
         _VARIABLES,
         _variables_to_json(manifest.variables),
@@ -201,6 +208,7 @@ def decode(data: bytes | memoryview, path: str) -> Manifest:
             saved_at=float(body.get("saved_at", 0.0)),  # older versions did not write it
             even=body.get("even") is True,  # nor this
             revision=body.get("revision", 0),  # nor this
+            tied={_text(other): _text(name) for other, name in body.get("tied", {}).items()},
         )
 
 

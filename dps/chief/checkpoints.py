@@ -186,7 +186,7 @@ class Checkpoints:
             for ps in self.plan.ps
         )
         about = self.settings, self.node.runtime.wall(), self._is_even(cuts)
-        return Manifest(step, self.epoch, shards, tuple(variables), *about, revision)
+        return Manifest(step, self.epoch, shards, tuple(variables), *about, revision, dict(self.plan.tied))
 
     def _is_even(self, cuts: dict[int, Any]) -> bool:
         """Whether all shards hold the same pushes; in async mode each was copied at its own version."""

@@ -91,7 +91,7 @@ class Checkpoints:
             for spec in plan.variables
         )  # fmt: skip
         about = dict[str, object](), self._runtime.wall(), True
-        manifest = Manifest(step, self._epoch, (SavedShard(file, step),), variables, *about)
+        manifest = Manifest(step, self._epoch, (SavedShard(file, step),), variables, *about, tied=dict(plan.tied))
         commit(self._storage, self._folder, manifest, position)
         retain(self._storage, self._folder, KEPT)
         self._saved = name

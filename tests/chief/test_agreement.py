@@ -61,7 +61,7 @@ def test_a_session_that_wants_the_same_or_nothing_fits(settings: dict[str, Any])
     ("wanted", "settings", "words"),
     [
         (plan(shape=(3,)), {}, r"worker:1 does not fit the run: its w is float32 \(3,\), the run's is float32 \(2,\)"),
-        (plan(ADAM), {}, "worker:1 does not fit the run: its optimizer of w is .*adam.*, the run's is .*sgd"),
+        (plan(ADAM), {}, "worker:1 does not fit the run: its optimizer of w is .*Adam.*, the run's is .*SGD"),
         (plan(), {"update": ASYNC}, r"worker:1 wants update Async\(\); the run has SyncReplicas\(\)"),
         (plan(), {"checkpoint_dir": "x"}, "worker:1 wants checkpoint_dir 'x'; the run has 'run'"),
     ],
