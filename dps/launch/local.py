@@ -146,8 +146,8 @@ class LocalCluster:
             raise ConfigError(f"{why}; use it in a with block or call start()")
         return self._tasks
 
-    def run(self, train: Callable[..., Any], *args: Any, fresh: bool = False) -> LocalRun:
-        """Run `train(server, *args)` on every worker. Returns at once.
+    def run(self, train: Callable[..., Any], *args: Any, fresh: bool = False, **named: Any) -> LocalRun:
+        """Run `train(server, *args, **named)` on every worker. Returns at once.
 
         A second run goes on with the variables of the one before, their step and the optimizer's slots; one line says
         so.
@@ -158,6 +158,7 @@ class LocalCluster:
         Args:
             train: A function of a `dps.Server`, which is the worker's.
             args: More arguments.
+            named: More arguments by their names.
             fresh: Begin without the variables of earlier runs: a new chief and new ps, at another `target`. Sessions
                 with the old ones end. What is in a checkpoint_dir of `train` is restored as ever.
 
@@ -179,7 +180,7 @@ class LocalCluster:
             tasks, goes_on = self._begun(), False
             self._tasks = tasks
         run = LocalRun(getattr(train, "__name__", "a function"), self.workers, tasks, goes_on)
-        tasks.run(run, train, args)
+        tasks.run(run, train, args, named)
         self._run = run
         return run
 

@@ -59,14 +59,14 @@ class Processes:
         """The states of the chief and the ps."""
         return {name: state for name, state in self.supervisor.tasks.states.items() if not name.startswith("worker")}
 
-    def run(self, run: LocalRun, train: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        """Run `train(server, *args)` in a process for each worker; returns at once."""
+    def run(self, run: LocalRun, train: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Run `train(server, *args, **named)` in a process for each worker; returns at once."""
         if lost := self.supervisor.tasks.lost():
             raise TaskLost(f"{lost} of this cluster is gone; stop it and start another one")
         function, code = path_of(train)
         order = {
-            "function": function, "code": code, "args": list(args), "path": [p or os.getcwd() for p in sys.path],
-            "sources": sources() if code else {},
+            "function": function, "code": code, "args": list(args), "named": named,
+            "path": [p or os.getcwd() for p in sys.path], "sources": sources() if code else {},
         }  # fmt: skip
         pack(order)
         for task in range(self._workers):

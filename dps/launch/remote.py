@@ -57,7 +57,7 @@ def _run(order: dict[str, Any]) -> Any:
 
     function = _function(order)
     with Server.from_env() as server:
-        return function(server, *order["args"])
+        return function(server, *order["args"], **order["named"])
 
 
 def _function(order: dict[str, Any]) -> Callable[..., Any]:

@@ -184,7 +184,7 @@ class LocalRun:
             self.standing.opened(session)
         if first and self.standing.goes_on:
             self._workers.say(
-                f"this run goes on with the {session['variables']} variables of the run before, from step "
+                f"this run goes on with the variables of the run before ({session['variables']}), from step "
                 f"{session['step']}; local.run(..., fresh=True) begins anew"
             )
 

@@ -33,6 +33,7 @@ class SimulatedRun:
         trace: Everything that happened, in order.
         history: A row for each push of each worker, as in LocalRun; `at` is its virtual second.
         lost: The tasks that were killed and not started again, and those that still ran when the time was over.
+        restarted: The tasks that were killed and started again.
         files: What the tasks wrote to the simulated disk: the bytes of each file by its path.
 
     Example:
@@ -58,18 +59,21 @@ class SimulatedRun:
     """A row for each push of each worker, as LocalRun has them; `at`: its virtual second."""
     lost: dict[str, str] = field(default_factory=dict)
     """Tasks that were killed and not started again, or still ran when the time was over: which of both."""
+    restarted: list[str] = field(default_factory=list)
+    """Tasks that were killed and started again."""
     files: dict[str, bytes] = field(repr=False, default_factory=dict)
     """What the tasks wrote to the simulated disk: the bytes of each file by its path."""
 
     def __str__(self) -> str:
         parts = [f"simulated {self.seconds:.3f} s: {self._learned()}"]
         parts += [f"{name} {how}" for name, how in self.lost.items()]
+        parts += [f"{name} was killed and started again" for name in self.restarted if name not in self.lost]
         ended = {name: code for name, code in self.exit_codes.items() if code and name not in self.lost}
         parts += [f"{name} ended with {code} ({self.errors.get(name, 'no error')})" for name, code in ended.items()]
-        if not self.lost and not ended:
+        if not (self.lost or ended or self.restarted):
             parts.append("all tasks ended well")
         if self.files:
-            parts.append(f"{len(self.files)} files on the simulated disk, which run.save(folder) writes to a real one")
+            parts.append(f"files on the simulated disk: {len(self.files)}; run.save(folder) writes them to a real one")
         return "; ".join(parts)
 
     def _learned(self) -> str:
@@ -181,8 +185,9 @@ class SimulatedCluster:
         states = {n: p.state for n, p in self.world.processes.items() if p.state != "ended"}
         lost = {n: "was killed" if state == "killed" else "had not ended" for n, state in states.items()}
         files = self.world.storage.files() if isinstance(self.world.storage, MemoryStorage) else {}
+        again = [n for n, p in self.world.processes.items() if p.incarnation]
         return SimulatedRun(
-            self.world.now, self.results, errors, codes, self.world.trace, self.history, lost, files
+            self.world.now, self.results, errors, codes, self.world.trace, self.history, lost, again, files
         )  # fmt: skip
 
     def _progress(self, row: dict[str, Any]) -> None:

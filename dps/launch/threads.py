@@ -47,13 +47,13 @@ class Threads:
         """The states of the chief and the ps."""
         return {server.name: "running" if server.exit_code is None else "done" for server in self._servers}
 
-    def run(self, run: LocalRun, train: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        """Run `train(server, *args)` as each worker; returns at once."""
+    def run(self, run: LocalRun, train: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Run `train(server, *args, **named)` as each worker; returns at once."""
         telemetry.listen(run.pushed, run.opened)
 
         def work(server: Server) -> None:
             try:
-                run.ended(server.task, train(server, *args))
+                run.ended(server.task, train(server, *args, **named))
             except BaseException as error:
                 failure = failure_of(error)
                 leave(server.target, server.task, f"failed: {failure.line}", 1)

@@ -10,7 +10,9 @@ import dps
 from dps.errors import ConfigError, DpsError
 from tests.launch.programs import echo, trains
 
-GOES_ON = "this run goes on with the 2 variables of the run before, from step 5; local.run(..., fresh=True) begins anew"
+GOES_ON = (
+    "this run goes on with the variables of the run before (2), from step 5; local.run(..., fresh=True) begins anew"
+)
 
 
 def cluster(processes: bool, workers: int = 1) -> dps.LocalCluster:
@@ -39,6 +41,7 @@ def test_a_second_run_says_that_it_goes_on_and_a_fresh_one_begins_anew(
             assert reader.global_step == 5
         assert local.run(trains, fresh=True).results == [5.0]
         assert local.run(echo, 3).results == [[0, 3]]
+        assert local.run(trains, steps=7, fresh=True).results == [7.0]
 
 
 def test_a_running_run_keeps_its_cluster() -> None:

@@ -203,7 +203,7 @@ def test_a_run_whose_workers_cannot_all_be_started_leaves_none_of_them() -> None
     before = set(os.listdir("/proc/self/fd"))
     run = LocalRun("train", 2, tasks)
     with pytest.raises(OSError, match="no more processes"):
-        tasks.run(run, until, ())
+        tasks.run(run, until, (), {})
     assert not tasks.supervisor.tasks.children["worker:0"].alive
     until(lambda: run.states()["worker:0"] == "failed")
     assert set(os.listdir("/proc/self/fd")) <= before

@@ -35,7 +35,7 @@ def test_the_files_of_a_simulation_are_saved_on_request(tmp_path: Path) -> None:
         steps = [row["step"] for row in rows if "event" not in row]
         assert len(steps) == 4 and steps[0] <= 2 and all(b - a >= 5 for a, b in pairwise(steps))
         assert rows[1]["loss"] > 1.0 and rows[-1]["loss"] < 1.0
-        assert "1 files on the simulated disk, which run.save(folder) writes to a real one" in str(run)
+        assert "; files on the simulated disk: 1; run.save(folder) writes them to a real one" in str(run)
         assert run.save(folder) == [str(file)] and file.read_bytes() == run.files["logs/run/summaries.jsonl"]
 
 
@@ -51,6 +51,11 @@ def test_it_says_steps_losses_and_lost_tasks() -> None:
     assert f"simulated {run.seconds:.3f} s: step 20, {len(run.history)} pushes, loss 32 to 0." in text
     assert "; worker:1 was killed; " in text and run.lost == {"worker:1": "was killed"}
     assert "all tasks ended well" not in text
+
+
+def test_a_task_that_was_started_again_is_named() -> None:
+    run = dps.simulate(train, "", 20, ps=2, compute=COMPUTE, faults=[dps.sim.Kill("ps:1", at=0.55)])
+    assert run.restarted == ["ps:1"] and str(run).endswith("no losses; ps:1 was killed and started again")
 
 
 def test_it_says_so_if_nothing_was_lost_and_there_is_no_loss() -> None:
