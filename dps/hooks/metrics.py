@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 class LogMetrics(Hook):
     """Log step, loss, staleness and the scalars given to `session.summary` since the last line.
 
+    The lines have the level INFO of the logger "dps". `dps launch`, `dps.role` and processes of a `dps.LocalCluster`
+    show them; another program does after `logging.basicConfig(level="INFO", format="%(message)s")`.
+
     Args:
         steps: Log every so many global steps; 100 when neither is given.
         seconds: Log every so many seconds.
