@@ -113,6 +113,7 @@ def parser() -> Parser:
         "--compute", type=float, default=0.1, help="virtual seconds that a step computes (default 0.1)"
     )
     simulate.add_argument("--trace", action="store_true", help="print every event: messages, losses, restarts")
+    simulate.add_argument("--save", metavar="FOLDER", help="write the files of the simulated disk to a real folder")
     simulate.set_defaults(run=run_simulate)
     commands.add_parser(
         "bench", help="measure pulls, pushes, steps, rows and training loops beside this machine's limits"
@@ -290,6 +291,8 @@ def run_simulate(args: argparse.Namespace) -> int:
         print(f"worker:{task} returned {result!r}")
     for name, error in run.errors.items():
         print(f"{name}: {error}")
+    for path in run.save(args.save) if args.save else ():
+        print(f"saved {path}")
     return 1 if run.errors else 0
 
 

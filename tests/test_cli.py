@@ -190,6 +190,10 @@ def test_simulate_runs_a_function_and_prints_what_came_of_it(
         "        return float(session.pull()['a'][0])\n"
         "def fail(server):\n"
         "    raise OSError('disk')\n"
+        "def writes(server):\n"
+        "    hooks = [dps.SummarySaver('logs')]\n"
+        "    with dps.Session(server, {'a': np.zeros(2)}, optimizer=dps.optim.SGD(1.0), hooks=hooks) as session:\n"
+        "        session.push({'a': np.ones(2)})\n"
     )
     file = str(tmp_path / "program_simulated.py")
     assert exit_code("simulate", f"{file}:train", "--workers", "2", "--update", "sync", "--seed", "4") == 0
@@ -198,6 +202,9 @@ def test_simulate_runs_a_function_and_prints_what_came_of_it(
     assert lines[1:] == ["worker:0 returned -3.0", "worker:1 returned -3.0"]
     assert exit_code("simulate", f"{file}:fail") == 1
     assert "worker:0: OSError: disk" in capsys.readouterr().out
+    assert exit_code("simulate", f"{file}:writes", "--workers", "1", "--save", str(tmp_path / "saved")) == 0
+    assert f"saved {tmp_path}/saved/logs/summaries.jsonl" in capsys.readouterr().out.splitlines()
+    assert (tmp_path / "saved/logs/summaries.jsonl").read_bytes()
 
 
 def completed_by_bash(script: str, *words: str) -> set[str]:

@@ -22,7 +22,8 @@ class SummarySaver(Hook):
     A row has wall_time (seconds since 1970, UTC), step, worker, loss, staleness, accepted, from the second row on
     steps_per_s, and the scalars given to `session.summary` since the last row. Starts and rollbacks are rows with
     `event`. A number that is not finite is null. Files only grow, also in a run that is started again. If the disk
-    refuses, dps logs one line, training goes on, and later rows are tried again.
+    refuses, dps logs one line, training goes on, and later rows are tried again. In the simulator they are on its disk,
+    from which `SimulatedRun.save` writes them to a real folder.
 
     Args:
         directory: The folder. None: the run's checkpoint_dir.

@@ -37,6 +37,7 @@ class _Elsewhere(LocalCluster):
         """A private folder with keys of this cluster's own, and what this process had for others."""
 
     def _begun(self) -> Processes | Threads:
+        self._forget_keys()  # of tasks that were ended for fresh ones
         env = dict(self._env)
         if not env:
             from dps.transport import key_files

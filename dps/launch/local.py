@@ -176,9 +176,9 @@ class LocalCluster:
             )
         goes_on = self._run is not None and self._run.standing.has_variables
         if fresh:
+            self._tasks, goes_on = None, False
             tasks.stop()
-            tasks, goes_on = self._begun(), False
-            self._tasks = tasks
+            self._tasks = tasks = self._begun()
         run = LocalRun(getattr(train, "__name__", "a function"), self.workers, tasks, goes_on)
         tasks.run(run, train, args, named)
         self._run = run

@@ -73,7 +73,8 @@ class SimulatedRun:
         if not (self.lost or ended or self.restarted):
             parts.append("all tasks ended well")
         if self.files:
-            parts.append(f"files on the simulated disk: {len(self.files)}; run.save(folder) writes them to a real one")
+            how = "run.save(folder), or --save FOLDER, writes them to a real one"
+            parts.append(f"files on the simulated disk: {len(self.files)}; {how}")
         return "; ".join(parts)
 
     def _learned(self) -> str:

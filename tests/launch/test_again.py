@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import dps
 from dps.errors import ConfigError, DpsError
+from dps.launch import elsewhere
 from tests.launch.programs import echo, trains
 
 GOES_ON = (
@@ -71,3 +74,35 @@ def test_an_optimizer_that_does_not_fit_is_one_line(processes: bool) -> None:
         "SGD(learning_rate=1.0, weight_decay=0.0); give all workers the same model and optimizer"
     )
     assert wanted in text and "(programs.py, line " in text and "local.run(..., fresh=True) begins anew" in text
+
+
+def test_a_fresh_run_on_other_machines_has_new_keys_and_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys: list[str] = []
+
+    class Tasks:
+        target = "127.0.0.1:1"
+
+        def __init__(self, *given: Any) -> None:
+            keys.append(given[-1]["DPS_KEYS"])
+
+        def run(self, run: Any, *_: Any) -> None:
+            run.ended(0)
+
+        def stop(self) -> None:
+            assert Path(keys[-1]).is_dir(), "the tasks that end still need them"
+
+    monkeypatch.delenv("DPS_KEYS", raising=False)
+    monkeypatch.setattr(elsewhere, "Processes", Tasks)
+    monkeypatch.setattr(elsewhere, "engine", lambda _: Anything())
+    with elsewhere.SSHCluster(["one"], ps=1, workers=1) as local:
+        local.run(echo)
+        local.run(echo, fresh=True)
+        assert len(set(keys)) == 2 and os.environ["DPS_KEYS"] == keys[1]
+        assert [Path(folder).is_dir() for folder in keys] == [False, True]
+    assert "DPS_KEYS" not in os.environ and not Path(keys[1]).exists()
+
+
+class Anything:
+    """An engine that starts nothing."""
+
+    def check(self, plan: Any) -> None: ...

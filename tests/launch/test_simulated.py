@@ -35,7 +35,9 @@ def test_the_files_of_a_simulation_are_saved_on_request(tmp_path: Path) -> None:
         steps = [row["step"] for row in rows if "event" not in row]
         assert len(steps) == 4 and steps[0] <= 2 and all(b - a >= 5 for a, b in pairwise(steps))
         assert rows[1]["loss"] > 1.0 and rows[-1]["loss"] < 1.0
-        assert "; files on the simulated disk: 1; run.save(folder) writes them to a real one" in str(run)
+        assert "; files on the simulated disk: 1; run.save(folder), or --save FOLDER, writes them to a real one" in str(
+            run
+        )
         assert run.save(folder) == [str(file)] and file.read_bytes() == run.files["logs/run/summaries.jsonl"]
 
 

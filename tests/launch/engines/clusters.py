@@ -48,6 +48,8 @@ if __name__ == "__main__":
         while not run.history:
             time.sleep(0.05)
         print("stopped:", run.stop(timeout=20).states())
+        print("again:", cluster.run(functions.train, 40).wait(timeout=60).results)
+        print("anew:", cluster.run(functions.train, steps=5, fresh=True).wait(timeout=60).results)
     made.stop()
     try:
         made.run(functions.train)

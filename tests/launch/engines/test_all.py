@@ -122,6 +122,8 @@ def check_cluster(user: User) -> None:
         rf"<{kind}\(ps=2, workers=2.*chief running, ps:0 running, ps:1 running.*",
         r"failed: worker:\d failed: ValueError: no data for 5 \| .*functions.py.*",
         r"stopped: \{'worker:0': 'done', 'worker:1': 'done'\}",
+        r".*this run goes on with the variables of the run before \(1\), from step \d+; .*",
+        r"anew: \[\(0, 5\), \(1, 5\)\]",
         r"after the end: the cluster was stopped.*",
         r"keys: None",
     ):
