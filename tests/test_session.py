@@ -266,7 +266,7 @@ def test_a_session_that_does_not_fit_the_run_names_both(server: dps.Server) -> N
                 {"params": {**params(), "w": np.zeros((4, 2), np.float32)}},
                 r"its w is .*\(4, 2\), the run's is .*\(3, 2\)",
             ),
-            ({"optimizer": dps.optim.Adam(0.1)}, "optimizer of w.*adam.*sgd"),
+            ({"optimizer": dps.optim.Adam(0.1)}, "optimizer of w.*Adam.*SGD"),
             ({"update": dps.Async()}, "Async.*SyncReplicas"),
         ):
             settings = {"params": params(), "optimizer": dps.optim.SGD(0.5), "timeout": 60, **other}

@@ -291,4 +291,36 @@ def test_the_first_difference_between_two_plans_is_a_sentence() -> None:
     assert of(a).differs(of(a, b)) == "only one of the two has ['b']"
     assert of(b, a).differs(of(a, b)) == "its variables come in another order"
     assert of(("a", (2,), "<f8", SGD)).differs(of(a)) == "its a is float64 (2,), the run's is float32 (2,)"
-    assert of(("a", (2,), "<f4", ADAM)).differs(of(a)) == f"its optimizer of a is {ADAM}, the run's is {SGD}"
+    assert of(("a", (2,), "<f4", ADAM)).differs(of(a)) == (
+        "its optimizer of a is Adam(learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-08), the run's is "
+        "SGD(learning_rate=1.0, weight_decay=0.0)"
+    )
+    frozen = ("a", (2,), "<f4", None)
+    assert of(frozen).differs(of(a)).startswith("its optimizer of a is none (it is not trained), the run's is SGD(")
+    averaged = {**SGD, "moving_average": {"decay": 0.9}}
+    said = of(("a", (2,), "<f4", averaged)).differs(of(a))
+    assert "weight_decay=0.0) with {'moving_average': {'decay': 0.9}}, the run's is SGD(" in said
+
+
+def test_plans_whose_weights_are_tied_in_other_ways_differ_and_travel() -> None:
+    specs = [VariableSpec(name, (2,), "<f4", SGD) for name in "ab"]
+
+    def of(**tied: str) -> Plan:
+        return make_plan(specs, (0,), lambda *_: 0, None, tied)
+
+    plan = of(c="a", d="b")
+    assert plan.by_name == {"a": 0, "b": 1, "c": 0, "d": 1}
+    read = Plan.from_wire(dict(plan.to_wire()))
+    assert read.tied == plan.tied and read.by_name == plan.by_name and not plan.differs(read)
+    assert of(c="b").differs(plan) == "it has c tied to b, the run has c tied to a, d tied to b"
+    assert plan.differs(of()) == "it has c tied to a, d tied to b, the run has none"
+    assert "tied" not in of().to_wire()
+
+
+@pytest.mark.parametrize(
+    "tied", [[["a", "b"]], [["c", "x"]], [["c", "a"], ["c", "b"]], [[1, "a"]], [["c"]], 3, [[[], "a"]]]
+)
+def test_a_plan_with_other_names_that_cannot_be_is_refused(tied: object) -> None:
+    wire = make_plan([VariableSpec(name, (2,), "<f4", SGD) for name in "ab"], (0,), lambda *_: 0, None).to_wire()
+    with pytest.raises(ProtocolError, match="not a plan"):
+        Plan.from_wire({**wire, "tied": tied})
