@@ -249,6 +249,11 @@ def test_all_calls_of_a_session_are_there() -> None:
             assert values["b"]["v"].tolist() == [0, 0] and not values["b"]["v"].flags.writeable
         reply = session.push_async({"b": {"v": np.ones(2)}})
         assert reply.done() and reply.accepted and reply.result().step == 0
+        with session.view() as values:
+            assert values["b"]["v"].tolist() == session.pull()["b"]["v"].tolist() == [-1, -1], (
+                "the session's own values"
+            )
+            assert not values["b"]["v"].flags.writeable and values["table"].tolist() == [[0, 1], [0, 1], [4, 5]]
         with dps.Session(server) as reader:
             assert reader.pull()["b"]["v"].tolist() == [0, 0], "a reader sees the common values"
             grads = session.gradients()

@@ -105,6 +105,14 @@ def test_values_that_were_copied_and_pushed_are_told_after_every_form_of_pull(
     assert told(caplog, PUSHED) == 1
 
 
+def test_values_pushed_in_local_mode_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    params, sgd = {"w": np.arange(200, dtype=np.float32)}, dps.optim.SGD(0.5)
+    with cluster() as (worker,), dps.Session(worker, params, optimizer=sgd, update="local:4") as s:
+        s.push({"w": np.ones(200, np.float32)})
+        s.push({"w": s.pull()["w"].copy()})
+    assert told(caplog, PUSHED) == 1
+
+
 @pytest.mark.parametrize("nothing", [{}, None, {"w": None}, {"w": dps.Rows([], np.zeros(0, np.float32))}])
 def test_a_push_without_any_gradient_is_told_once(caplog: pytest.LogCaptureFixture, nothing: Any) -> None:
     with cluster() as (worker,), session(worker) as s:

@@ -87,15 +87,16 @@ class LocalSession(Session):
         if if_newer_than is not None and own.is_common and if_newer_than == self.version:
             return None
         values = own.values(names)
-        return values if out is None else self._filled(out, values)
+        return self._saw(values) if out is None else self._filled(out, values)
 
     def pull_async(self, names: Sequence[str] | None = None) -> Reply[Any]:
         """As Session.pull_async; at the beginning of a round it blocks."""
         return _there(self.pull(names))
 
     @contextmanager
-    def _held(self, timeout: float | None) -> Iterator[Any]:
-        yield self._ready(timeout).values(None, still=True)
+    def view(self) -> Iterator[Any]:
+        """As Session.view, of the own copy; at the beginning of a round it blocks."""
+        yield self._saw(self._turns.run("view", lambda: self._ready(None).values(None, still=True)))
 
     @one_at_a_time
     def lookup(self, name: Any, rows: Any = None, timeout: float | None = None, out: Any = None) -> Any:
