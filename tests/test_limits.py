@@ -1,7 +1,7 @@
-"""Sizes of the code: files up to 400 lines, functions up to 9 parameters, classes up to 12 attributes.
+"""Sizes of the code: files up to 500 lines, functions up to 9 parameters, classes up to 12 attributes.
 
 What is larger says why, in a comment or docstring beside it that begins with `More than 9 parameters:` or `More than 12
-attributes:` (CONTRIBUTING.md). A file over 400 lines is split.
+attributes:` (CONTRIBUTING.md). A file over 500 lines is split.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "dps").rglob("*.py"))
-LINES, PARAMETERS, ATTRIBUTES = 400, 9, 12
+LINES, PARAMETERS, ATTRIBUTES = 500, 9, 12
 
 
 @cache

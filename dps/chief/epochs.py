@@ -57,6 +57,8 @@ class Epochs:
         """The lock on the run's checkpoint_dir."""
         self.over = ""
         """END or FAILED once the run is over; "" before."""
+        self.restored = 0, 0
+        """The last session that wanted a restore, and the run epoch that this ended."""
         self._lost_dir = False
         self._elsewhere = Elsewhere()
 
@@ -281,10 +283,10 @@ class Epochs:
             checkpoint_dir = self.run.checkpoint_dir
             check_saved(self.run.plan, checkpoint_dir, load(self._node.runtime.storage, checkpoint_dir, name))
 
-    def restore(self, name: str) -> None:
+    def restore(self, session: int, name: str) -> None:
         """Roll back to a checkpoint ("": the newest whole one) because a session wants it."""
         assert self.run is not None
-        self.run.wanted = name
+        self.run.wanted, self.restored = name, (session, self.number)
         self.roll_back()
 
     def stop(self, how: str) -> None:

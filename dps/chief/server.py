@@ -298,10 +298,13 @@ class ChiefActor(Actor):
         self.sessions.check_owner(message.session, sender)
         if self._does_not_know_yet(message.session, sender):
             return
+        if self.epochs.restored == (message.session, message.epoch):  # its answer was lost
+            self.node.answer(sender)
+            return
         self.epochs.check_restore(message.session, message.epoch, message.name)
         self.node.answer(sender)
         log.warning("%s: %s asked to go back to a checkpoint", self.node.name, self.sessions.name(message.session))
-        self.epochs.restore(message.name)
+        self.epochs.restore(message.session, message.name)
 
     # -- questions ----------------------------------------------------------------------------------------------
 

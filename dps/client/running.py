@@ -217,6 +217,9 @@ class Running:
     def restore(self, name: str = "", timeout: float | None = None) -> int:
         """Roll the whole run back to a checkpoint. Blocks. All sessions are rolled back, as after the loss of a ps.
 
+        Where the run cannot be rolled back now, because the chief or a ps is away or another session has just rolled it
+        back, the call waits until it can.
+
         Args:
             name: What `save` returned; "": the newest whole checkpoint.
             timeout: Seconds; None: the session's.
@@ -231,7 +234,11 @@ class Running:
         """
         self._waiter.check_open()
         connection, deadline = self._connection, self._waiter.deadline(timeout)
-        connection.ask(Restore(connection.number, connection.membership.epoch, name), deadline, "the chief")
+
+        def ask(until: float) -> None:
+            connection.ask(Restore(connection.number, connection.membership.epoch, name), until, "the chief")
+
+        self._waiter.retrying(ask, max(0.0, deadline - connection.caller.now()))
         self._waiter.recover(deadline)
         return connection.steps.step
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from dps.actors.messages import Waiting
+from dps.actors.messages import Done, Waiting
 from dps.checkpoint import Journal, candidates, load
 from dps.checkpoint.manifest import encode
 from dps.chief.phase import CONFIGURE, END, FAILED, GATHER, INITIALISE, OPEN, RUN
@@ -297,7 +297,9 @@ def test_a_restore_rolls_back_once_and_one_of_an_epoch_that_is_over_does_nothing
     led.open(0, incarnation=1, epoch=1)
     led.configure()
     assert phase(led) == (RUN, 2)
-    assert isinstance(led.tell(Restore(0, 1, ""), "late"), Aborted) and phase(led) == (RUN, 2)
+    assert isinstance(led.tell(Restore(1, 1, ""), "late"), Aborted) and phase(led) == (RUN, 2)
+    again = led.tell(Restore(0, 1, "step-000000000000-epoch-000001"), "again")  # its answer was lost
+    assert isinstance(again, Done) and phase(led) == (RUN, 2)
 
 
 def test_without_a_checkpoint_dir_there_is_nothing_to_save_to_or_to_restore_from() -> None:

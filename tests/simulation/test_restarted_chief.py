@@ -181,6 +181,48 @@ def test_sessions_save_and_restore_through_a_chief_that_was_started_again() -> N
     assert not done.errors and done.results == [("step-000000000004-epoch-000001", 4, 5, 5.0)] and saved == 5
 
 
+def restores(server: Any, update: Any, seen: Seen, folder: str | None, steps: int, timeout: float) -> list[float]:
+    """Each step is done twice: once before it goes back, once after; the values after each."""
+    values = []
+    first = {"a": np.zeros(2), "b": np.zeros(2)}
+    with dps.Session(server, first, optimizer=dps.optim.SGD(1.0), update=update, checkpoint_dir=folder) as session:
+        for _ in range(steps):
+            name = session.save(timeout=600)
+            session.push({"a": np.full(2, -1.0), "b": np.full(2, -1.0)})
+            session.restore(name, timeout=600)
+            while not session.push({"a": np.full(2, -1.0), "b": np.full(2, -1.0)}).accepted:
+                pass
+            values.append(float(session.pull()["a"][0]))
+    return values
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("others", [(), ("ps:1",)])
+def test_a_restore_waits_for_the_next_chief(others: tuple[str, ...], workers: int) -> None:
+    for seed in range(6):
+        at = 0.2 + 0.29 * seed
+        faults: list[Fault] = [Kill(name, at=at, restart_after=1.0) for name in ("chief", *others)]
+        with SimulatedCluster(
+            restores, None, Seen(), "run", 8, 60.0, ps=2, workers=workers, faults=faults, seed=seed,
+            compute=Compute(0.05), network=Network(latency_s=1e-3),
+        ) as cluster:  # fmt: skip
+            done = cluster.run()
+        assert not done.errors, (seed, done.errors)
+        if workers == 1 and not others:
+            assert done.results == [[float(step) for step in range(1, 9)]]
+
+
+def test_a_restore_whose_answer_was_lost_is_not_made_again() -> None:
+    """The session asks again."""
+    with SimulatedCluster(
+        restores, None, Seen(), "run", 6, 60.0, ps=1, workers=1, compute=Compute(0.05),
+        network=Network(latency_s=1e-3, loss=0.3),
+    ) as cluster:  # fmt: skip
+        done = cluster.run()
+    assert not done.errors and done.results == [[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]]
+    assert len(happened(done, "epoch")) == 7
+
+
 def test_a_push_under_way_and_a_token_that_is_waited_for_outlive_the_chief() -> None:
     """Worker 1 is paused, so worker 0 waits for its token when the chief dies, and asks the next chief how it is."""
     done, seen, _ = run(dps.SyncReplicas(), [CHIEF, Pause("worker:1", at=3.3, seconds=0.9)], steps=8)
