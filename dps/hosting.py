@@ -68,7 +68,7 @@ class HostedChief:
 
     def without_ps(self) -> None:
         """The run is to have no ps."""
-        self._actor.cluster.group()
+        self._actor.cluster.without_ps()
 
     def _ended(self, code: int, reason: str) -> None:
         """The run is over. The chief still answers for a moment, so that every task hears the reason."""

@@ -199,6 +199,8 @@ class Registered(Message, kind=61, roles=ANSWER):
     """The node's task."""
 
     task: int
+    expected: dict[str, Any] = NO_NOTES
+    """The tasks that the run is to have, for each job of which the chief knows them."""
 
 
 class OpenSession(Message, kind=62, roles=SESSIONS):

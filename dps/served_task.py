@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from weakref import WeakSet
 
@@ -60,6 +61,8 @@ class ServedTask:
     _agent: Agent | None = None
     _ps_actor: PsActor | None = None
     _hosted: HostedChief | None = None
+    _expected: Mapping[str, list[int]] = MappingProxyType({})
+    """The tasks that the run is to have, by job, as the chief has said."""
     _beside = Beside()
 
     @property
@@ -185,6 +188,20 @@ class ServedTask:
         known = self.cluster.task_indices("worker") if "worker" in self.cluster.jobs else [0]
         return self.task == known[0]
 
+    def expected(self, job: str) -> list[int] | None:
+        """The tasks that the run is to have: those of the cluster, else as the chief has said. Does not block.
+
+        Args:
+            job: A job.
+
+        Returns:
+            Their indices; None if that is not known: the chief has not answered yet, or any number of tasks may come.
+        """
+        if self.cluster:
+            return list(self.cluster.task_indices(job)) if job in self.cluster.jobs else []
+        found = self._expected.get(job)
+        return None if found is None else list(found)
+
     def check_sees(self, job: str, tasks: Sequence[int]) -> None:
         """Raise ConfigError if the device filters leave out one of these tasks."""
         self._filters.check(self.name, job, tasks)
@@ -219,7 +236,8 @@ class ServedTask:
     def _seen_epoch(self) -> int:
         return self._standing.session_epoch if self._ps_actor is None else self._ps_actor.epoch
 
-    def _has_joined(self, task: int) -> None:
+    def _has_joined(self, task: int, expected: dict[str, Any]) -> None:
+        self._expected = expected
         if self.task < 0:
             self.task = task
             self._node.name = self.name

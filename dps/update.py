@@ -234,11 +234,12 @@ def as_text(update: Update) -> str:
 
 
 def describe(data: dict[str, Any]) -> str:
-    """A line for people: the mode, and the fields that are not defaults."""
+    """A line for people: the mode, and the fields that are not defaults; in sync also its short form, if it has one."""
     update = from_wire(data)
     usual = defaults(type(update))
     given = [f"{name}={v}" for name, v in as_dict(update).items() if name not in usual or v != usual[name]]
-    return f"{type(update).__name__}({', '.join(given)})"
+    short = next((f" ({text!r})" for text in ("sync", "sync:sum") if update == parse(text)), "")
+    return f"{type(update).__name__}({', '.join(given)}){short}"
 
 
 LARGEST = 1 << 53

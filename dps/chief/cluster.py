@@ -145,10 +145,21 @@ class Cluster:
         self.grouped = False
         """Whether workers train in a group, without a ps."""
         self.checkpoint_root = CheckpointRoot()
+        self.has_no_ps = False
+        """Whether the run is to have no ps."""
 
     def group(self) -> None:
         """Note that workers train in a group, so that no ps is missed."""
         self.grouped = True
+
+    def without_ps(self) -> None:
+        """The run is to have no ps."""
+        self.grouped = self.has_no_ps = True
+
+    def expected(self) -> dict[str, list[int]]:
+        """The tasks that the run is to have, by job; not of a job of which any number may come."""
+        found = {job: nodes.expected for job, nodes in self.jobs.items() if nodes.expected}
+        return {"ps": [], **found} if self.has_no_ps else found
 
     def helper(self, before: Sequence[Any]) -> list[Any]:
         """The ps through which a group sums: the one of `before` while it lives, else the first; [] if none is there.

@@ -116,7 +116,7 @@ class ChiefActor(Actor):
         self.node.present(address, message.proof)
         if job not in cluster.jobs:
             cluster.reaching.check(address, self.node.now(), self.node.address, name)
-            self.node.answer(sender, Registered(max(message.task, 0)))
+            self.node.answer(sender, Registered(max(message.task, 0), cluster.expected()))
             return
         if self.node.exposed:
             cluster.reaching.tries(address, self.node.now())
@@ -130,7 +130,7 @@ class ChiefActor(Actor):
         self._admit_tickets(sender)
         self.node.watch(address, cluster.grace_s(job))
         cluster.jobs[job].heard(task, self.node.up.get(address, 0), message.progress)
-        self.node.answer(sender, Registered(task))
+        self.node.answer(sender, Registered(task, cluster.expected()))
         if job == "ps":
             cluster.ps_back(task)
             if replaced:

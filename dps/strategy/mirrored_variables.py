@@ -19,6 +19,7 @@ from dps.strategy.values import PerReplica, array_of
 from dps.strategy.variables import Variables
 from dps.transport.wire import Array
 from dps.variables.layout import check_gradients
+from dps.variables.plan import Plan
 from dps.variables.planning import plan_of
 from dps.variables.tree import Nesting, Variable, leaves, to_array
 
@@ -50,7 +51,8 @@ class MirroredVariables(Variables):
     ) -> None:  # fmt: skip
         """`homes`: the number of the GPU of each copy, or None for the host."""
         super().__init__(strategy)
-        self._plan, values = plan_of(params, optimizer, [0], _Here(), None)
+        plan, values = plan_of(params, optimizer, [0], _Here(), None)
+        self._plan = self._planned(plan)
         self._nesting, self._home_of = Nesting(params), list(home_of)
         settings = {name: leaf for name, leaf in leaves(params) if isinstance(leaf, Variable) and name in values}
         self._aggregation = {name: variable.aggregation for name, variable in settings.items()}
@@ -66,6 +68,10 @@ class MirroredVariables(Variables):
         self._specs = {name: (value.shape, value.dtype) for name, value in values.items()}
         self._applied = dict.fromkeys(values, 0)
         self._step = 0
+
+    def _planned(self, plan: Plan) -> Plan:
+        """The plan with the optimizers of the copies; here those that the user gave."""
+        return plan
 
     @property
     def step(self) -> int:

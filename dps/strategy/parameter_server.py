@@ -35,7 +35,7 @@ class ParameterServer(AcrossWorkers):
     Args:
         server: This process's `dps.Server`, or the address of any task of the run.
         update: The update mode, as of `dps.Session`. A synchronous one has to know the number of workers: from the
-            server's cluster, or as `dps.SyncReplicas(N, N)`. None: asynchronous.
+            server's cluster, from the chief, or as `dps.SyncReplicas(N, N)`. None: asynchronous.
         settings: More arguments of `dps.Session`, such as `hooks` and `timeout`.
 
     Raises:
@@ -59,12 +59,15 @@ class ParameterServer(AcrossWorkers):
         self._update = parse(update) if isinstance(update, str) else update
         if isinstance(self._update, SyncReplicas):
             self._update = replace(self._update, reduction="sum")
-        self._workers = workers_in_sync(server, self._update)
+        self._workers = workers_in_sync(server, self._update, self.timeout)
         if isinstance(server, Server) and server.cluster and server.is_first:  # one of the workers says it
-            from dps.cluster import jobs
-
-            jobs.warn(jobs.unfit(server.cluster, type(self).__name__, needs=("ps",), leaves=()))
+            self._check_jobs(server)
         self._made: SessionVariables | None = None
+
+    def _check_jobs(self, server: Server) -> None:
+        from dps.cluster import jobs
+
+        jobs.warn(jobs.unfit(server.cluster, type(self).__name__, needs=("ps",), leaves=()))
 
     @property
     def checkpoint_dir(self) -> str | None:
@@ -83,10 +86,14 @@ class ParameterServer(AcrossWorkers):
     @property
     def first_replica(self) -> int:
         """The number of this worker among those in sync."""
+        if self._workers > 1 and isinstance(self.server, str):
+            raise ConfigError(
+                f"ParameterServer: got the address {self.server}, which does not say which of the {self._workers} "
+                "workers this is; give this process's dps.Server"
+            )
         if self._workers == 1 or isinstance(self.server, str):
             return 0
-        known = self.server.cluster
-        tasks = list(known.task_indices("worker")) if "worker" in known.jobs else list(range(self._workers))
+        tasks = self.server.expected("worker") or list(range(self._workers))
         if self.server.task not in tasks:
             raise ConfigError(f"{self.server.name} is none of the workers {tasks} that are in sync")
         return tasks.index(self.server.task)
@@ -99,11 +106,7 @@ class ParameterServer(AcrossWorkers):
         return WorkersInSync(self._made, self.timeout)
 
     def _variables(self, params: Any, optimizer: Optimizer | None) -> Variables:
-        if self._made is not None:
-            raise ConfigError(
-                "variables: called a second time; under ParameterServer one call holds all trained values: "
-                'nest them, as strategy.variables({"generator": ..., "discriminator": ...})'
-            )
+        self._check_first(self._made)
         session = Session(self.server, params, optimizer=optimizer, update=self._update, **self._settings)
         if self._update is None and isinstance(session.update, SyncReplicas):
             session.close()
@@ -113,6 +116,13 @@ class ParameterServer(AcrossWorkers):
             )
         self._made = SessionVariables(self, session)
         return self._made
+
+    def _check_first(self, made: Variables | None) -> None:
+        if made is not None:
+            raise ConfigError(
+                f"variables: called a second time; under {type(self).__name__} one call holds all trained values: "
+                'nest them, as strategy.variables({"generator": ..., "discriminator": ...})'
+            )
 
     def close(self) -> None:
         """End the session, as `dps.Session.close`. Blocks. A second call does nothing."""
@@ -137,8 +147,10 @@ class WorkersInSync:
         return self._exchanging.gather(f"gather of {len(arrays)} arrays", arrays, self._timeout)
 
 
-def workers_in_sync(server: Server | str, update: Update | None) -> int:
-    """The number of workers that sum their gradients. Raises ConfigError if that cannot be known."""
+def workers_in_sync(server: Server | str, update: Update | None, timeout: float) -> int:
+    """The number of workers that sum their gradients. Blocks until the chief has answered, if only that knows it.
+
+    Raises ConfigError if it cannot be known."""
     if not isinstance(update, SyncReplicas):
         return 1
     aggregated, total = update.replicas_to_aggregate, update.total_num_replicas
@@ -146,10 +158,14 @@ def workers_in_sync(server: Server | str, update: Update | None) -> int:
         if total not in (None, aggregated):
             raise ConfigError(f"ParameterServer: {update} does not sum one gradient of each of {total} workers")
         return aggregated
-    known = total
-    if known is None and isinstance(server, Server) and "worker" in server.cluster.jobs:
-        known = server.cluster.num_tasks("worker")
-    if known is None:
-        what = "ParameterServer: how many workers are in sync is not known here"
-        raise ConfigError(f"{what}; say update=dps.SyncReplicas(N, N)")
-    return known
+    if total is not None:
+        return total
+    what, numbers = "ParameterServer: how many workers are in sync is not known", "say update=dps.SyncReplicas(N, N)"
+    if isinstance(server, str):
+        raise ConfigError(f"{what} from an address, got {server}; give this process's dps.Server, or {numbers}")
+    if not server.expected("worker"):
+        server.wait_joined(server.runtime.now() + timeout)
+    known = server.expected("worker")
+    if not known:
+        raise ConfigError(f"{what} to the chief at {server.target}; start it with --workers N, or {numbers}")
+    return len(known)

@@ -10,6 +10,7 @@ import numpy as np
 from dps.errors import ConfigError
 from dps.kernels import halves
 from dps.optim import Optimizer
+from dps.server import Server
 from dps.strategy.mirrored_variables import ONLY_FIRST, MirroredVariables
 from dps.strategy.summing import summed
 from dps.transport.wire import Array
@@ -17,6 +18,7 @@ from dps.variables.tree import Rows
 
 if TYPE_CHECKING:
     from dps.reply import Push
+    from dps.strategy.local import Local
     from dps.strategy.multi_worker import MultiWorkerMirrored
     from dps.strategy.saving import Checkpoints
 
@@ -24,25 +26,31 @@ if TYPE_CHECKING:
 class WorkerVariables(MirroredVariables):
     """This worker's copies. They begin as those of worker 0, which may have restored them from a checkpoint."""
 
-    strategy: MultiWorkerMirrored
+    strategy: MultiWorkerMirrored | Local
 
     def __init__(
-        self, strategy: MultiWorkerMirrored, params: Any, optimizer: Optimizer | None, homes: Sequence[int | None],
-        home_of: Sequence[int],
+        self, strategy: MultiWorkerMirrored | Local, params: Any, optimizer: Optimizer | None,
+        homes: Sequence[int | None], home_of: Sequence[int],
     ) -> None:  # fmt: skip
         super().__init__(strategy, params, optimizer, homes, home_of)
+        assert isinstance(strategy.server, Server), "an address has no workers' group"
+        self._server = strategy.server
         self._zeros: dict[str, Array] = {}
         self._checkpoints: Checkpoints | None = None
         self._check_agreed()
         if strategy.checkpoint_dir is not None:
             from dps.strategy.saving import Checkpoints
 
-            self._checkpoints = Checkpoints(strategy.checkpoint_dir, strategy.server.runtime)
+            self._checkpoints = Checkpoints(strategy.checkpoint_dir, self._server.runtime)
         self._begin_alike()
+
+    def _described(self) -> list[str]:
+        """What has to be the same on all workers, each as a line."""
+        return [f"{spec.name} {spec.dtype}{list(spec.shape)} {spec.optimizer}" for spec in self._plan.variables]
 
     def _check_agreed(self) -> None:
         """Raise ConfigError if another worker has other variables."""
-        own = [f"{spec.name} {spec.dtype}{list(spec.shape)} {spec.optimizer}" for spec in self._plan.variables]
+        own = self._described()
         texts = self.strategy.group.gather([np.frombuffer("\n".join(own).encode(), np.uint8)])
         for name, (text,) in zip(self.strategy.group.members, texts, strict=True):
             theirs = bytes(text).decode().split("\n")
@@ -50,7 +58,7 @@ class WorkerVariables(MirroredVariables):
                 differs = next((pair for pair in zip(own, theirs, strict=False) if pair[0] != pair[1]), None)
                 mine, other = differs or (f"{len(own)} variables", f"{len(theirs)} variables")
                 raise ConfigError(
-                    f"variables: {self.strategy.server.name} has {mine}, {name} has {other}; all workers must make the "
+                    f"variables: {self._server.name} has {mine}, {name} has {other}; all workers must make the "
                     "same ones"
                 )
 
@@ -144,7 +152,7 @@ class WorkerVariables(MirroredVariables):
 
     def _apply(self, of_replicas: Sequence[Mapping[str, Any]]) -> Push:
         push = super()._apply(of_replicas)
-        self.strategy.home.pushed(push.step, None, self.strategy.server.runtime.now())
+        self.strategy.home.pushed(push.step, None, self._server.runtime.now())
         every = self.strategy.save_steps
         if every is not None and push.step % every == 0:
             self.save()
@@ -182,7 +190,9 @@ class WorkerVariables(MirroredVariables):
             CheckpointError: The folder cannot be written.
         """
         if self._checkpoints is None:
-            raise ConfigError("save: the strategy was given no folder; use MultiWorkerMirrored(..., checkpoint_dir=)")
+            raise ConfigError(
+                f"save: the strategy was given no folder; use {type(self.strategy).__name__}(checkpoint_dir=)"
+            )
         if not self.strategy.leads:
             return ""
         return self._checkpoints.save(self._plan, self._step, self._applied, self._state(), position)

@@ -33,8 +33,8 @@ class Told(NamedTuple):
 
     epoch: Callable[[], int]
     """Returns the highest run epoch that this node has seen."""
-    joined: Callable[[int], None]
-    """Gets the task's index, at each answer of the chief."""
+    joined: Callable[[int, dict[str, Any]], None]
+    """Gets the task's index and the expected tasks of each job, at each answer of the chief."""
     ended: Callable[[int, str], None]
     """Gets the exit code and the reason, once."""
     drained: Callable[[str], None] = lambda reason: None
@@ -152,7 +152,7 @@ class Agent(Actor):
             self._beats += 1
             self._patience.over()
             self.task = answer.task
-            self._told.joined(answer.task)
+            self._told.joined(answer.task, answer.expected)
             self.node.after(BEAT_S, self._register)
         elif isinstance(answer, StopTask):
             self._end(answer.code, answer.reason)

@@ -349,7 +349,7 @@ take, add_up, serve, helper = Sum.take, Sum._add, Served.sum, Cluster.helper
         (Sum, "take", sums_before_all_have_come, 0),
         (Sum, "take", sums_copies_twice, 0),
         (Sum, "_add", sums_as_it_comes, 0),
-        (Sum, "missing", lambda self, index, size: [], 42),
+        (Sum, "missing", lambda self, index, size: [], 100),
         (Served, "sum", keeps_one_operation, 300),
         (Cluster, "helper", does_not_see_that_the_ps_is_another, 72),
     ],

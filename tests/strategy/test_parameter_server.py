@@ -217,5 +217,45 @@ def test_a_session_refuses_a_value_of_each_replica() -> None:
 
 @pytest.mark.parametrize("update", [dps.SyncReplicas(), dps.SyncReplicas(2, 3)])
 def test_a_number_of_workers_that_is_not_known_is_asked_for(update: Any) -> None:
-    with pytest.raises(ConfigError, match="is not known here|does not sum one gradient"):
+    with pytest.raises(ConfigError, match="is not known from an address|does not sum one gradient"):
         ParameterServer("127.0.0.1:1", update)
+
+
+def by_name(server: Any, update: str = "sync") -> Any:
+    with ParameterServer(server, update) as strategy:
+        return strategy.num_replicas_in_sync, strategy.first_replica, train(strategy, guide_params(), guide_batches(6))
+
+
+@pytest.mark.parametrize("told", [None, "sync:sum"])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_chief_says_how_many_workers_are_in_sync(workers: int, told: Any) -> None:
+    run = dps.simulate(by_name, workers=workers, update=told)
+    assert not run.errors, run.errors
+    for task, (replicas, first, (losses, _)) in enumerate(run.results):
+        assert (replicas, first) == (workers, task)
+        np.testing.assert_allclose(losses, GUIDE, atol=1e-6)
+
+
+def test_a_local_server_is_one_worker_in_sync() -> None:
+    with dps.Server.create_local_server() as server, ParameterServer(server, "sync") as strategy:
+        assert strategy.num_replicas_in_sync == 1 and strategy.reduce("sum", 3.0) == 3.0
+
+
+def test_a_run_that_takes_the_mean_says_what_both_sides_are_called() -> None:
+    run = dps.simulate(by_name, workers=1, update="sync")
+    words = "wants SyncReplicas(reduction=sum) ('sync:sum'), the chief has SyncReplicas() ('sync'); leave one of them"
+    assert words in run.errors["worker:0"], run.errors
+
+
+def test_an_address_does_not_say_which_worker_this_is() -> None:
+    strategy = ParameterServer("127.0.0.1:1", dps.SyncReplicas(2, 2))
+    with pytest.raises(ConfigError, match="does not say which of the 2 workers this is; give this process's"):
+        next(iter(strategy.distribute_dataset([np.ones(4)])))
+
+
+def test_a_chief_that_takes_any_number_of_workers_says_so() -> None:
+    chief = dps.Server(None, "chief", 0, bind="127.0.0.1:0", ps=1, owned=True)
+    with chief, dps.Server(None, "worker", 0, chief=chief.address) as worker:
+        words = rf"not known to the chief at {chief.address}; start it with --workers N, or say update="
+        with pytest.raises(ConfigError, match=words):
+            ParameterServer(worker, "sync")
