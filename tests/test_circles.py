@@ -19,6 +19,8 @@ PUBLIC = {
     ("dps.strategy.context", "dps.strategy.strategy"): "`ReplicaContext.strategy` is a strategy, which makes it",
     ("dps.strategy.variables", "dps.strategy.strategy"): "`Variables.strategy` is a strategy, which makes them",
     ("dps.strategy.input", "dps.strategy.strategy"): "its functions divide a strategy's batches",
+    ("dps.strategy.averaged_variables", "dps.strategy.local"): "`AveragedVariables.strategy` is Local, their maker",
+    ("dps.strategy.worker_variables", "dps.strategy.local"): "`WorkerVariables.strategy` may be Local, their maker",
 }
 """The imports, for types alone, by which a public class names the class that makes it."""
 

@@ -115,7 +115,7 @@ class Roster:
         if known or (self.generation == 0 or not self.members):
             return
         if said.task in self.wanted:
-            raise ConfigError(f"{name} is in group {self.name!r} already; close it there first")
+            raise ConfigError(f"{name} has one {self.name} open already; close that first (its with block, or close())")
         raise self.without(name)
 
     def without(self, name: str) -> TaskLost:

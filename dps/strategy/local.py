@@ -104,7 +104,7 @@ class Local(ParameterServer):
         assert isinstance(self.server, Server)
         self.server.wait_joined(self.server.runtime.now() + self.timeout)
         if self._group is None:
-            self._group = Group(self.server.home(), self.server.binding, "local", timeout=self.timeout)
+            self._group = Group(self.server.home(), self.server.binding, type(self).__name__, timeout=self.timeout)
         self._averaged = AveragedVariables(self, params, optimizer, self._mode)
         return self._averaged
 

@@ -88,7 +88,7 @@ class MultiWorkerMirrored(AcrossWorkers):
         server.wait_joined(server.runtime.now() + self.timeout)
         self.home = server.home()
         self.group = Group(
-            self.home, server.binding, "strategy", replicas=len(self.devices), algorithm=cross_device_ops,
+            self.home, server.binding, type(self).__name__, replicas=len(self.devices), algorithm=cross_device_ops,
             on_loss=on_loss, timeout=self.timeout,
         )  # fmt: skip
         self._made: list[Any] = []

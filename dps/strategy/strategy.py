@@ -346,4 +346,5 @@ class Strategy:
     def _check_not_inside_another(self, what: str) -> None:
         around = scope_now.get()
         if around is not None and around is not self:
-            raise ConfigError(f"{what}: {self!r} inside of {around!r}; strategies do not nest, leave one of them out")
+            other = "another one like it" if repr(around) == repr(self) else repr(around)
+            raise ConfigError(f"{what}: {self!r} inside of {other}; strategies do not nest, leave one of them out")

@@ -100,7 +100,7 @@ def test_a_worker_that_is_not_of_the_cluster_or_comes_twice_is_refused() -> None
     roster = formed(0, 1)
     with pytest.raises(ConfigError, match="worker:7 is none of the workers of group 'g', which are worker:0, worker:1"):
         join(roster, 7)
-    with pytest.raises(ConfigError, match="worker:1 is in group 'g' already"):
+    with pytest.raises(ConfigError, match="worker:1 has one g open already"):
         join(roster, 1, member=9)
 
 

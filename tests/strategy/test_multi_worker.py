@@ -332,7 +332,7 @@ def differs(server: Any, what: str, way: str = "auto") -> None:
         ),
         ("calls", "worker:. is in all_reduce 'sum' of . float64, worker:. in all_reduce .* make the same calls"),
         ("nan", "ValueError: the gradient of w has NaN"),
-        ("twice", "worker:. is in group 'strategy' already; close it there first"),
+        ("twice", "worker:. has one MultiWorkerMirrored open already; close that first"),
     ],
 )
 def test_bad_use_is_one_line_on_each_worker(what: str, text: str) -> None:

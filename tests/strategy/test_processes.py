@@ -42,9 +42,8 @@ def test_a_killed_worker_is_named_and_the_others_go_on_or_end(tmp_path: Path) ->
     command = [sys.executable, "-m", "dps.cli", "launch", "--ps", "0", "--workers", "3", str(program)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     said = done.stdout + done.stderr
-    assert re.search(r"\[worker:0\] .*worker:2 was silent for 1\.\d s; group 'strategy' goes on with worker:0", said), (
-        said
-    )
+    told = r"\[worker:0\] .*worker:2 was silent for 1\.\d s; group 'MultiWorkerMirrored' goes on with worker:0"
+    assert re.search(told, said), said
     assert "[worker:1] ended: worker:2 was silent for" in said and "on_loss='end' says" in said, said
     assert "[worker:1] 10 steps, -30.0" in said and "[worker:0] 20 steps, -40.0" in said, said
     assert done.returncode == 1 and "worker:2 was killed (SIGKILL)" in said, said

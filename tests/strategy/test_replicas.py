@@ -283,3 +283,11 @@ def test_a_session_takes_rows_without_elements_in_every_mode(update: str, rows: 
         values = session.pull()
         session.close()
     assert not values["w"].any() and values["b"] == -1
+
+
+def test_a_strategy_inside_of_an_equal_one_is_told_from_it() -> None:
+    with dps.strategy.OneDevice("/cpu:0").scope():
+        with pytest.raises(ConfigError, match=r"inside of another one like it; strategies do not nest"):
+            dps.strategy.OneDevice("/cpu:0").scope().__enter__()
+        with pytest.raises(ConfigError, match=r"inside of dps\.strategy\.OneDevice\(.*; strategies do not nest"):
+            dps.strategy.Mirrored(["/cpu:0"]).scope().__enter__()
