@@ -6,7 +6,7 @@ from typing import Any
 
 from dps.protocol import NOTHING
 from dps.transport.message import Message
-from dps.transport.roles import ANSWER, CHIEF_ONLY, ENDS, NODES, OPERATOR_ONLY, SESSIONS, TOKENS, VISITORS, WORKERS
+from dps.transport.roles import ALL, ANSWER, CHIEF_ONLY, ENDS, NODES, OPERATOR_ONLY, SESSIONS, TOKENS, VISITORS, WORKERS
 from dps.transport.wire import Array
 
 CHIEF, AGENT = "chief", "agent"
@@ -164,7 +164,7 @@ class Stats(Message, kind=48, roles=ANSWER):
     values: dict[str, Any]
 
 
-class AskRun(Message, kind=53, roles=NODES):
+class AskRun(Message, kind=53, roles=ALL):
     """Asks the agent of a task in which run it takes part."""
 
 

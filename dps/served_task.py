@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from weakref import WeakSet
@@ -11,7 +11,7 @@ from weakref import WeakSet
 from dps.actors.system import Node
 from dps.cluster.spec import ClusterSpec
 from dps.errors import CANCELLED
-from dps.standing import Home, Standing
+from dps.standing import OUTSIDE, Home, Standing
 from dps.task_node import session_keys
 from dps.telemetry import log
 from dps.transport.endpoint import Runtime
@@ -241,10 +241,24 @@ class ServedTask:
         if self.task < 0:
             self.task = task
             self._node.name = self.name
+        if self.job in OUTSIDE:
+            self._node.expect(self._chief, "chief")
+        if self.job == "evaluator" and "announcer" not in self._node.actors:
+            from dps.queues.directory import Announcer  # the chief does not count it, and so tells it of no end else
+
+            self.host("announcer", Announcer(self.job, self._chief))
+            self._learn_keys(self.host)
         self._standing.join()
 
+    def _learn_keys(self, host: Callable[[str, Actor], object]) -> None:
+        """Learn from the chief which keys have joined by tokens. `host` gives an actor a name on the node."""
+        if self._node.keys is not None:
+            from dps.worker.joined import JoinedKeys
+
+            host("joined", JoinedKeys(self._chief, self._node.keys.accepted))
+
     def _led(self, chief: str, job: str, task: int) -> None:
-        """This client was given the address of another task, which has told it the chief's."""
+        """This process was given the address of another task, which has told it the chief's."""
         self._chief = chief
         self._standing.named = task if job == "worker" else -1
 

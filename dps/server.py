@@ -17,7 +17,7 @@ from dps.errors import ConfigError
 from dps.protocol import PS
 from dps.run_protocol import AGENT
 from dps.served_task import Beside, ServedTask
-from dps.standing import Standing
+from dps.standing import OUTSIDE, Standing
 from dps.task_node import make_node, network_flags, node_keys, root_and_default
 from dps.transport.current import runtime
 
@@ -137,7 +137,8 @@ class Server(ServedTask):
         self._node = make_node(self.runtime, own, self.name, self.binding, expected, keyed)
         self._chief = self.address if own.listens_as_chief else own.chief
         self._node.failed = lambda error: self._standing.fail(self.name, error)
-        self._node.expect(self._chief, "chief")
+        if self.job not in OUTSIDE:  # they may have been given the address of another task
+            self._node.expect(self._chief, "chief")
         if own.hosts_chief:
             self._host_chief(expected, wire, owned, restarted)
             assert self._hosted is not None
@@ -152,10 +153,6 @@ class Server(ServedTask):
             self._ps_actor = PsActor(device, config.parse_threads(threads))
             self._node.host(PS, self._ps_actor)
             self._node.host(SUMS, Sums())
-        if self.job == "evaluator":  # the chief does not count it, and so does not tell it of the run's end
-            from dps.queues.directory import Announcer
-
-            self._node.host("announcer", Announcer(self.job, self._chief))
         if self.job == "chief":
             self._standing.join()
         else:
@@ -180,10 +177,8 @@ class Server(ServedTask):
         who = self.job, self.task, self._chief, self._node.incarnation
         self._agent = Agent(*who, update, told, chief_command(self.cluster, self._chief, network_flags(self._node)))
         self._node.host(AGENT, self._agent)
-        if self._node.keys is not None and self._hosted is None and self.job != "client":  # only the chief calls that
-            from dps.worker.joined import JoinedKeys
-
-            self._node.host("joined", JoinedKeys(self._chief, self._node.keys.accepted))
+        if self._hosted is None and self.job not in OUTSIDE:
+            self._learn_keys(self._node.host)
 
     # -- other ways to make one -------------------------------------------------------------------------------
 

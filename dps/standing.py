@@ -24,6 +24,10 @@ def error_of(code: int, reason: str) -> DpsError:
     return TaskLost(reason or "the run has ended") if code == 0 else ERRORS.get(code, DpsError)(reason)
 
 
+OUTSIDE = ("client", "evaluator")
+"""The jobs of nodes outside of the training cluster, which may join by the address of any task."""
+
+
 class Home(NamedTuple):
     """The task that a session belongs to, as the session knows it.
 

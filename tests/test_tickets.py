@@ -26,6 +26,7 @@ from dps.actors.tickets import (
     Tickets,
     digest,
 )
+from dps.collectives.messages import GROUPS, LeaveGroup
 from dps.errors import Aborted, DeadlineExceeded, DpsError, NotAuthenticated
 from dps.protocol import PS, RUN, Decide, Enter, Probe, Probed, Pull, Push, Pushed, Report
 from dps.run_protocol import (
@@ -165,6 +166,7 @@ def test_who_is_not_the_chief_ends_no_task(attack: Attack, message: Message) -> 
 
 def test_a_session_belongs_to_the_process_that_opened_it(attack: Attack) -> None:
     number, chief = attack.connection.number, Ref(attack.worker.target, CHIEF)
+    attack.caller.connect(chief.address, runtime().secret())
     for message in (Restore(number, attack.epoch, ""), Save(number), CloseSession(number, "", "worker", 0, "/root")):
         with pytest.raises(NotAuthenticated, match="session of worker:0 belongs to another process"):
             attack.ask(chief, message)
@@ -175,6 +177,7 @@ def test_a_session_belongs_to_the_process_that_opened_it(attack: Attack) -> None
 
 def test_a_task_whose_process_lives_is_not_replaced_and_its_end_is_nobody_else_s_to_report(attack: Attack) -> None:
     chief, address = Ref(attack.worker.target, CHIEF), attack.worker.address
+    attack.caller.connect(chief.address, runtime().secret())
     for message in (
         Register("worker", 0, "127.0.0.1:9", 1, 0, {}), Register("ps", 0, "127.0.0.1:9", 1, 1 << 40, {}),
         Register("worker", -1, "127.0.0.1:9", attack.worker.home().process, 0, {}),
@@ -263,6 +266,17 @@ def test_a_probe_and_what_a_session_asks_the_chief_wait_for_the_ticket(late: Lat
     assert "checkpoint_dir" in late.answers[-1].text  # type: ignore[attr-defined]
 
 
+def test_what_a_member_of_a_group_asks_waits_for_the_ticket(late: Late) -> None:
+    chief, message = Ref(late.attack.worker.target, GROUPS), LeaveGroup("workers", 0, 1, 0, True)
+    assert isinstance(late.come(late.open(chief, message), chief), Done)
+    late.attack.caller.connect(chief.address, runtime().secret())
+    with pytest.raises(DeadlineExceeded):  # nobody has admitted that one; it might be on its way
+        late.attack.ask(chief, message)
+    late.attack.caller.connect(chief.address, late.ticket)
+    with pytest.raises(NotAuthenticated, match="in the name of worker:1 of worker:0"):
+        late.attack.ask(chief, LeaveGroup("workers", 1, 1, 0, True))
+
+
 def test_who_presents_another_ticket_is_refused_at_once(late: Late) -> None:
     attack = late.attack
     attack.present(runtime().secret())
@@ -284,15 +298,24 @@ def test_nobody_is_told_to_wait_for_long_or_often() -> None:
     assert told(b"1", STRANGER, Done(), 3, 100.0 + EARLY_S) is NotAuthenticated
     often = [told(b"2", STRANGER, Done(), 3, 100.0) for _ in range(EARLY + 1)]
     assert often == [Waiting] * EARLY + [NotAuthenticated]
-    new = tickets.present(b"3", digest(b"n"), 200.0)
+    new = tickets.present(b"3", digest(b"n"))
     members = Members(1, 1, [], [], [], 0)
     assert told(b"3", new, Done(), 3, 200.0) is NotAuthenticated
     assert told(b"3", new, members, 0, 200.0) is Waiting
     assert told(b"3", new, members, 0, 200.0 + EARLY_S) is NotAuthenticated
-    assert told(b"w", tickets.present(b"w", digest(b"w"), 200.0), members, 3, 200.0) is NotAuthenticated
+    assert told(b"w", tickets.present(b"w", digest(b"w")), members, 3, 200.0) is NotAuthenticated
     for route in range(STRANGERS + 10):
         told(b"many %d" % route, STRANGER, Done(), 3, 300.0)
     assert len(tickets._early) == STRANGERS
+    again = [Present(b"w"), Present(b"n")]
+    tickets.presented(b"4", again[1])
+    assert told(b"4", new, members, 0, 300.0) is Waiting, "it has connected anew"
+    lost = tickets.present(b"5", digest(b"w"))
+    tickets.admit("run", [])
+    assert told(b"5", lost, members, 0, 400.0) is Waiting, "its task was lost, and has not registered again"
+    assert told(b"5", lost, members, 0, 400.0 + EARLY_S) is NotAuthenticated
+    tickets.presented(b"5", again[0])
+    assert told(b"5", lost, members, 0, 400.0 + EARLY_S) is NotAuthenticated, "it is the same connection"
 
 
 # -- the table --------------------------------------------------------------------------------------------------

@@ -276,7 +276,7 @@ class Node:
             if envelope.actor:
                 self._hand_over(event.route, envelope)
             elif envelope.message.__class__ is Present:
-                self.tickets.presented(event.route, envelope.message, self.user, self._time.now())
+                self.tickets.presented(event.route, envelope.message, self.user)
             elif event.route.__class__ is str:  # an answer comes from where this node has connected to
                 self._guard(partial(self._requests.answer, envelope.request, envelope.message, self._time.now()))
 

@@ -54,7 +54,7 @@ class Present(Message, kind=4, roles=ANSWER):
 class Peer:
     """A process, as a node knows it by the ticket that it presented. Only `Tickets` changes it."""
 
-    __slots__ = ("claims", "key", "name", "near", "refused", "role", "routes", "since", "ticket")
+    __slots__ = ("claims", "early_at", "key", "name", "near", "refused", "role", "routes", "ticket")
 
     def __init__(self, ticket: str = "") -> None:
         self.ticket = ticket
@@ -69,8 +69,9 @@ class Peer:
         """Whether it has read memory of this process, so that memory which it names may be read."""
         self.refused = False
         """Whether a message of it was refused."""
-        self.since = 0.0
-        """When it first presented its ticket."""
+        self.early_at: float | None = None
+        """When the first message of it came that nobody had admitted yet, or any more; None: none has come since it was
+        admitted, or since it connected anew."""
         self.routes: deque[Route] = deque()
 
 
@@ -116,15 +117,16 @@ class Tickets:
 
     # -- connections --------------------------------------------------------------------------------------------
 
-    def present(self, route: Route, ticket: str, now: float = 0.0) -> Peer:
+    def present(self, route: Route, ticket: str) -> Peer:
         """Note that the process at a route has presented the ticket of this digest."""
         self._early.pop(route, None)
         peer = self._known.get(ticket)
         if peer is None:
             peer = self._known[ticket] = Peer(ticket)
-            peer.since = now
             self._add_stranger(peer)
         before = self.by_route.get(route)
+        if before is not peer:
+            peer.early_at = None
         if before is not None:
             before.routes.remove(route)
         self.by_route[route] = peer
@@ -141,7 +143,7 @@ class Tickets:
             for route in oldest.routes:
                 del self.by_route[route]
 
-    def presented(self, route: Route, message: Present, key: str = "", now: float = 0.0) -> None:
+    def presented(self, route: Route, message: Present, key: str = "") -> None:
         """A process has opened a connection. Its datagrams go on if it had paired on an earlier one. `key`: whose the
         connection's key is. A ticket that was presented with another one counts for nothing. But sessions of a chief
         or ps have a worker's or reader's key beside that of their node, with the same ticket."""
@@ -149,7 +151,7 @@ class Tickets:
         keys = {key, self._known[ticket].key if ticket in self._known else ""} - {""}
         if len(keys) > 1 and keys.isdisjoint(SERVERS):
             return
-        peer, before = self.present(route, ticket, now), self._endpoint.paired(message.direct)
+        peer, before = self.present(route, ticket), self._endpoint.paired(message.direct)
         peer.key = key
         if before is not None and self.by_route.get(before) is peer:
             self._endpoint.pair(route, message.direct, False)
@@ -180,7 +182,7 @@ class Tickets:
         for ticket in before - kept:
             if not any(ticket in other for other in self._groups.values()):
                 peer = self._known[ticket]
-                peer.name = peer.role = ""
+                peer.name, peer.role, peer.early_at = "", "", None
                 self._let_claim(peer, frozenset())
                 self._add_stranger(peer)
         for ticket, name, role, incarnations in admitted:
@@ -225,7 +227,8 @@ class Tickets:
 
     def _is_early(self, route: Route, peer: Peer, now: float) -> bool:
         if peer.ticket:
-            return not peer.name and now - peer.since < EARLY_S
+            peer.early_at = now if peer.early_at is None else peer.early_at
+            return not peer.name and now - peer.early_at < EARLY_S
         since, count = self._early.pop(route, (now, 0))
         self._early[route] = since, count + 1
         if len(self._early) > STRANGERS:

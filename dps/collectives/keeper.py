@@ -7,6 +7,7 @@ from typing import Any
 
 from dps.actors.actor import Actor
 from dps.actors.ref import Ref, Sender
+from dps.actors.tickets import Unproven
 from dps.collectives.messages import LEFT, SUMS, JoinGroup, LeaveGroup, Serve
 from dps.collectives.roster import Roster
 from dps.errors import ConfigError, NotAuthenticated
@@ -81,10 +82,11 @@ class Groups(Actor):
             self.node.ask(Ref(roster.ps[-1], SUMS), message, SERVE_S, lambda answer: None)
 
     def _check(self, task: int, sender: Sender) -> None:
-        """Raise NotAuthenticated for a message of another process than the worker's."""
+        """Raise NotAuthenticated for a message of another process than the worker's, and Unproven for one that nobody
+        has admitted yet: it may have been lost, and has not registered again."""
         if sender.peer.name != f"worker:{task}":
-            who = sender.peer.name or "a stranger"
-            raise NotAuthenticated(f"got a message in the name of worker:{task} of {who}; wanted it with its ticket")
+            who, error = sender.peer.name or "a stranger", NotAuthenticated if sender.peer.name else Unproven
+            raise error(f"got a message in the name of worker:{task} of {who}; wanted it with its ticket")
 
     def lost(self, address: str, silent_s: float) -> None:
         for roster in self.rosters.values():

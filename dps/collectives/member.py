@@ -9,7 +9,7 @@ import numpy as np
 
 from dps.actors.actor import Actor
 from dps.actors.ref import Ref, Sender
-from dps.actors.tickets import digest
+from dps.actors.tickets import Unproven, digest
 from dps.actors.timer import Timer
 from dps.collectives.board import Board, Place
 from dps.collectives.flow import Flow
@@ -218,8 +218,8 @@ class Member(Actor):
             return
         peer, by_ps = sender.peer, formed.ps is not None and sender.peer.ticket == formed.ps.ticket
         if not (by_ps or (0 <= message.rank < len(formed.members) and peer.name == formed.members[message.rank].name)):
-            who = peer.name or "a stranger"
-            raise NotAuthenticated(f"got a piece of rank {message.rank} from {who}, wanted it with its ticket")
+            who, error = peer.name or "a stranger", NotAuthenticated if peer.name else Unproven
+            raise error(f"got a piece of rank {message.rank} from {who}, wanted it with its ticket")
         self._take(message)
 
     def _take(self, message: Piece) -> None:

@@ -8,10 +8,11 @@ from typing import Any, Self
 from dps.actors.caller import Caller
 from dps.actors.ref import Ref
 from dps.chief.phase import GATHER, OPEN
-from dps.errors import DeadlineExceeded, DpsError
+from dps.errors import DeadlineExceeded, DpsError, NotAuthenticated, Unavailable
 from dps.protocol import PS
 from dps.run_protocol import CHIEF, AskStats, AskStatus, Stats
 from dps.transport.current import keys_for, runtime
+from dps.worker.finding import find_chief
 
 ASK_S = 1.0
 ANSWER_S = 3.0
@@ -35,16 +36,25 @@ class Asking:
     """Asks the tasks of one cluster for their counters, for an operator. Close it, or use it in a with block."""
 
     def __init__(self, chief: str, name: str, answer_s: float | None = None) -> None:
-        self._chief, self._answer_s = chief, ANSWER_S if answer_s is None else answer_s
-        self._caller = Caller(runtime(), name, keys_for(chief, "operator"))
+        self.address, self._answer_s = chief, ANSWER_S if answer_s is None else answer_s
+        self._name, self._keys, self._found = name, keys_for(chief, "operator"), False
+        self._caller = Caller(runtime(), name, self._keys)
 
     def chief(self) -> dict[str, Any]:
         """What the chief says of itself. Raises DeadlineExceeded without an answer."""
         try:
-            return self._ask(Ref(self._chief, CHIEF))
+            return self._ask(Ref(self.address, CHIEF))
+        except (NotAuthenticated, Unavailable):  # it may be another task's address
+            found = None if self._found else find_chief(runtime(), self.address, self._keys)
+            if found is None:
+                raise
+            self.close()
+            self._found, self.address = True, found.chief
+            self._caller = Caller(runtime(), self._name, self._keys)
+            return self.chief()
         except DeadlineExceeded:
             raise DeadlineExceeded(
-                f"no chief answered at {self._chief} for {self._answer_s:g} s; is a run there? dps list has those of "
+                f"no chief answered at {self.address} for {self._answer_s:g} s; is a run there? dps list has those of "
                 "dps launch"
             ) from None
 

@@ -83,6 +83,19 @@ def dialled(told: str, origin: str, named: Collection[str] = ()) -> str:
     return told if here or numeric == origin else str(replace(given, host=origin))
 
 
+def seen_from(place: str, told: str) -> str:
+    """The address that a node at `place` was told of another one, as others reach it: 127.0.0.1 there is the host of
+    `place`."""
+    here, there = parse(place), parse(told)
+    if (here.scheme, there.scheme) != ("tcp", "tcp") or not _is_local(there.host) or _is_local(here.host):
+        return told
+    return str(replace(there, host=here.host))
+
+
+def _is_local(host: str) -> bool:
+    return host == "localhost" or (is_numeric(host) and is_loopback(host))
+
+
 def is_loopback(host: str) -> bool:
     """Whether a numeric address can be reached from this machine only."""
     if _is_ip(host, 4):

@@ -21,7 +21,7 @@ import zmq
 from dps.errors import ConfigError, DpsError, NotAuthenticated
 from dps.record import record
 from dps.telemetry import log
-from dps.transport.roles import ROLES, TOKEN
+from dps.transport.roles import ANY_TASK, CHIEF_ONLY, ROLES, TASKS, TOKEN
 
 FILE = re.compile(rf"({'|'.join(ROLES)})-([1-9][0-9]{{0,8}})\.(key|pub)")
 _Z85 = re.compile(rb"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
@@ -256,6 +256,8 @@ class Credentials:
 
     def servers(self, user: str) -> list[bytes]:
         """The public keys that the listener of a role may have, the oldest first; or the one of `Accepted.user`."""
+        if user == ANY_TASK:
+            return [key for role in sorted(TASKS - CHIEF_ONLY) for key in self.folder.servers(role)]
         role, _, key = user.partition(" ")
         return [key.encode()] if key else self.folder.servers(role)
 

@@ -23,6 +23,8 @@ VISITORS: Roles = SESSIONS | OPERATOR_ONLY
 ENDS: Roles = frozenset({"ps", "worker", "operator"})
 """Roles that report the end of a task."""
 ALL: Roles = frozenset(ROLES)
+ANY_TASK = "any task"
+"""Stands for the role of a listener that may be any task of a run but its chief."""
 TOKEN = "token"
 """The role of the key in a join token. It enrols another key, and does nothing else."""
 TOKENS: Roles = frozenset({TOKEN})

@@ -12,9 +12,11 @@ from dps.actors.patience import FIRST_S, Patience
 from dps.actors.ref import Ref, Sender
 from dps.actors.tickets import digest
 from dps.errors import DeadlineExceeded, DpsError, Unavailable
-from dps.run_protocol import AGENT, CHIEF, AskRun, Drain, Leave, Register, Registered, RunIs, StopTask
+from dps.run_protocol import CHIEF, AskRun, Drain, Leave, Register, Registered, RunIs, StopTask
+from dps.standing import OUTSIDE
 from dps.telemetry import log
 from dps.transport.message import Message
+from dps.worker.finding import find_chief
 
 BEAT_S = 2.0
 """How often a node registers again, so that a restarted chief learns of it."""
@@ -81,6 +83,10 @@ class Agent(Actor):
         self._told_at = -inf
         """When the chief last told this node to wait."""
         self._proof = b""
+        self._unasked: Callable[[], None] = lambda: None
+        """Drops the last request to the chief."""
+        self._looks = False
+        """Whether it looks for the chief behind the address that it was given, or has done so."""
 
     def started(self) -> None:
         self._heard_at, self._proof = self.node.now(), self.node.runtime.secret()
@@ -122,7 +128,8 @@ class Agent(Actor):
         message = Register(*who, self._told.epoch(), self._update, self._proof, self._told.progress())
         left = self._heard_at + CHIEF_S - self.node.now()  # late answers count, too: a chief may be busy
         self._beats += 1
-        self.node.ask(self.chief, message, max(BEAT_S, left), self._registered, waits=self._told_to_wait)
+        asked = self.node.ask(self.chief, message, max(BEAT_S, left), self._registered, waits=self._told_to_wait)
+        self._unasked = asked
         if self._start_the_chief:
             self._tell(self._beats)
 
@@ -161,30 +168,46 @@ class Agent(Actor):
                 self._end(3, f"the chief at {self.chief.address} was silent for {now - self._heard_at:.0f} s")
             else:
                 self._register()
-        elif isinstance(answer, Unavailable) and self.job == "client" and self._beats == 1:
-            self._ask_for_the_chief(answer)
+        elif isinstance(answer, Unavailable) and self.job in OUTSIDE and self._beats == 1:
+            self._look_behind(answer)
         else:
             assert isinstance(answer, Exception)
             self._end(getattr(answer, "exit_code", 1), str(answer))
 
     def refused(self, address: str, error: DpsError) -> None:
-        """The chief refuses the keys of this task, or this task those of the chief."""
-        if address == self.chief.address:
+        """The chief refuses the keys of this task, or this task those of the chief. A client may have been given the
+        address of another task, which has another key."""
+        if address != self.chief.address:
+            return
+        if self.job in OUTSIDE and self._beats == 1 and self._stays:
+            self._look_behind(error)
+        else:
             self._end(error.exit_code, str(error))
 
-    def _ask_for_the_chief(self, refusal: Unavailable) -> None:
-        """There is no chief at the address that this client was given: the task there knows the chief's."""
+    def _look_behind(self, refusal: DpsError) -> None:
+        """There is no chief at the address that this client was given: ask the task there, on another thread, since
+        that has to connect with other keys."""
+        if self._looks:
+            return
+        self._looks, given, node = True, self.chief.address, self.node
 
-        def answered(answer: Message | Exception) -> None:
-            if not isinstance(answer, RunIs):
-                self._end(refusal.exit_code, str(refusal))
-                return
-            self.chief = Ref(answer.chief, CHIEF)
-            self._told.led(answer.chief, answer.job, answer.task)
-            self.node.present(answer.chief)
-            self._register()
+        def look() -> None:
+            found = find_chief(node.runtime, given, node.keys)
+            node.post(lambda: self._led(found, refusal))
 
-        self.node.ask(Ref(self.chief.address, AGENT), AskRun(), BEAT_S, answered)
+        node.runtime.spawn("looks for the chief", look)
+
+    def _led(self, found: RunIs | None, refusal: DpsError) -> None:
+        """The task at the address that this client was given has said where the chief is, or has not."""
+        self._unasked()
+        if found is None:
+            self._end(refusal.exit_code, str(refusal))
+            return
+        self.node.unwatch(self.chief.address)
+        self.chief = Ref(found.chief, CHIEF)
+        self._told.led(found.chief, found.job, found.task)
+        self.node.present(found.chief)
+        self._register()
 
     def on_AskRun(self, message: AskRun, sender: Sender) -> None:
         self.node.answer(sender, RunIs(self.chief.address, self.job, self.task))

@@ -246,6 +246,7 @@ def test_all_hold_the_same_sums_or_a_failure_has_a_name(seeds: range) -> None:
         pytest.param(348, id="leaves while its messages are lost"),
         pytest.param(1202, id="a ps is missing and the others have given up"),
         pytest.param(1323, id="leaves with a sum that the other one repeats"),
+        pytest.param(70103, id="asks the chief for the group before it has registered again"),
     ],
 )
 def test_what_many_seeds_have_found(seed: int) -> None:

@@ -157,7 +157,7 @@ def test_what_concerns_other_tasks_is_told_to_an_operator_and_not_to_a_session(
     finally:
         for caller in asks.values():
             caller.close()
-    tasks = {"cluster", "waiting", "finished", "given_up", "batches"}
+    tasks = {"cluster", "waiting", "finished", "given_up", "batches", "progress"}
     assert found[role]["chief"].keys() == found["operator"]["chief"].keys() - tasks
     assert "worker:0" in found["operator"]["ps"]["sessions"] and found[role]["ps"]["sessions"] == {}  # type: ignore[operator]
     if role == "worker":

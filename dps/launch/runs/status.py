@@ -121,9 +121,9 @@ def show_cluster(address: str, as_json: bool) -> int:
         ps = asking.ps(chief)
     training = training_of(chief, ps)
     if as_json:
-        table.print_json({"address": address, **chief, "ps": ps, "training": training})
+        table.print_json({"address": asking.address, **chief, "ps": ps, "training": training})
         return 0
-    print(f"chief at {address}: {chief['text']}; run epoch {chief['epoch']}; last checkpoint {saved(training)}")
+    print(f"chief at {asking.address}: {chief['text']}; run epoch {chief['epoch']}; last checkpoint {saved(training)}")
     for what in ("live", "waiting", "finished", "given_up"):
         names = sorted(chief[what], key=lambda name: (len(name), name))  # worker:2 before worker:10
         print(f"workers {what.replace('_', ' ')}: {', '.join(names) or 'none'}")
