@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dps import own_files
+from dps import descriptors, own_files
 from dps.config import allowed_cpus, parse_threads
 from dps.errors import ConfigError, DpsError
 from dps.flags import MOST_TASKS, drop_output
@@ -57,6 +57,7 @@ def launch(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         wanted = [of_flags(args, env)]
     for each in wanted:
         plan, where = each.plan("0"), each.asked["where"]
+        descriptors.check("each task of this run", descriptors.needed_to_launch(plan.ps, plan.workers))
         engine(where).check(plan)
         if plan.pin:
             if where["on"] != LOCAL:
