@@ -29,8 +29,9 @@ ROOMS = {
     "modes": ["ps/modes/*.py"],
     "store": ["ps/store/*.py"],
 }
-ELSEWHERE = {"crew.py", "free_cores.py", "device_memory.py"}
-"""Of the store: threads and the memory of GPUs, which have property tests."""
+ELSEWHERE = {"crew.py", "free_cores.py", "device_memory.py", "exchanges.py"}
+"""Of the store: threads and the memory of GPUs, which have property tests. Of the modes: what strategies exchange in
+sync, which has seeds of its own (tests/strategy/test_reduced_under_faults.py)."""
 
 
 def files() -> Iterator[tuple[str, Path]]:
