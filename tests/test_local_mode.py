@@ -139,6 +139,37 @@ def test_what_a_worker_did_in_a_round_in_which_it_dies_is_lost_and_the_others_go
     assert end == -2 * (2 * 2.0 + 2 * 1.5), "two rounds of three workers, then two rounds of two"
 
 
+class Told(dps.Hook):
+    def __init__(self) -> None:
+        self.lost: list[tuple[int, int]] = []
+
+    def rolled_back(self, session: Any, step: int, lost: int) -> None:
+        self.lost.append((step, lost))
+
+
+@pytest.mark.parametrize("steps", [4, 6, 8])
+def test_accepted_steps_of_a_round_that_ended_without_a_paused_worker_are_told(
+    steps: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    def work(server: Any) -> Any:
+        told, pushes = Told(), []
+        with dps.Session(
+            server, {"w": np.zeros(1)}, optimizer=dps.optim.SGD(1.0), update=dps.Local(4), hooks=[told], timeout=60
+        ) as session:
+            for step in range(steps if server.task else 40):
+                if server.task == 0 or step == 3:
+                    server.runtime.sleep(0.5)  # worker:1 stands still meanwhile
+                pushes.append(session.push({"w": np.ones(1)}).accepted)
+        return pushes, told.lost
+
+    run = dps.simulate(work, ps=1, workers=2, faults=[Pause("worker:1", at=0.3, seconds=6.0)], seed=1)
+    assert not run.errors, run.errors
+    pushes, lost = run.results[1]
+    assert run.results[0] == ([True] * 40, [])
+    assert pushes == [True, True, True, False, *[True] * (steps - 4)]
+    assert [count for _, count in lost] == [4] and "worker:1: its 4 steps since round" in caplog.text
+
+
 def test_a_rollback_brings_the_values_of_the_checkpoint_and_slots_begin_anew() -> None:
     def work(server: Any) -> Any:
         with dps.Session(

@@ -29,9 +29,16 @@ class LocalSession(Session):
             self._pushes.drain()
             common = self._pulls.finish(self._pulls.start(None, None, after=False), timeout)
             if self._own.membership is not connection.membership:
+                self._tell_lost()
                 self._own = LocalCopy(connection.agreed.plan, connection.membership)
             self._own.begin(common)
         return self._own
+
+    def _tell_lost(self) -> None:
+        """Tell of the steps of a round that ended without this session: their pushes had been accepted."""
+        lost, self._own.steps = self._own.steps, 0
+        if lost:
+            self._reports.round_lost(self._connection.steps.step, lost)
 
     # -- training -----------------------------------------------------------------------------------------------
 
@@ -52,13 +59,18 @@ class LocalSession(Session):
         moved = self._own.moved()
         self._own.ended = True
         check_all_finite(self._connection.agreed, moved, "movement")
-        return self._pushes.finish(self._pushes.start(moved, loss, timeout), timeout)
+        result = self._pushes.finish(self._pushes.start(moved, loss, timeout), timeout)
+        if result.accepted:
+            self._own.steps = 0
+        return result
 
     def _finish_pushes(self) -> None:
         """Push the steps since the last round when the session is closed."""
         if self._own.steps and not self._own.ended and self._own.membership is self._connection.membership:
             self._end_round(None, None)
         super()._finish_pushes()
+        if self._own.membership is not self._connection.membership:
+            self._tell_lost()
 
     def push_async(self, grads: Any, loss: Any = None) -> Reply[Push]:
         """As Session.push_async; the last push of a round blocks."""

@@ -100,6 +100,15 @@ class Reports:
                 self._session.name,
             )
 
+    def round_lost(self, step: int, lost: int) -> None:
+        """In local mode: a round ended without this session, after so many steps of its own."""
+        log.warning(
+            "%s: its %d %s since round %d are lost: the run went on without this session, or was rolled back, before "
+            "the round had ended; it begins anew from the common values", self._session.name, lost,
+            "step" if lost == 1 else "steps", step,
+        )  # fmt: skip
+        self._hooks.call("rolled_back", self._session, step, lost)
+
     def rolled_back(self, step: int, epoch: int, loss: Loss) -> None:
         """The session was rolled back, to an earlier step or into a new run epoch."""
         more = f"; {telemetry.LOSE_LESS}" if loss.steps else ""

@@ -62,12 +62,12 @@ class Hook:
         """
 
     def rolled_back(self, session: Any, step: int, lost: int) -> None:
-        """Called when the run went back to a checkpoint.
+        """Called when the run went back to a checkpoint, and in local mode when a round ended without this session.
 
         Args:
             session: The session.
-            step: The global step of the checkpoint.
-            lost: How many steps are undone.
+            step: The global step of the checkpoint, or of the last round.
+            lost: How many steps are undone: global ones of a rollback, and of a round the session's own.
         """
 
     def end(self, session: Any) -> None:
