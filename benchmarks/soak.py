@@ -86,7 +86,7 @@ def soak(seconds: float, every_s: float, rows: int, folder: str) -> list[Look]:
     looks: list[Look] = []
     with Roles() as roles:
         counts = ["--ps", str(PS), "--workers", str(WORKERS), "--owned"]
-        target = roles.start(["--job", "chief", "--chief", "127.0.0.1:0", *counts])
+        target = roles.start(["--job", "chief", "--chief", "127.0.0.1:0", "--checkpoint-root", folder, *counts])
         for task in range(PS):
             roles.start(["--job", "ps", "--task", str(task), "--chief", target, "--bind", "127.0.0.1:0"])
         started = [Told(target, task, folder, rows) for task in range(WORKERS)]
