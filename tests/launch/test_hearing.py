@@ -48,16 +48,38 @@ def test_the_signal_does_nothing_to_a_process_that_does_not_handle_it_yet() -> N
     os.kill(os.getpid(), OVER)
 
 
+LOOP = """
+import os, signal, sys, time
+import numpy as np, dps
+def stand_still(where):
+    if sys.argv[2] == where and server.task == 1 and session.global_step >= 5:
+        sys.argv[2] = ""
+        print("begins", flush=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(1.0)  # the launcher's signal has been handled
+with dps.Server.from_env() as server, dps.Session(
+    server, {"a": np.zeros(10, np.float32)}, optimizer=dps.optim.SGD(1.0), timeout=60,
+    hooks=[dps.StopAtStep(last_step=int(sys.argv[1]))],
+) as session:
+    while not session.should_stop():
+        stand_still("in the step")
+        session.push({"a": np.ones_like(session.pull()["a"])})
+        time.sleep(0.005)
+        stand_still("between steps")
+    print("has seen all", flush=True)
+"""
 GROUP = """
-import sys, time
+import os, signal, sys, time
 import numpy as np, dps
 with dps.Server.from_env() as server, dps.strategy.MultiWorkerMirrored(server, ["/cpu:0"], timeout=60) as strategy:
     with strategy.scope():
         variables = strategy.variables({"w": np.zeros(2)}, optimizer=dps.optim.SGD(0.5))
-    print("begins", flush=True)
     for step in range(int(sys.argv[1])):
         variables.apply_gradients({"w": np.ones(2)})
-        time.sleep(0.005)
+        if server.task == 1 and step == 5:
+            print("begins", flush=True)
+            os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(1.0)
 """
 FOLLOWER = """
 import dps
@@ -77,27 +99,39 @@ def task_of(process: subprocess.Popen[str], job: str, task: str) -> psutil.Proce
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("flags", "program", "who", "steps", "code"),
+    ("flags", "program", "where", "code"),
     [
-        (["--ps", "1"], PROGRAM, "worker:1", 300, 3),
-        (["--ps", "0"], GROUP, "worker:1", 300, 3),
-        (["--ps", "1", "--evaluator", "follower.py"], PROGRAM, "evaluator:0", 3000, 0),
+        (["--ps", "1"], LOOP, "in the step", 3),
+        (["--ps", "1"], LOOP, "between steps", 0),
+        (["--ps", "0"], GROUP, "in the step", 3),
     ],
 )
-def test_a_task_that_stood_still_while_its_run_ended_ends_when_it_wakes(
-    tmp_path: Path, flags: list[str], program: str, who: str, steps: int, code: int
+def test_a_worker_that_stood_still_while_its_run_ended_ends_when_it_wakes(
+    tmp_path: Path, flags: list[str], program: str, where: str, code: int
 ) -> None:
     (tmp_path / "program.py").write_text(program)
+    process = launch(*flags, "--workers", "2", "program.py", "--", "300", where, cwd=tmp_path)
+    lines_until(process, "[worker:1] begins")
+    lines = lines_until(process, "the run has ended; waits for the program")
+    assert lines[-1].endswith("of worker:1")
+    ends(process, task_of(process, "worker", "1"), "worker:1", code)
+
+
+@pytest.mark.slow
+def test_an_evaluator_that_stood_still_while_its_run_ended_sees_its_last_version(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "follower.py").write_text(FOLLOWER)
-    process = launch(*flags, "--workers", "2", "program.py", "--", str(steps), cwd=tmp_path)
-    lines = lines_until(process, f"[{who}] begins")
-    stopped = task_of(process, *who.split(":"))
+    process = launch(
+        "--ps", "1", "--evaluator", "follower.py", "--workers", "2", "program.py", "--", "3000", cwd=tmp_path
+    )
+    lines_until(process, "[evaluator:0] begins")
+    stopped = task_of(process, "evaluator", "0")
     stopped.suspend()
-    if who.startswith("worker"):
-        lines += lines_until(process, "the run has ended; waits for the program")
-        assert lines[-1].endswith(f"of {who}")
-    else:
-        until(lambda: not any("chief" in child.cmdline() for child in psutil.Process(process.pid).children()))
+    until(lambda: not any("chief" in child.cmdline() for child in psutil.Process(process.pid).children()))
+    ends(process, stopped, "evaluator:0", 0)
+
+
+def ends(process: subprocess.Popen[str], stopped: psutil.Process, who: str, code: int) -> None:
     woken_at = now()
     stopped.resume()
     text = rest(process)
