@@ -148,6 +148,15 @@ def test_a_run_in_the_background_is_listed_watched_read_and_ended_from_other_ter
     assert user.dps("kill", "1").endswith("run 1: KILLED\n")
 
 
+@pytest.fixture
+def hangs_up() -> Iterator[None]:
+    """Processes that a test starts hear that their terminal has gone, also where the tests run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangs_up")
 def test_a_run_whose_terminal_is_closed_ends_in_order(user: Terminal) -> None:
     process, terminal = user.start("launch", "train.py", "--", "100000")
     user.until(terminal, "begins at")
