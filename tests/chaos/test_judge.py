@@ -120,7 +120,7 @@ def test_a_push_accepted_around_a_rollback_is_in_the_epoch_before_or_after() -> 
         found, worker = evidence(), Writer().push(2).send()
         worker.roll_back(saved, saved, 0).entries.append(Settled(9.0, 3, True, 3, 2, 8))
         found.ledgers[0] = worker.see(3).entries
-        found.saved = [Saved(1, saved, {0: values(saved), 1: values(3)})]
+        found.saved = [Saved(1, saved, (values(saved), values(3)))]
         assert not [text for text in judge(found) if "worker:0 in epoch 2 saw" in text]
 
 
