@@ -27,6 +27,7 @@ from tests.simulation.scenario import (
     crowded,
     run,
     scenario,
+    spoilt,
     with_a_forger,
     with_a_killed_chief,
     with_a_lost_ps,
@@ -271,6 +272,17 @@ def test_a_push_at_once_ahead_of_others_that_are_staged_is_caught(monkeypatch: p
 
     monkeypatch.setattr(modes.AsyncMode, "at_once", hasty)
     caught("at once", "applied twice", 105)
+
+
+@pytest.mark.parametrize("mode", ["at once", "async"])
+def test_a_pass_over_memory_that_does_not_see_nan_is_caught(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def blind(self: draft.Draft, update: Any) -> bool:
+        write(self, update)
+        return True
+
+    write = draft.Draft.write
+    monkeypatch.setattr(draft.Draft, "write", blind)
+    caught(mode, "differ from row", of=spoilt)
 
 
 def test_values_that_leave_for_a_version_that_never_was_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
