@@ -18,7 +18,7 @@ from dps.ps.intake import ledger, staged
 from dps.ps.modes import asynchronous as modes
 from dps.ps.modes import clocks, quorum, sync, together, tokens
 from dps.ps.modes.combine import combined
-from dps.ps.serving import answers, early
+from dps.ps.serving import answers, early, saving
 from dps.ps.store import draft, store
 from dps.reply import Push
 from tests.simulation import scenario as scenarios
@@ -182,6 +182,17 @@ def test_a_checkpoint_that_is_cut_at_different_steps_is_caught(monkeypatch: pyte
     tuned = scenarios.tuned
     monkeypatch.setattr(scenarios, "tuned", lambda chosen: tuned(chosen).where(serving__kept_saves=4))
     caught("sync", "was copied at step", 45)
+
+
+@pytest.mark.parametrize("mode", ["async", "bounded"])
+def test_a_cut_that_forgets_a_session_is_caught(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgets(self: saving.Saving, *given: Any) -> None:
+        *others, pushes = given
+        made(self, *others, lambda: pushes()[1:])
+
+    made = saving.Saving.__init__
+    monkeypatch.setattr(saving.Saving, "__init__", forgets)
+    caught(mode, "says that its shards have the same pushes")
 
 
 def test_a_reader_that_is_let_in_one_step_too_far_ahead_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
