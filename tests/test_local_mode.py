@@ -167,7 +167,10 @@ def test_accepted_steps_of_a_round_that_ended_without_a_paused_worker_are_told(
     pushes, lost = run.results[1]
     assert run.results[0] == ([True] * 40, [])
     assert pushes == [True, True, True, False, *[True] * (steps - 4)]
-    assert [count for _, count in lost] == [4] and "worker:1: its 4 steps since round" in caplog.text
+    assert [count for _, count in lost] == [4]
+    step = lost[0][0]
+    assert "worker:1: its 4 steps of a round are lost: the run went on without this session" in caplog.text
+    assert f"it begins anew from the common values of round {step}" in caplog.text
 
 
 def test_a_rollback_brings_the_values_of_the_checkpoint_and_slots_begin_anew() -> None:

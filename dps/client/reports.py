@@ -103,8 +103,8 @@ class Reports:
     def round_lost(self, step: int, lost: int) -> None:
         """In local mode: a round ended without this session, after so many steps of its own."""
         log.warning(
-            "%s: its %d %s since round %d are lost: the run went on without this session, or was rolled back, before "
-            "the round had ended; it begins anew from the common values", self._session.name, lost,
+            "%s: its %d %s of a round are lost: the run went on without this session, or was rolled back, before the "
+            "round had ended; it begins anew from the common values of round %d", self._session.name, lost,
             "step" if lost == 1 else "steps", step,
         )  # fmt: skip
         self._hooks.call("rolled_back", self._session, step, lost)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from dps import telemetry
+from dps import own_files, telemetry
 from dps.checkpoint.memory import MemoryStorage
 from dps.errors import DpsError
 from dps.server import Server
@@ -115,8 +115,8 @@ class SimulatedRun:
         for path, data in sorted(self.files.items()):
             inside = [part for part in path.split("/") if part not in ("", "..")]
             target = os.path.join(os.fspath(folder), *inside)
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            with open(target, "wb") as file:
+            own_files.make_folder(os.path.dirname(target))
+            with open(target, "wb", opener=own_files.opener) as file:
                 file.write(data)
             written.append(target)
         return written

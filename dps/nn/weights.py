@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dps.errors import CheckpointError
+from dps.own_files import make_folder, opener
 from dps.variables.tree import leaves
 
 
@@ -18,7 +19,9 @@ def save(path: str | os.PathLike[str], values: Mapping[str, Any]) -> None:
     folder, unfinished = os.path.dirname(path), f"{path}.unfinished"
     try:
         if folder:
-            os.makedirs(folder, exist_ok=True)
+            make_folder(folder)
+        with open(unfinished, "wb", opener=opener):  # with its mode
+            pass
         save_file({name: array.copy() for name, array in leaves(values)}, unfinished)
         os.replace(unfinished, path)
     except OSError as error:

@@ -16,7 +16,6 @@ import atexit
 import contextlib
 import os
 import socket
-import stat
 import struct
 import sys
 import threading
@@ -26,7 +25,7 @@ from dps.errors import ConfigError
 from dps.telemetry import log
 from dps.transport.endpoint import Buffer, Delivery, Route
 from dps.transport.peers import LONGEST_NBYTES, Peers, fits
-from dps.transport.private import private_folder, remove
+from dps.transport.private import is_private, private_folder, remove
 
 _COUNT = struct.Struct("<H")
 _ALONE = struct.Struct("<HI")
@@ -69,7 +68,12 @@ class Direct:
         """Note the name of the peer at a route. `hears`: the peer knows this endpoint's name; otherwise it is written
         to only once it has written. Returns whether it is heard from now on. A name outside a folder that only this
         user can enter is refused."""
-        return self._socket is not None and _is_private(name) and self.peers.pair(route, name, hears)
+        return (
+            self._socket is not None
+            and os.path.isabs(name)
+            and is_private(os.path.dirname(name))
+            and self.peers.pair(route, name, hears)
+        )
 
     def paired(self, name: bytes) -> Route | None:
         """See `Endpoint.paired`."""
@@ -152,18 +156,6 @@ def _remove_folder(pid: int, folder: str) -> None:
     """Remove the folder of the process of this number at its end, not at that of a forked child."""
     if pid == os.getpid():
         remove(folder)
-
-
-def _is_private(name: bytes) -> bool:
-    """Whether a name is a path in a folder of this user which nobody else may enter: then only this user, or root, can
-    have bound it."""
-    if not os.path.isabs(name):
-        return False
-    try:
-        found = os.lstat(os.path.dirname(name))
-    except (OSError, ValueError):
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) & 0o077 == 0
 
 
 def _joined(header: bytes, frames: Sequence[Buffer]) -> bytes:

@@ -3,6 +3,9 @@
 The owner of a folder is the process that made it. It holds a lock (flock) on the file OWNER in it, which the system
 takes away when the process ends in any way. A process number would not do: the system gives it to another process.
 docs/decisions/0072.
+
+All of them lie in a folder of their account, which stays. Without it another account could make a folder in the place
+of a removed one, and somebody might still write to a socket there.
 """
 
 from __future__ import annotations
@@ -29,13 +32,14 @@ _owned: dict[str, int] = {}
 
 
 def private_folder() -> str:
-    """A new folder of mode 700 in TMPDIR, or else in /tmp, which this process owns until `remove`. Removes those of
-    processes that were killed. Raises ConfigError if neither can be written, or others could rename what is there."""
+    """A new folder of mode 700 below TMPDIR, or else below /tmp, which this process owns until `remove`. Removes those
+    of processes that were killed. Raises ConfigError if neither can be written, or others could rename what is
+    there."""
     for parent in filter(_keeps_names, _parents()):
-        path = os.path.join(parent, f"dps-{os.urandom(8).hex()}")
-        if len(os.fsencode(path)) > LONGEST:
-            continue
         with contextlib.suppress(OSError):
+            path = os.path.join(_of_account(parent), f"dps-{os.urandom(8).hex()}")
+            if len(os.fsencode(path)) > LONGEST:
+                continue
             os.mkdir(path, 0o700)
             _own(path)
             remove_left()
@@ -60,6 +64,37 @@ def _keeps_names(parent: str) -> bool:
                 return True
             at = os.path.dirname(at)
     return False
+
+
+def _of_account(parent: str) -> str:
+    """The folder in `parent` that only this account can enter, made if there is none: in it no other account can make
+    anything, now or later. `parent` itself, if it is one. Raises OSError."""
+    if is_private(os.path.realpath(parent)):
+        return parent
+    name = os.path.join(parent, f"dps-of-{os.geteuid()}")
+    for path in (*_of_accounts(parent), name, f"{name}-{os.urandom(8).hex()}"):  # another may have taken the name
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+        if is_private(path):
+            return path
+    raise PermissionError(parent)
+
+
+def _of_accounts(parent: str) -> list[str]:
+    """The folders of this account in `parent`."""
+    name = re.compile(rf"dps-of-{os.geteuid()}(-[0-9a-f]{{16}})?")
+    with os.scandir(parent) as entries:
+        return sorted(entry.path for entry in entries if name.fullmatch(entry.name) and is_private(entry.path))
+
+
+def is_private(path: str | bytes) -> bool:
+    """Whether a path is a folder of this account that no other can enter, and no link: then only this account, or root,
+    can have made what is in it."""
+    try:
+        found = os.lstat(path)
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
 
 
 def _parents() -> list[str]:
@@ -104,11 +139,19 @@ def remove_left() -> int:
     """Remove the folders of this user whose owners on this machine are gone. Returns how many. Folders of other
     accounts, links, and folders without an owner's file are not touched."""
     removed = 0
-    for parent in _parents():
-        with contextlib.suppress(OSError), os.scandir(parent) as entries:
+    for folder in _searched():
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
             names = [entry.name for entry in entries if NAME.fullmatch(entry.name)]
-            removed += sum(_remove_if_left(os.path.join(parent, name)) for name in names)
+            removed += sum(_remove_if_left(os.path.join(folder, name)) for name in names)
     return removed
+
+
+def _searched() -> Iterator[str]:
+    """Where folders may have been left: in those of the account, and beside them by older versions."""
+    for parent in _parents():
+        yield parent
+        with contextlib.suppress(OSError):
+            yield from _of_accounts(parent)
 
 
 def _remove_if_left(path: str) -> bool:

@@ -54,8 +54,8 @@ class Variable:
     aggregation: str | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.value, tuple) and all(isinstance(n, int) for n in self.value):
-            shape = tuple(self.value)
+        if isinstance(self.value, tuple) and all(isinstance(n, int | np.integer) for n in self.value):
+            shape = tuple(int(n) for n in self.value)
             raise ConfigError(
                 f"dps.Variable({shape}): a tuple of whole numbers may be a shape or values; for a shape give "
                 f"dps.Variable(np.zeros({shape})), for values dps.Variable(np.array({list(shape)}))"

@@ -37,8 +37,10 @@ with dps.Server.from_env() as server, dps.Session(server, {"w": np.zeros(8)}, op
         session.push({"w": np.zeros(8)})
         time.sleep(0.002)
 """
+STARTS = "from dps.transport import private; private.remove(private.private_folder())"
+"""What each process of dps does when it starts and ends: the folders of killed ones go."""
 ATTACK = r"""
-import contextlib, json, socket, sys, threading
+import contextlib, json, os, socket, sys, threading
 
 names = [bytes.fromhex(line) for line in sys.stdin.readline().split()]
 going, counts, bound = True, {"bound": 0, "sent": 0, "read": 0}, {}
@@ -48,12 +50,15 @@ def stop():
     sys.stdin.readline()
     going = False
 
+os.umask(0)
 threading.Thread(target=stop, daemon=True).start()
 stranger = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 print("tries", flush=True)
 while going:
     for name in names:
         if name not in bound:
+            with contextlib.suppress(OSError):
+                os.mkdir(os.path.dirname(name))
             made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             made.setblocking(False)
             with contextlib.suppress(OSError):
@@ -171,11 +176,41 @@ def running(kind: str, folder: Path) -> Iterator[dict[int, str]]:
                 pass
 
 
+@contextlib.contextmanager
+def stopped(pids: list[int]) -> Iterator[None]:
+    """These processes stand still: they do not notice who ends meanwhile, and write to it when they go on."""
+    try:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        yield
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
 def wait_until(ready: Callable[[], bool], why: Callable[[], str]) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while not ready():
         assert time.monotonic() < deadline, why()
         time.sleep(0.02)
+
+
+def reached(kind: str, folder: Path, job: str) -> dict[str, int]:
+    """What another account reaches when a task of this job is killed, its peers notice it late, and the account's
+    own user starts something of dps meanwhile."""
+    with running(kind, folder) as roles:
+        names = datagram_names(list(roles))
+        assert len(names) >= 4, "the tasks of one machine have datagram sockets"
+        account = Account(names)
+        killed = next(pid for pid, its in roles.items() if its == job)
+        with stopped([pid for pid in roles if pid != killed]):
+            os.kill(killed, signal.SIGKILL)
+            wait_until(lambda: killed not in tasks(), lambda: f"{job} lives")
+            subprocess.run([sys.executable, "-c", STARTS], check=True)
+            time.sleep(AFTER_S / 5)  # the account's time, not a wait for anything
+        time.sleep(AFTER_S)  # likewise
+        return account.counts()
 
 
 @pytest.mark.parametrize("kind", ["launch", "own keys", "no keys"])
@@ -187,10 +222,6 @@ def test_another_account_reads_and_writes_nothing_in_the_place_of_a_task_that_wa
         for job in ("worker", "ps", "chief"):
             folder = tmp_path / f"{round}-{job}"
             folder.mkdir()
-            with running(kind, folder) as roles:
-                names = datagram_names(list(roles))
-                assert len(names) >= 4, "the tasks of one machine have datagram sockets"
-                account = Account(names)
-                os.kill(next(pid for pid, its in roles.items() if its == job), signal.SIGKILL)
-                time.sleep(AFTER_S)  # the account's time, not a wait for anything
-                assert account.counts() == {"bound": 0, "sent": 0, "read": 0}, f"{job} of a run by {kind}, {round}"
+            assert reached(kind, folder, job) == {"bound": 0, "sent": 0, "read": 0}, (
+                f"{job} of a run by {kind}, {round}"
+            )

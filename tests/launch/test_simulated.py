@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import dps
+from tests.accounts import modes
 
 
 def train(server: dps.Server, folder: str = "", steps: int = 20) -> None:
@@ -39,6 +40,11 @@ def test_the_files_of_a_simulation_are_saved_on_request(tmp_path: Path) -> None:
             run
         )
         assert run.save(folder) == [str(file)] and file.read_bytes() == run.files["logs/run/summaries.jsonl"]
+
+
+def test_saved_files_are_for_one_account(open_folder: Path) -> None:
+    dps.simulate(train, "logs/run").save(open_folder / "a" / "b")
+    assert modes(open_folder / "a") == {}
 
 
 @pytest.mark.parametrize("folder", ["/logs", "../../logs", "/tmp/../logs"])

@@ -12,6 +12,7 @@ import pytest
 import dps
 from dps import nn
 from dps.errors import CheckpointError, ConfigError, DataError
+from tests.accounts import modes
 from tests.nn.text import data, two_layers
 
 X, Y = np.random.default_rng(0).normal(size=(20, 3)), np.arange(20) % 3
@@ -349,3 +350,11 @@ def test_a_model_belongs_to_its_strategy() -> None:
         pytest.raises(ConfigError, match="wanted that of the default strategy"),
     ):
         model.compile()
+
+
+def test_saved_weights_are_for_one_account(open_folder: Path) -> None:
+    model = two_layers()
+    model.build((3,))
+    for _ in range(2):
+        model.save_weights(open_folder / "a" / "b" / "weights.safetensors")
+        assert modes(open_folder / "a") == {}

@@ -52,6 +52,7 @@ def all_seeds(seeds: int) -> Iterator[tuple[Scenario, dict[str, object]]]:
             yield of.scenario(mode, seed), {}
         for mode in ("async", "at once", "sync", "steps", "bounded", "tokens"):
             yield of.varied(mode, seed), {}
+            yield of.spoilt(mode, seed), {}
         for mode in ("async", "sync", "bounded"):
             yield of.scenario(mode, seed), of.compressed(seed)
     few: list[Callable[[str, int], Scenario]] = [of.with_a_killed_chief, of.with_a_lost_ps, of.varied_with_kills]

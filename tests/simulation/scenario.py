@@ -59,7 +59,7 @@ class Scenario:
     def replay(self) -> str:
         """The call that runs it again."""
         if self.variety is not None:
-            of = "varied_with_kills" if self.faults else "varied"
+            of = "varied_with_kills" if self.faults else "varied" if self.variety.tuning else "spoilt"
             return f"run({of}({self.name!r}, {self.seed}))"
         if self.forged:
             return f"run(with_a_forger({self.name!r}, {self.seed}))"
@@ -199,6 +199,13 @@ def varied(mode: str, seed: int) -> Scenario:
     if chosen.network.loss:  # an answer in very many pieces would never come whole
         made.tuning["piece_nbytes"] = max(64, made.tuning["piece_nbytes"])
     return replace(chosen, variety=made)
+
+
+def spoilt(mode: str, seed: int) -> Scenario:
+    """Pushes with NaN in the modes and sizes of `scenario`, so that they come to the pass that writes and checks at
+    once, which `varied` hardly takes. No faults but those of the network."""
+    chosen = scenario(mode, seed, stops=False)
+    return replace(chosen, faults=[], killed=set(), variety=Variety(spoils=True))
 
 
 def varied_with_kills(mode: str, seed: int) -> Scenario:

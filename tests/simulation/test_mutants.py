@@ -18,7 +18,7 @@ from dps.ps.intake import ledger, staged
 from dps.ps.modes import asynchronous as modes
 from dps.ps.modes import clocks, quorum, sync, together, tokens
 from dps.ps.modes.combine import combined
-from dps.ps.serving import answers, early
+from dps.ps.serving import answers, early, saving
 from dps.ps.store import draft, store
 from dps.reply import Push
 from tests.simulation import scenario as scenarios
@@ -27,6 +27,7 @@ from tests.simulation.scenario import (
     crowded,
     run,
     scenario,
+    spoilt,
     with_a_forger,
     with_a_killed_chief,
     with_a_lost_ps,
@@ -183,6 +184,17 @@ def test_a_checkpoint_that_is_cut_at_different_steps_is_caught(monkeypatch: pyte
     caught("sync", "was copied at step", 45)
 
 
+@pytest.mark.parametrize("mode", ["async", "bounded"])
+def test_a_cut_that_forgets_a_session_is_caught(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgets(self: saving.Saving, *given: Any) -> None:
+        *others, pushes = given
+        made(self, *others, lambda: pushes()[1:])
+
+    made = saving.Saving.__init__
+    monkeypatch.setattr(saving.Saving, "__init__", forgets)
+    caught(mode, "says that its shards have the same pushes")
+
+
 def test_a_reader_that_is_let_in_one_step_too_far_ahead_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def wider(self: clocks.Clocks, incarnation: int) -> bool:
         own = self.now().get(incarnation)
@@ -271,6 +283,17 @@ def test_a_push_at_once_ahead_of_others_that_are_staged_is_caught(monkeypatch: p
 
     monkeypatch.setattr(modes.AsyncMode, "at_once", hasty)
     caught("at once", "applied twice", 105)
+
+
+@pytest.mark.parametrize("mode", ["at once", "async"])
+def test_a_pass_over_memory_that_does_not_see_nan_is_caught(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def blind(self: draft.Draft, update: Any) -> bool:
+        write(self, update)
+        return True
+
+    write = draft.Draft.write
+    monkeypatch.setattr(draft.Draft, "write", blind)
+    caught(mode, "differ from row", of=spoilt)
 
 
 def test_values_that_leave_for_a_version_that_never_was_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from tests.simulation.scenario import (
     crowded,
     run,
     scenario,
+    spoilt,
     varied,
     varied_with_kills,
     with_a_forger,
@@ -86,6 +87,15 @@ def test_no_promise_is_broken_where_a_chief_or_a_ps_is_killed(
 def test_no_promise_is_broken_whatever_optimizer_dtype_gradients_and_tuning_there_are(mode: str, seeds: range) -> None:
     for seed in seeds:
         found = run(varied(mode, seed))
+        assert not found, "\n".join(found)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seeds", cut(FEW, QUICK_FEW, CHUNK))
+@pytest.mark.parametrize("mode", ["async", "at once", "sync", "steps", "bounded"])
+def test_no_promise_is_broken_where_a_pass_over_memory_finds_nan(mode: str, seeds: range) -> None:
+    for seed in seeds:
+        found = run(spoilt(mode, seed))
         assert not found, "\n".join(found)
 
 

@@ -17,7 +17,7 @@ MAKES = "from dps.transport import private; print(private.private_folder(), flus
 
 
 @pytest.fixture(autouse=True)
-def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The only folder where private ones are made and looked for."""
     made = Path("/tmp") / f"t{os.urandom(4).hex()}"  # paths of sockets are short
     made.symlink_to(tmp_path)
@@ -33,7 +33,6 @@ def owner(parent: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     with subprocess.Popen([sys.executable, "-c", MAKES], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         folder = Path(process.stdout.readline().strip())
-        assert folder.parent == parent
         try:
             yield process, folder
         finally:
@@ -63,6 +62,43 @@ def test_a_folder_lives_as_long_as_its_owner_and_the_next_start_removes_it(paren
     private.remove(own)
     private.remove(following)
     assert not list(parent.iterdir()) and not [path for path in private._owned if path.startswith(str(parent))]
+
+
+@pytest.fixture
+def shared(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder where every account may make folders, as in /tmp, and the only one where private ones are made."""
+    open_folder.chmod(0o1777)
+    monkeypatch.setattr(private, "_parents", lambda: [str(open_folder)])
+    return open_folder
+
+
+def test_no_other_account_can_make_a_folder_in_the_place_of_a_removed_one(shared: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to be another account")
+    for made in (private.private_folder(), left(Path(private.private_folder()).parent)):
+        private.remove(str(made))
+        private.remove_left()
+        assert not Path(made).exists()
+        other = subprocess.run(["mkdir", made], user=65534, group=65534, extra_groups=[], check=False, cwd="/")
+        assert other.returncode != 0 and not Path(made).exists()
+
+
+def test_private_folders_share_the_folder_of_their_account_whoever_takes_its_name(shared: Path) -> None:
+    (shared / f"dps-of-{os.geteuid()}").mkdir(mode=0o755)
+    (shared / f"dps-of-{os.geteuid()}-link").symlink_to("/root")
+    made = [Path(private.private_folder()) for _ in range(3)]
+    assert len({each.parent for each in made}) == 1
+    account = made[0].parent
+    assert account.parent == shared and account.stat().st_mode & 0o777 == 0o700
+    for each in made:
+        private.remove(str(each))
+    assert account.is_dir() and not list(account.iterdir())
+
+
+def test_what_older_versions_have_left_is_removed(shared: Path) -> None:
+    inner = left(Path(private.private_folder()).parent)
+    inner.rename(shared / inner.name)
+    assert private.remove_left() == 1 and not (shared / inner.name).exists()
 
 
 def test_a_child_that_goes_on_keeps_the_folder_of_its_parent(parent: Path) -> None:

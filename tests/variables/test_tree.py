@@ -142,10 +142,11 @@ def test_a_variable_notes_the_scope_that_it_is_made_in() -> None:
     assert str(pinned.device) == "/job:ps/task:1"
 
 
-@pytest.mark.parametrize("shape", [(5, 3), (5,), ()])
+@pytest.mark.parametrize("shape", [(5, 3), (5,), (), (np.int64(5), 3), (np.int32(5), np.int32(3))])
 def test_a_tuple_of_whole_numbers_may_be_a_shape_and_is_refused_as_a_value(shape: tuple[int, ...]) -> None:
     with pytest.raises(ConfigError) as found:
         dps.Variable(shape)
+    shape = tuple(int(n) for n in shape)
     assert f"dps.Variable(np.zeros({shape}))" in str(found.value)
     assert f"dps.Variable(np.array({list(shape)}))" in str(found.value)
     assert dps.Variable((0.5, 1.5)).value == (0.5, 1.5)
