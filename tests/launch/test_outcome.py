@@ -97,3 +97,35 @@ def test_a_failed_worker_is_named_with_the_end_of_its_traceback() -> None:
         "the run failed: worker:0 ended with exit code 5; "
         "worker:1, worker:2 ended with exit code 1: RuntimeError: no data (data.py, line 2)",
     )
+
+
+def test_a_syntax_error_of_a_program_is_named_though_it_has_no_traceback() -> None:
+    tails = Tails()
+    for line in ('  File "/a/train.py", line 3', "    def f(:", "          ^", "SyntaxError: invalid syntax"):
+        tails.note("worker:0", line)
+    assert tails.found == {"worker:0": "SyntaxError: invalid syntax (train.py, line 3)"}
+
+
+def test_a_place_that_no_error_follows_is_no_error() -> None:
+    tails = Tails()
+    for line in ('  File "/a/train.py", line 3 in load', "", "Current thread 0x7f (most recent call first):", "loaded"):
+        tails.note("worker:0", line)
+    assert tails.found == {}
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (["dps: --program x: no such file", "the end"], ": --program x: no such file"),
+        (["usage: train.py [--steps N]", "train.py: error: the following arguments are required: --steps"],
+         ": train.py: error: the following arguments are required: --steps"),
+        (["dps: stopping after this step", "nothing to do"], " of the program itself"),
+        ([], " of the program itself"),
+    ],
+)  # fmt: skip
+def test_exit_code_2_of_a_program_is_told_from_bad_arguments(lines: list[str], words: str) -> None:
+    tails = Tails()
+    for line in lines:
+        tails.note("worker:0", line)
+    found = outcome(SERVERS | {"chief": 2, "worker:0": 2}, {}, "", tails.found, tails.refused)
+    assert found == (2, f"the run failed: worker:0 ended with exit code 2{words}")
