@@ -44,7 +44,8 @@ _MODULES = {
     "sim": "dps.transport.sim",
 }
 _OF_TENSORFLOW = {
-    "train": "tf.train.Server is dps.Server, MonitoredTrainingSession is dps.Session, StopAtStepHook is dps.StopAtStep",
+    "train": "tf.train.ClusterSpec and Server are those of dps itself, MonitoredTrainingSession is dps.Session, "
+    "StopAtStepHook is dps.StopAtStep",
     "MonitoredTrainingSession": "it is dps.Session here", "SyncReplicasOptimizer": "it is dps.SyncReplicas here",
     "StopAtStepHook": "it is dps.StopAtStep here", "CheckpointSaverHook": "it is dps.CheckpointSaver here",
     "StepCounterHook": "it is dps.StepCounter here", "LoggingTensorHook": "it is dps.LogMetrics here",

@@ -204,7 +204,9 @@ def add_launch(commands: argparse._SubParsersAction[Parser]) -> None:
     add("--dataset", metavar="FILE:NAME", help="what dataset tasks read for all workers, or 'FILE:NAME ARGUMENTS'")
     add("--datasets", type=int, help="number of tasks that read the dataset, each its part (default 1)")
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="a parameter of the experiment file")
-    add("--on", default="local", choices=ENGINES, help="where the tasks run (default local, this machine)")
+    add(
+        "--on", choices=ENGINES, help="where the tasks run (default: ssh if a file has hosts, else local, this machine)"
+    )
     add("--detach", action="store_true", help="keep the run in the background; dps logs, status and kill reach it")
     resume = add("--resume", metavar="ID", help="go on from this run's checkpoint, with its program and OUTPUT_DIR")
     resume.complete = RUNS  # type: ignore[attr-defined]

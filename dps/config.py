@@ -19,6 +19,9 @@ launched = threading.Event()
 session_opened = threading.Event()
 """Set when this process has joined a run. The session then tells the chief of the process's end."""
 
+serves = threading.Event()
+"""Set when this process runs functions for others."""
+
 launcher = 0
 """The process that restarts this one when it dies; 0 for none."""
 

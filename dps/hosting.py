@@ -23,8 +23,8 @@ from dps.telemetry import log
 from dps.transport.current import others_may_join
 from dps.transport.roles import TASKS
 
-REPORT_S = 10.0
-"""How often a worker that waits for the others says so."""
+REPORT_S, FAILED_S = 10.0, 1.0
+"""How often a worker that waits for the others says so; first after the second time if its program has failed."""
 LOOK_S = 0.2
 """How often it looks whether it was told to end."""
 
@@ -66,6 +66,10 @@ class HostedChief:
         if root or others_may_join(self._node.address, self._node.keys):
             self._actor.cluster.checkpoint_root = CheckpointRoot(root or default, host)
 
+    def has_ps_beside(self) -> None:
+        """The ps are in this process: nobody is told to start them."""
+        self._actor.cluster.where = ""
+
     def without_ps(self) -> None:
         """The run is to have no ps."""
         self._actor.cluster.without_ps()
@@ -91,13 +95,20 @@ class HostedChief:
             self._standing.ends_with = code
         self._node.post(self._actor.stop_run)
 
-    def wait(self, name: str) -> None:
-        """Wait for the other workers, because the run needs its chief: `name` is the worker that hosts it, and is done.
+    def wait(self, name: str, error: str = "") -> None:
+        """Wait for the other workers, because the run needs its chief: `name` is the worker that hosts it, and is done,
+        `error` the one that has ended its program: Python shows it after the wait.
 
         After SIGTERM or Ctrl-C, the others are told to stop."""
-        self._node.post(lambda: self._actor.left(name, "its program is over"))
         runtime, members, drained = self._node.runtime, self._actor.members, False
-        report_at = runtime.now() + REPORT_S
+
+        def left() -> None:
+            code = 1 if error and name in members.waiting() else 0
+            self._actor.left(name, "has failed" if code else "its program is over", code)
+
+        self._node.post(left)
+        failed = f"; its program has failed: {error}" if error else ""
+        report_at = runtime.now() + (FAILED_S if error else REPORT_S)
         while not self._standing.wait_over(LOOK_S):
             if config.stop_requested.is_set() and not drained:
                 drained = True
@@ -105,4 +116,6 @@ class HostedChief:
             if runtime.now() >= report_at:
                 report_at += REPORT_S
                 there = [live.name for live in members.live.values()] + members.waiting()
-                log.warning("%s hosts the chief and waits for %s", name, ", ".join(there) or "the ps to end")
+                away = [f"{lost} to come back" for lost in self._actor.ending.may_come_back()]
+                end = "the tasks to end" if self._actor.cluster.has_no_ps else "the ps to end"
+                log.warning("%s hosts the chief and waits for %s%s", name, ", ".join(there or away) or end, failed)

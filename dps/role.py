@@ -184,6 +184,7 @@ def tell_the_chief(environ: dict[str, str], code: int) -> None:
     if environ["DPS_TASK"] == "":
         return
     from dps.launch.leaving import leave
+    from dps.run_protocol import SERVED
 
     chief, task = environ["DPS_CHIEF"], int(environ["DPS_TASK"])
     if environ["DPS_CLUSTER"]:
@@ -194,7 +195,8 @@ def tell_the_chief(environ: dict[str, str], code: int) -> None:
         if lead is None or (lead.job, lead.index) == ("worker", task):
             return  # this task would have been the chief itself
         chief = cluster.task_address(lead.job, lead.index)
-    leave(chief, task, f"ended with exit code {code}", code)
+    has_served = config.serves.is_set() and not code
+    leave(chief, task, SERVED if has_served else f"ended with exit code {code}", code)
 
 
 def task_environment(args: argparse.Namespace) -> dict[str, str]:

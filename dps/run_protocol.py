@@ -311,6 +311,10 @@ class Drain(Message, kind=74, roles=CHIEF_ONLY):
     reason: str
 
 
+SERVED = "has served"
+"""The reason of a `Leave` of a worker that has run functions for others until it was told to stop."""
+
+
 class Leave(Message, kind=73, roles=ENDS):
     """A ps was told to end: answered with Done when it may leave, or with StopTask if the run ends with it.
 

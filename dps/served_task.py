@@ -114,12 +114,18 @@ class ServedTask:
 
         A worker that hosts the chief first waits for the other workers to finish, and logs every 10 s which.
         """
+        self._stop("")
+
+    def _stop(self, error: str) -> None:
+        """`error`: what has ended the program."""
         for task in self._beside.tasks:
             task.stop()
         if self._hosted is not None and self.exit_code is None:
             if self.job == "worker":
                 hosted, self._hosted = self._hosted, None  # an interrupted wait is not repeated
-                hosted.wait(self.name)
+                if self._agent is not None:
+                    self._node.post(self._agent.program_over)
+                hosted.wait(self.name, error)
             else:
                 self._hosted.stop_run()
                 self._standing.wait_over(STOP_S)
@@ -216,8 +222,8 @@ class ServedTask:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._stop(f"{type(error).__name__}: {error}" if isinstance(error, Exception) else "")
 
     def __repr__(self) -> str:
         chief = "" if self.job == "chief" else f"; the chief is at {self.target}"

@@ -273,6 +273,8 @@ class Server(ServedTask):
             undo.callback(private.remove, folder)
             chief = Server(None, "chief", 0, bind=bind, ps=1, workers=1, update=update, owned=True)
             undo.callback(chief.stop)
+            assert chief._hosted is not None
+            chief._hosted.has_ps_beside()
             ps = Server(None, "ps", 0, chief=chief.address)
             worker = Server(None, "worker", 0, chief=chief.address)
             worker._beside = Beside((chief, ps), folder)

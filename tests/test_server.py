@@ -11,6 +11,7 @@ import pytest
 import dps
 from dps import config
 from dps.errors import ConfigError
+from dps.worker import agent
 from tests.in_process import bind, on_all
 
 
@@ -103,6 +104,36 @@ def test_worker_0_that_is_told_to_end_and_hosts_the_chief_has_the_others_stop_fi
             server.stop()
 
 
+def test_the_error_of_a_program_is_shown_while_its_worker_waits_and_it_waits_for_nobody_who_has_left(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It hosts the chief: Python shows the traceback only when it has waited."""
+    monkeypatch.setattr(agent, "BEAT_S", 0.1)  # its node is still there: that is no sign that it comes back
+    cluster = {"worker": names(2)}
+    lead, other = (dps.Server(cluster, "worker", task) for task in range(2))
+
+    def fails(server: dps.Server) -> None:
+        with pytest.raises(RuntimeError, match="no data"), server:
+            raise RuntimeError("no data")
+
+    try:
+        other.wait_joined(other.runtime.now() + 20)
+        waits = threading.Thread(target=fails, args=(lead,))
+        waits.start()
+        said = "worker:0 hosts the chief and waits for worker:1; its program has failed: RuntimeError: no data"
+        deadline = other.runtime.now() + 20
+        while said not in caplog.messages and other.runtime.now() < deadline:
+            other.runtime.sleep(0.02)
+        assert said in caplog.messages
+        assert "worker:0: worker:0 has failed before it took part in the training; the others go on without it" in (
+            caplog.messages
+        )
+    finally:
+        other.stop()
+        waits.join(20)
+    assert not waits.is_alive()
+
+
 def test_master_is_read_as_chief() -> None:
     cluster = {"master": names(1), "ps": names(1), "worker": names(1)}
     servers, _ = run_static(cluster)
@@ -141,6 +172,14 @@ def test_a_local_server_is_chief_ps_and_worker_and_only_its_stop_ends_it() -> No
     finally:
         server.stop()
     assert [s.exit_code for s in (server, *server._beside.tasks)] == [0, 0, 0]
+
+
+def test_a_local_server_tells_nobody_to_start_the_ps_that_is_in_it(caplog: pytest.LogCaptureFixture) -> None:
+    with dps.Server.create_local_server() as server:
+        server._beside.tasks[1].stop()
+        with pytest.raises(dps.DeadlineExceeded, match="waits for ps:0") as told:
+            dps.Session(server, {"w": np.zeros(2)}, optimizer=dps.optim.SGD(1.0), timeout=5.0)
+    assert "start it with" not in f"{told.value} {caplog.text}"
 
 
 def test_a_repr_tells_task_address_chief_and_state() -> None:

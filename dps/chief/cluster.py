@@ -156,6 +156,11 @@ class Cluster:
         """The run is to have no ps."""
         self.grouped = self.has_no_ps = True
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether the run is of workers alone, which no launcher has started: the run has nothing but them."""
+        return self.has_no_ps and not self.launched
+
     def expected(self) -> dict[str, list[int]]:
         """The tasks that the run is to have, by job; not of a job of which any number may come."""
         found = {job: nodes.expected for job, nodes in self.jobs.items() if nodes.expected}

@@ -162,9 +162,9 @@ class Ending:
     def _linger_s(self) -> float:
         """How long to wait for nodes that have not found this chief (again) yet, so that they hear of the end."""
         away = self._cluster.ps.missing() or (self._epochs.restarted and self._cluster.workers.away())
-        return UNKNOWN_S if away or (self._lost() and not self._members.finished) else 0.0
+        return UNKNOWN_S if away or (self.may_come_back() and not self._members.finished) else 0.0
 
-    def _lost(self) -> list[str]:
+    def may_come_back(self) -> list[str]:
         """Workers that were given up, but whose programs may still run."""
         return [name for name in self._members.given_up if name not in self._left]
 

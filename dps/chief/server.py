@@ -13,7 +13,7 @@ from dps.chief.admission import Admission
 from dps.chief.agreement import Agreement
 from dps.chief.claims import check_claim, check_name
 from dps.chief.cluster import Cluster
-from dps.chief.ending import UNKNOWN_S, Ending
+from dps.chief.ending import UNKNOWN, UNKNOWN_S, Ending
 from dps.chief.epochs import Epochs
 from dps.chief.leaving import Leaving
 from dps.chief.lookout import Lookout
@@ -23,6 +23,7 @@ from dps.chief.places import Places
 from dps.chief.sessions import Session, Sessions
 from dps.errors import TaskLost, Unavailable
 from dps.run_protocol import (
+    SERVED,
     AskCluster,
     AskState,
     AskStats,
@@ -255,6 +256,8 @@ class ChiefActor(Actor):
         self.node.answer(sender)
         if message.reason:
             self.left(name, message.reason, message.code)
+        elif self.cluster.is_alone and name in self.members.waiting():
+            self.left(name, "has left", UNKNOWN)
         if message.job == "worker" and (name in self.members.finished or name in self.members.given_up):
             self._worker_ends(message.task, None if message.reason else sender.peer.ticket)
             self.ending.check()
@@ -276,9 +279,11 @@ class ChiefActor(Actor):
         self.members.came(name)
         if name in self.members.waiting():
             without = (
-                "finished without opening a dps.Session" if code == 0 else f"{reason} before it opened a dps.Session"
-            )
-            log.warning("%s: %s %s%s", self.node.name, name, without, self._go_on(name))
+                "finished without taking part in the training" if code == 0
+                else f"{reason} before it took part in the training"
+            )  # fmt: skip
+            if reason != SERVED:
+                log.warning("%s: %s %s%s", self.node.name, name, without, self._go_on(name))
             self.admission.give_up(name)
         elif code != 0:
             self._worker_lost(name, reason)

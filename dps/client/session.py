@@ -43,9 +43,10 @@ FOREVER = float("inf")
 class Session(Writing):
     """A client of the ps: it pulls values, pushes gradients and keeps count of the steps.
 
-    One thread at a time may use a session; a second one gets a RuntimeError. The same loop works in every update mode.
-    Opening blocks until the chief has restored or initialised the run, at most `timeout` seconds. Use the session in a
-    `with` block, or call `close`: the end of the block waits for pushes on their way and leaves the run.
+    Threads may use a session in turn; one that calls it during another's call gets a RuntimeError. The same loop works
+    in every update mode. Opening blocks until the chief has restored or initialised the run, at most `timeout` seconds.
+    Use the session in a `with` block, or call `close`: the end of the block waits for pushes on their way and leaves
+    the run.
 
     Args:
         server: This process's `dps.Server`, or the address of any task of the run, such as `server.target`.

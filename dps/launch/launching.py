@@ -16,6 +16,7 @@ from dps.config import allowed_cpus, parse_threads
 from dps.errors import ConfigError, DpsError
 from dps.flags import MOST_TASKS, drop_output
 from dps.launch.engines.choice import LOCAL, engine
+from dps.launch.engines.machine import this_machine
 from dps.launch.output import Output
 from dps.launch.plan import DATASET, SERVING, Job, Plan, small_plan
 from dps.launch.runs import asked, folder, keeper, keeping
@@ -130,15 +131,17 @@ def of_file(args: argparse.Namespace, env: Mapping[str, str]) -> tuple[list[Want
     if args.arguments:
         raise ConfigError(f"got arguments after --; those of an experiment are in its file, {args.program}, under run")
     experiment = load(args.program, args.set)
-    on = [] if args.on == LOCAL else ["--on", args.on]
-    command = shlex.join(["dps", "launch", *on, os.path.abspath(args.program)])
+    on = args.on or ("ssh" if "hosts" in experiment.elsewhere else LOCAL)
+    if on == LOCAL:
+        experiment.check(this_machine(os.environ))
+    command = shlex.join(["dps", "launch", *(["--on", on] if on != LOCAL else []), os.path.abspath(args.program)])
 
     def wanted(values: dict[str, str]) -> Wanted:
         def plan(run: str) -> Plan:
             made = experiment.at(values, run)
             return Plan(made.jobs, made.update, {**env, **made.env}, made.owned, args.pin, made.folder)
 
-        where = {"on": args.on, **experiment.elsewhere}
+        where = {"on": on, **experiment.elsewhere}
         return Wanted(plan, {"name": experiment.name, "command": command, "values": values, "where": where})
 
     return [wanted(values) for values in experiment.points()], experiment.parallel
@@ -169,7 +172,7 @@ def of_flags(args: argparse.Namespace, env: Mapping[str, str]) -> Wanted:
     serves = [word for module in args.serve for word in ("--serve", module)]
     own = [args.program] if args.program is not None else []
     command = shlex.join(["dps", "launch", *serves, *own, *(["--", *args.arguments] if args.arguments else [])])
-    asked = {"name": name, "command": command, "values": {}, "where": {"on": args.on}}
+    asked = {"name": name, "command": command, "values": {}, "where": {"on": args.on or LOCAL}}
     return Wanted(lambda run: plan, asked)
 
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 LOST = 3
 FAILED = 1
-KNOWN = (0, FAILED, 2, LOST, 4, 5, 130)
+WRONG = 2
+KNOWN = (0, FAILED, WRONG, LOST, 4, 5, 130)
 """The exit codes of dps. A program that ends with another one has failed."""
 LEFT = 143
 """The exit code of a ps that SIGTERM ended while the run went on."""
@@ -23,8 +24,9 @@ NAMED = 3
 
 
 def outcome(
-    codes: Mapping[str, int], crashed: dict[str, int], reason: str = "", errors: Mapping[str, str] | None = None
-) -> tuple[int, str]:
+    codes: Mapping[str, int], crashed: dict[str, int], reason: str = "", errors: Mapping[str, str] | None = None,
+    refused: Mapping[str, str] | None = None,
+) -> tuple[int, str]:  # fmt: skip
     """The run's exit code, and the last line to print, "" if the run went well.
 
     `codes`: the exit codes of the tasks; a negative one is the signal that ended the task. `crashed`: exit codes of ps
@@ -49,8 +51,10 @@ def outcome(
     ways: dict[str, list[str]] = {}
     for name, code in ended.items():
         ways.setdefault(_became(code), []).append(name)
-    told = errors or {}
-    ends = (f"{_names(names)} {way}{_error(names, told)}" for way, names in ways.items())
+    ends = (
+        f"{_names(names)} {way}{_error(names, ended[names[0]], errors or {}, refused or {})}"
+        for way, names in ways.items()
+    )
     return worst, f"the run failed: {'; '.join(ends)}"
 
 
@@ -70,9 +74,11 @@ def _names(names: list[str]) -> str:
     return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _error(names: list[str], errors: Mapping[str, str]) -> str:
+def _error(names: list[str], code: int, errors: Mapping[str, str], refused: Mapping[str, str]) -> str:
     """The error of the first of these tasks that has printed one, as text that follows how they ended."""
-    return next((f": {errors[name]}" for name in names if name in errors), "")
+    told = {**errors, **refused} if code == WRONG else errors
+    own = " of the program itself" if code == WRONG and names[0].startswith(("worker:", "evaluator:")) else ""
+    return next((f": {told[name]}" for name in names if name in told), own)
 
 
 def _became(code: int) -> str:

@@ -33,6 +33,7 @@ def main() -> None:
 
 def serve(server: Server, served: Served) -> None:
     """Run the calls that come, until this task's part in the run is over or it is told to stop. Blocks."""
+    config.serves.set()
     Worker(server, served).run()
 
 

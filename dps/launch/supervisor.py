@@ -143,7 +143,7 @@ class Supervisor:
             return 130
         left_out = {*late, *self.ending.told}
         codes = {n: c.code or 0 for n, c in self.tasks.children.items() if n not in left_out}
-        code, why = outcome(codes, self.tasks.crashed, self.chief.reason, self._tails.found)
+        code, why = outcome(codes, self.tasks.crashed, self.chief.reason, self._tails.found, self._tails.refused)
         if why:
             self.say(why)
         return code

@@ -116,6 +116,11 @@ class Agent(Actor):
 
         self.node.ask(self.chief, Leave(self.job, self.task, why), LEAVE_S, answered)
 
+    def program_over(self) -> None:
+        """The program of this worker, which hosts the chief, is over: register no more, as if it came back."""
+        if self._stays:
+            self._state = State.LEAVING
+
     @property
     def _stays(self) -> bool:
         """Whether this task neither ends nor was told to."""

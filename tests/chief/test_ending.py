@@ -8,7 +8,7 @@ from dps.actors.messages import Done
 from dps.chief.ending import LAST_SAVE_TRIES
 from dps.chief.phase import END, FAILED, RUN
 from dps.errors import CheckpointError, TaskLost
-from dps.run_protocol import CloseSession, CutShard, Leave, Register, StopTask
+from dps.run_protocol import SERVED, CloseSession, CutShard, Leave, Register, StopTask
 from tests.chief.led import Led
 
 
@@ -221,7 +221,35 @@ def test_a_worker_that_comes_back_is_said_to_join_again(caplog: pytest.LogCaptur
 def test_the_only_program_that_opened_no_session_is_said_to_have_finished(caplog: pytest.LogCaptureFixture) -> None:
     led = Led(workers=1).gather()
     led.tell(Leave("worker", 0, "ended with exit code 0"), "leave")
-    assert caplog.messages == ["chief: worker:0 finished without opening a dps.Session"]
+    assert caplog.messages == ["chief: worker:0 finished without taking part in the training"]
+
+
+@pytest.mark.parametrize("served", [True, False])
+def test_of_workers_that_have_served_nothing_is_said(served: bool, caplog: pytest.LogCaptureFixture) -> None:
+    led = Led().gather()
+    for task in range(2):
+        led.tell(Leave("worker", task, SERVED if served else "ended with exit code 0"), "leave")
+    assert set(stopped(led).values()) == {StopTask(0, "")}
+    assert bool(caplog.messages) is not served
+
+
+@pytest.mark.parametrize(("has_ps", "launched"), [(False, False), (False, True), (True, False)])
+def test_a_worker_alone_that_has_left_is_not_waited_for(
+    has_ps: bool, launched: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With ps it may be started again, and its launcher says how it has ended."""
+    led = Led(ps=2 if has_ps else 0, launched=launched)
+    if not has_ps:
+        led.chief.cluster.without_ps()
+    led.gather()
+    led.tell(Leave("worker", 1, ""), "leave")
+    assert (led.chief.members.given_up == ["worker:1"]) is (not has_ps and not launched)
+    if led.chief.members.given_up:
+        assert caplog.messages == [
+            "chief: worker:1 has left before it took part in the training; the others go on without it"
+        ]
+        led.chief.left("worker:0", "its program is over")
+        assert led.chief.ending.farewell.message == StopTask(0, "")
 
 
 def test_workers_whose_nodes_have_said_that_they_end_are_not_told_and_those_that_say_nothing_are() -> None:

@@ -156,7 +156,7 @@ def test_a_ps_that_ends_with_its_failed_run_is_not_called_lost(told: list[Any]) 
     for name in ("worker:0", "worker:1", "ps:0", "chief"):  # all are over before the launcher looks
         run.has_ended(name, 2)
     assert run.wait() == 2
-    assert run.said == ["dps the run failed: worker:0, worker:1 ended with exit code 2"]
+    assert run.said == ["dps the run failed: worker:0, worker:1 ended with exit code 2 of the program itself"]
 
 
 def test_a_chief_that_is_being_restarted_is_told_of_ended_workers_once_it_listens(told: list[Any]) -> None:

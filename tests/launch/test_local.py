@@ -347,9 +347,9 @@ def test_a_killed_launcher_leaves_nothing_behind(program: Path) -> None:
 
 
 ENDS = {
-    "raise RuntimeError('no data here')": (1, "ended with exit code 1 before it opened a dps.Session"),
-    "os.kill(os.getpid(), 9)": (1, "was killed (SIGKILL) before it opened a dps.Session"),
-    "sys.exit(0)": (0, "finished without opening a dps.Session"),
+    "raise RuntimeError('no data here')": (1, "ended with exit code 1 before it took part in the training"),
+    "os.kill(os.getpid(), 9)": (1, "was killed (SIGKILL) before it took part in the training"),
+    "sys.exit(0)": (0, "finished without taking part in the training"),
 }
 
 

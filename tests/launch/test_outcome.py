@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+
 import pytest
 
-from dps.launch.outcome import outcome
+from dps.launch.engines.slurm import NOTICE
+from dps.launch.outcome import OVER, TEARDOWN, outcome
 from dps.launch.tails import Tails
 
 SERVERS = {"chief": 0, "ps:0": 0}
@@ -97,3 +102,42 @@ def test_a_failed_worker_is_named_with_the_end_of_its_traceback() -> None:
         "the run failed: worker:0 ended with exit code 5; "
         "worker:1, worker:2 ended with exit code 1: RuntimeError: no data (data.py, line 2)",
     )
+
+
+def test_the_notice_of_slurm_which_all_processes_of_a_step_get_is_not_the_word_that_the_run_has_ended() -> None:
+    notice = signal.Signals(int(NOTICE.partition("@")[0]))
+    assert notice not in (OVER, TEARDOWN, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    program = f"import os; from dps.launch.hearing import hear_of_the_end as h; h(); os.kill(os.getpid(), {notice:d})"
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0, "tasks ignore it"
+
+
+def test_a_syntax_error_of_a_program_is_named_though_it_has_no_traceback() -> None:
+    tails = Tails()
+    for line in ('  File "/a/train.py", line 3', "    def f(:", "          ^", "SyntaxError: invalid syntax"):
+        tails.note("worker:0", line)
+    assert tails.found == {"worker:0": "SyntaxError: invalid syntax (train.py, line 3)"}
+
+
+def test_a_place_that_no_error_follows_is_no_error() -> None:
+    tails = Tails()
+    for line in ('  File "/a/train.py", line 3 in load', "", "Current thread 0x7f (most recent call first):", "loaded"):
+        tails.note("worker:0", line)
+    assert tails.found == {}
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (["dps: --program x: no such file", "the end"], ": --program x: no such file"),
+        (["usage: train.py [--steps N]", "train.py: error: the following arguments are required: --steps"],
+         ": train.py: error: the following arguments are required: --steps"),
+        (["dps: stopping after this step", "nothing to do"], " of the program itself"),
+        ([], " of the program itself"),
+    ],
+)  # fmt: skip
+def test_exit_code_2_of_a_program_is_told_from_bad_arguments(lines: list[str], words: str) -> None:
+    tails = Tails()
+    for line in lines:
+        tails.note("worker:0", line)
+    found = outcome(SERVERS | {"chief": 2, "worker:0": 2}, {}, "", tails.found, tails.refused)
+    assert found == (2, f"the run failed: worker:0 ended with exit code 2{words}")

@@ -208,7 +208,8 @@ def main() -> int:
     host = Host(send, os.environ)
     noticed: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: noticed.append(number))
-    signal.signal(signal.SIGURG, lambda number, _: noticed.append(number))
+    if "SLURM_JOB_ID" in os.environ:  # elsewhere it is the size of a terminal that has changed
+        signal.signal(signal.SIGWINCH, lambda number, _: noticed.append(number))
     for number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # not SIG_IGN, which tasks would inherit
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))

@@ -28,6 +28,7 @@ class Machine:
         for what in ("cpus", "memory", "gpus"):
             want, there = getattr(wanted, what), getattr(self._has, what)
             if want is not None and there is not None and want > there:
+                want, there = (f"{n / 1e9:.1f} GB" if what == "memory" else n for n in (want, there))
                 raise ConfigError(f"{task} wants {what}: {want}; {self.name} has {there}; ask for less")
         found: dict[str, str] = {}
         if wanted.gpus is not None:

@@ -29,8 +29,9 @@ from dps.launch.engines.remote import Place, RemoteHost
 from dps.launch.plan import Plan, Resources
 
 TOOLS = ("salloc", "srun", "scontrol")
-NOTICE = f"{int(signal.SIGURG)}@60"
-"""The signal before the end of a job, and how many seconds before. All processes of a step get it; tasks ignore it."""
+NOTICE = f"{int(signal.SIGWINCH)}@60"
+"""The signal before the end of a job, and how many seconds before. All processes of a step get it, and tasks
+ignore it. It is not SIGURG, by which their launcher tells them that the run has ended."""
 READY = "dps has an allocation"
 HOLD = (
     'exec 3<&0; (cat <&3; kill -TERM $$) >/dev/null 2>&1 & exec salloc --kill-command=KILL "$@" '

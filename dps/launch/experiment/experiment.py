@@ -12,6 +12,7 @@ from typing import Any
 from dps.config import parse_threads
 from dps.errors import ConfigError
 from dps.flags import nearest
+from dps.launch.engines.machine import Machine
 from dps.launch.experiment import schema
 from dps.launch.experiment.nodes import Node, read
 from dps.launch.experiment.words import check_names, fill, split
@@ -39,6 +40,8 @@ class Experiment:
     jobs: Mapping[str, Job]
     elsewhere: Mapping[str, Any]
     folder: str
+    wants: Mapping[str, Node]
+    """What the file says of the resources of each role."""
 
     def points(self) -> list[dict[str, str]]:
         """The values of the parameters for each experiment: one, or all combinations of the lists."""
@@ -58,6 +61,15 @@ class Experiment:
         if self.output:
             env[OUTPUT] = output_folder(self.folder, fill(self.output, known))
         return Plan(jobs, self.update, env, folder=self.folder)
+
+    def check(self, machine: Machine) -> None:
+        """Raise ConfigError, with file and line, if the tasks want more than the machine on which all of them run."""
+        plan = Plan(self.jobs)
+        for name in plan.tasks():
+            try:
+                machine.take(name, plan.job(name).resources)
+            except ConfigError as error:
+                self.wants[name.partition(":")[0]].fail(str(error))
 
 
 def output_folder(folder: str, output: str) -> str:
@@ -119,6 +131,7 @@ class Loading:
             jobs=self._jobs(),
             elsewhere=self._elsewhere(),
             folder=self._folder,
+            wants=self._wants(),
         )
         if "durability" in top:
             schema.chosen(top["durability"], ("none",), "; other levels are not there yet")
@@ -194,9 +207,16 @@ class Loading:
             jobs[role] = self._job(role, roles[role], default, 0 if runs_program(f"{role}:") else restarts)
         return jobs
 
+    def _wants(self) -> dict[str, Node]:
+        """The node of each role's resources: its own, or those of all roles."""
+        roles, common = self._top["roles"].value, self._top.get("resources")
+        own = {role: node.value["resources"] for role, node in roles.items() if "resources" in (node.value or {})}
+        return own if common is None else {**dict.fromkeys(schema.ROLES, common), **own}
+
     def _job(self, role: str, node: Node, default: Resources, restarts: int) -> Job:
         found = schema.keys(node, schema.ROLE, "key")
-        count = schema.whole(found["count"], 1) if "count" in found else 1
+        least = 0 if role == "ps" else 1  # without ps, workers train as a group
+        count = schema.whole(found["count"], least) if "count" in found else 1
         if count > 1 and role in ("chief", "evaluator"):
             found["count"].fail(f"got {count}, wanted 1: a run has one {role}")
         words: tuple[str, ...] = ()

@@ -17,6 +17,17 @@ TOP = (
 ROLES = ("chief", "ps", "worker", "evaluator", "dataset")
 ROLE = ("count", "run", "env", "resources", "restarts", "device", "threads")
 RESOURCES = ("cpus", "memory", "gpus")
+COUNT, RUN = "count, under roles.worker", "run, under roles.worker"
+MEANT = {
+    "num_nodes": COUNT, "nodes": COUNT, "num_workers": COUNT, "replicas": COUNT, "instances": COUNT,
+    "run": RUN, "command": RUN, "cmd": RUN, "entrypoint": RUN, "program": RUN, "script": RUN,
+    "setup": "nothing: prepare the hosts before, and sync: true copies the project to them",
+    "workdir": "sync: true, which copies the folder of the file", "file_mounts": "sync: true, or volumes",
+    "envs": "env", "environment": "env", "services": "roles", "jobs": "roles", "tasks": "roles",
+    **{role: f"{role}, under roles" for role in ROLES},
+    "accelerators": "gpus", "gpu": "gpus", "cpu": "cpus", "mem": "memory", "ram": "memory",
+}  # fmt: skip
+"""What names of other tools' files are called here."""
 UNITS = {
     "": 1,
     "k": 10**3,
@@ -39,7 +50,8 @@ def keys(node: Node, known: Sequence[str], what: str) -> dict[str, Node]:
     for key in node.value:
         if key not in known:
             where = f"{node.path}: " if node.path else ""
-            raise node.keys[key].error(f"{where}unknown {what} {key!r}; {nearest(key, known)}")
+            hint = f"here it is {MEANT[key]}" if key in MEANT else nearest(key, known)
+            raise node.keys[key].error(f"{where}unknown {what} {key!r}; {hint}")
     found: dict[str, Node] = node.value
     return found
 

@@ -11,7 +11,7 @@ parameters:                         # dps launch experiment.yaml --set steps=100
                                     # combinations
 # parallel: 2                       # how many of these run at one time
 
-update: async                       # async, sync or bounded:S
+update: async                       # async, sync, bounded:S or local:H
 restarts: 1                         # how often a chief or ps that died is started again
 # env: {OMP_NUM_THREADS: "1"}       # variables for all tasks; a role may have an env of its own
 # resources: {cpus: 1, memory: 1GiB, gpus: 0}     # of each task of every role that says nothing else

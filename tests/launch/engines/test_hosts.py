@@ -68,15 +68,15 @@ def test_hosts_are_needed_once_each_with_enough_slots(monkeypatch: pytest.Monkey
 
 
 def test_a_machine_deals_its_gpus_out_and_takes_them_back() -> None:
-    machine = Machine("box", 4, 1000, ["0", "1"])
+    machine = Machine("box", 4, 1_000_000_000, ["0", "1"])
     assert machine.take("worker:0", Resources(gpus=1))["CUDA_VISIBLE_DEVICES"] == "0"
     assert machine.take("worker:1", Resources(cpus=2, gpus=1))["CUDA_VISIBLE_DEVICES"] == "1"
     with pytest.raises(ConfigError, match=r"more GPUs than box has \(2\); worker:2 gets none"):
         machine.take("worker:2", Resources(gpus=1))
     machine.give_back("worker:0")
     assert machine.take("worker:2", Resources(gpus=1))["CUDA_VISIBLE_DEVICES"] == "0"
-    with pytest.raises(ConfigError, match="ps:0 wants memory: 2000; box has 1000"):
-        machine.take("ps:0", Resources(memory=2000))
+    with pytest.raises(ConfigError, match="ps:0 wants memory: 2.0 GB; box has 1.0 GB"):
+        machine.take("ps:0", Resources(memory=2_000_000_000))
 
 
 class Fake(HostsEngine):

@@ -16,6 +16,7 @@ from dps.launch.experiment.template import PROGRAM, TEMPLATE
 from dps.launch.experiment.words import fill, split
 from dps.launch.plan import Plan, Resources, plan_from
 from dps.launch.runs import keeper, keeping
+from dps.launch.runs.view import look
 
 FULL = """\
 name: mnist
@@ -44,6 +45,7 @@ SMALL = "roles: {worker: {run: train.py}}\n"
 
 
 def written(folder: Path, text: str) -> str:
+    folder.mkdir(exist_ok=True)
     (folder / "train.py").touch()
     path = folder / "experiment.yaml"
     path.write_text(text)
@@ -125,6 +127,12 @@ def test_a_value_stays_one_word_whatever_it_contains(value: str) -> None:
         ("roles:\n  workers: {run: train.py}\n", "2:3", "unknown role 'workers'; did you mean 'worker'?"),
         ("roles:\n  worker: {rum: train.py}\n", "2:12", "unknown key 'rum'; did you mean 'run'?"),
         ("roles:\n  worker: {count: 2}\n", "2:11", "no run"),
+        ("num_nodes: 2\n" + SMALL, "1:1", "unknown key 'num_nodes'; here it is count, under roles.worker"),
+        ("run: python train.py\n", "1:1", "unknown key 'run'; here it is run, under roles.worker"),
+        ("setup: pip install x\n" + SMALL, "1:1", "unknown key 'setup'; here it is nothing: prepare the hosts"),
+        ("worker: {run: train.py}\n", "1:1", "unknown key 'worker'; here it is worker, under roles"),
+        ("resources: {accelerators: 1}\n" + SMALL, "1:13", "unknown resource 'accelerators'; here it is gpus"),
+        ("roles:\n  worker: {run: train.py, replicas: 2}\n", "2:27", "unknown key 'replicas'; here it is count"),
         ("roles:\n  worker: {run: train.py, count: 0}\n", "2:34", "got '0', wanted a whole number from 1"),
         ("roles:\n  worker: {run: train.py, count: many}\n", "2:34", "got 'many'"),
         ("roles: {worker: {run: nowhere.py}}\n", "1:23", "no file 'nowhere.py'"),
@@ -238,14 +246,36 @@ def test_a_task_that_wants_more_than_this_machine_has_is_refused(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     for resources, words in (
         ("cpus: 100000", "worker:0 wants cpus: 100000; this machine has"),
-        ("memory: 1000TiB", "worker:0 wants memory"),
+        ("memory: 1000TB", "worker:0 wants memory: 1000000.0 GB; this machine has"),
         ("gpus: 3", "worker:0 wants gpus: 3; this machine has 2"),
     ):
-        text = f"roles: {{worker: {{run: train.py, resources: {{{resources}}}}}}}\n"
-        assert cli.main(["launch", written(tmp_path, text)]) == 2
-        assert words in capsys.readouterr().err
-    assert cli.main(["launch", written(tmp_path, "resources: {gpus: 1}\n" + SMALL)]) == 2
-    assert "want more GPUs than this machine has (2)" in capsys.readouterr().err
+        file = written(tmp_path, f"roles:\n  worker: {{run: train.py, resources: {{{resources}}}}}\n")
+        assert cli.main(["launch", file]) == 2
+        assert f"{file}:2:38: roles.worker.resources: {words}" in capsys.readouterr().err
+    assert cli.main(["launch", file := written(tmp_path, "resources: {gpus: 1}\n" + SMALL)]) == 2
+    told = capsys.readouterr().err
+    assert f"{file}:1:12: resources: the tasks of this run want more GPUs than this machine has (2)" in told
+
+
+def test_a_file_with_hosts_runs_on_them_and_says_where_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+
+    def keep(paths: list[str], parallel: int, show: object) -> int:
+        started.extend(look(path, 0.0).asked["where"]["on"] for path in paths)
+        return 0
+
+    monkeypatch.setattr(keeping, "keep", keep)
+    file = written(tmp_path, "hosts: [box1, box2]\n" + SMALL)
+    for argv in ([file], [file, "--on", "local"], [written(tmp_path / "other", SMALL)], [str(tmp_path / "train.py")]):
+        assert cli.main(["launch", *argv]) == 0
+    assert started == ["ssh", "local", "local", "local"]
+
+
+def test_a_run_of_workers_alone_has_no_ps(tmp_path: Path) -> None:
+    made = load(written(tmp_path, "roles: {worker: {run: train.py, count: 2}, ps: {count: 0}}\n"))
+    assert made.at({}, "1").tasks() == ["chief", "worker:0", "worker:1"]
 
 
 def test_the_file_on_the_guides_page_is_right(tmp_path: Path) -> None:
