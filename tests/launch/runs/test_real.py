@@ -55,7 +55,7 @@ class Terminal:
         self.folder, self.mark = folder, f"{os.getpid()}-{folder.name}"
         self.python, self.enter = sys.executable, list[str]()
         """What each command line begins with."""
-        (folder / "temporary").mkdir()
+        (folder / "temporary").mkdir(mode=0o700)
         self.environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")} | {
             "DPS_RUNS": str(folder / "runs"), MARK: self.mark, "TMPDIR": str(folder / "temporary"),
         }  # fmt: skip
