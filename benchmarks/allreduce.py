@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 import dps
-from dps.config import environment
+from dps.process.config import environment
 
 SETS: dict[str, list[tuple[int, ...]]] = {"100k": [(25_600,)], "1m": [(262_144,)]}
 SIZES = [1 << power for power in range(10, 28, 2)]

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import mnist  # type: ignore[import-not-found]
 
 import dps
-from dps.compress import Bfloat16, Float16, Int8, RandomK, TopK
+from dps.training.compression import Bfloat16, Float16, Int8, RandomK, TopK
 
 WORKERS, BATCH, RATE = 2, 100, 0.2
 ROWS: list[tuple[str, dict[str, Any]]] = [

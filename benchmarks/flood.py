@@ -30,7 +30,8 @@ import zmq
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from dps.transport import key_files, keys  # noqa: E402
+from dps.transport.keys import files as key_files  # noqa: E402
+from dps.transport.keys import keyring as keys  # noqa: E402
 
 ROUND_S, MOST_ROUNDS, BURST = 1.0, 60, 1000
 PATIENCE_S = 0.1

@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import dps
 from dps import optim
 from dps.kernels import cuda, device, layers_cuda
-from dps.kernels.optimizers import Bound, initial_slots
+from dps.kernels.optimizers import BoundOptimizer, initial_slots
 from dps.ps.store.device_memory import DeviceMemory
 from dps.ps.store.gradients import Gradient
 from dps.ps.store.store import Store
@@ -95,7 +95,7 @@ def copying(to: Any, of: Any) -> Work:
 
 def adagrad(w: Any, accumulator: Any, g: Any) -> Work:
     """Its kernel alone."""
-    bound = Bound(optim.Adagrad(0.1), F, cuda)
+    bound = BoundOptimizer(optim.Adagrad(0.1), F, cuda)
     call = lambda: bound.apply(w, w, [accumulator], (g,), 0, 1, 0, 1.0)  # noqa: E731
     return Work("adagrad", call, 5e-9 * w.nbytes, "GB/s", "copy", COPY)
 
@@ -107,11 +107,11 @@ def dense_updates(sizes: Sizes) -> Iterator[Work]:
     yield copying(other, w)
     for name, optimizer in OPTIMIZERS:
         slots: list[Any] = [device.to_device(s) for s in initial_slots(optimizer, n, F).values()]
-        bound = Bound(optimizer, F, cuda)
+        bound = BoundOptimizer(optimizer, F, cuda)
         given = [slots[i] if i < len(slots) else None for i in range(len(bound.ordered({})))]
         nbytes = 12 + 8 * len(slots)
 
-        def update(bound: Bound = bound, given: list[Any] = given) -> None:
+        def update(bound: BoundOptimizer = bound, given: list[Any] = given) -> None:
             bound.apply(w, w, given, (g,), 0, 1, 0, 1.0)
 
         yield Work(name, update, nbytes * 1e-9 * n, "GB/s", "copy", COPY)

@@ -26,8 +26,8 @@ from pathlib import Path
 import numpy as np
 
 import dps
-from dps.config import environment
-from dps.transport import key_files
+from dps.process.config import environment
+from dps.transport.keys import files as key_files
 
 SIZES = {"4 KB": 1024, "64 MB": 16 << 20}
 """Elements of the one variable, by the name of its size."""

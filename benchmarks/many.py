@@ -30,7 +30,11 @@ import numpy as np  # noqa: E402
 import psutil  # type: ignore[import-untyped]  # noqa: E402
 
 from benchmarks.profiling import NODE, functions, table  # noqa: E402
-from dps import Server, Session, optim  # noqa: E402
+from dps import (  # noqa: E402
+    Server,
+    Session,
+    optim,
+)
 from dps.monitor.setting import Setting  # noqa: E402
 from dps.transport.current import runtime  # noqa: E402
 

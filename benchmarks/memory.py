@@ -24,9 +24,14 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.processes import MB, Held, Watch, proportional  # noqa: E402
-from dps import Server, Session, config, optim  # noqa: E402
+from dps import (  # noqa: E402
+    Server,
+    Session,
+    optim,
+)
 from dps.monitor import works  # noqa: E402
 from dps.monitor.setting import Roles  # noqa: E402
+from dps.process import config  # noqa: E402
 
 FORMS = ("copied", "in place", "socket")
 TIMES = {"copied": 3, "in place": 4, "socket": 3}

@@ -28,9 +28,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from dps import Server, config  # noqa: E402
+from dps import Server  # noqa: E402
 from dps.monitor.beside import workers  # noqa: E402
 from dps.monitor.setting import Roles, Setting  # noqa: E402
+from dps.process import config  # noqa: E402
 from dps.transport.current import runtime  # noqa: E402
 
 NODE = "node "

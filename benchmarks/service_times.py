@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dps.monitor.beside import Beside, workers
+from dps.monitor.beside import ExtraWorker, workers
 from dps.monitor.setting import Roles, Setting
-from dps.server import Server
+from dps.task.server import Server
 
 QUIET_CORES = 0.3
 """Up to so many cores taken by other programs a round counts as undisturbed."""
@@ -50,7 +50,7 @@ class Cluster:
     """A chief, ps and workers as processes; the first worker is this one."""
 
     push: Callable[[], object]
-    others: list[Beside]
+    others: list[ExtraWorker]
     ps: list[int]
     """Process ids."""
 

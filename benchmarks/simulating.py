@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from dps.client.session import Session
-from dps.launch.simulate import SimulatedCluster
+from dps.launch.commands.simulate import SimulatedCluster
 from dps.monitor import works
 from dps.monitor.works import OPTIMIZERS
-from dps.server import Server
+from dps.task.server import Server
 from dps.transport.current import runtime
 from dps.transport.sim import Compute, Machines, Network
 

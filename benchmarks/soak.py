@@ -32,8 +32,8 @@ import numpy as np  # noqa: E402
 
 import dps  # noqa: E402
 from benchmarks.processes import MB, Held, held  # noqa: E402
-from dps import config  # noqa: E402
 from dps.monitor.setting import Roles  # noqa: E402
+from dps.process import config  # noqa: E402
 
 PS, WORKERS, DIM = 2, 2, 16
 REPORT_S = 1.0

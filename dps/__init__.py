@@ -11,17 +11,18 @@ __version__ = "0.1.0"
 _NAMES = {
     "ClusterSpec": "dps.cluster.spec", "Device": "dps.cluster.device", "device": "dps.cluster.device",
     "replica_device_setter": "dps.cluster.setter", "resolve": "dps.cluster.resolve",
-    "Server": "dps.server", "Session": "dps.client.session", "FOREVER": "dps.client.session",
+    "Server": "dps.task.server", "Session": "dps.client.session", "FOREVER": "dps.client.session",
     "Variable": "dps.variables.tree", "Rows": "dps.variables.tree",
-    "Async": "dps.update", "SyncReplicas": "dps.update", "Bounded": "dps.update", "Local": "dps.update",
-    "Push": "dps.reply", "Reply": "dps.reply", "Version": "dps.reply",
+    "Async": "dps.training.update_modes", "SyncReplicas": "dps.training.update_modes",
+    "Bounded": "dps.training.update_modes", "Local": "dps.training.update_modes",
+    "Push": "dps.messages.replies", "Reply": "dps.messages.replies", "Version": "dps.messages.replies",
     "Hook": "dps.hooks", "StopAtStep": "dps.hooks", "CheckpointSaver": "dps.hooks", "StepCounter": "dps.hooks",
     "LogMetrics": "dps.hooks", "NanGuard": "dps.hooks", "SummarySaver": "dps.hooks",
     "CheckpointSaverListener": "dps.hooks", "FinalOps": "dps.hooks", "GlobalStepWaiter": "dps.hooks",
     "Profiler": "dps.hooks",
-    "SummaryWriter": "dps.hooks", "follow": "dps.following",
-    "Coordinator": "dps.coordinator.coordinator", "RemoteValue": "dps.coordinator.remote_value",
-    "LocalCluster": "dps.launch.local", "simulate": "dps.launch.simulate",
+    "SummaryWriter": "dps.hooks", "follow": "dps.client.following",
+    "Coordinator": "dps.coordinator.coordinator", "RemoteValue": "dps.coordinator.coordinator",
+    "LocalCluster": "dps.launch.clusters.local", "simulate": "dps.launch.commands.simulate",
     "DpsError": "dps.errors", "DeadlineExceeded": "dps.errors", "TaskLost": "dps.errors",
     "Unavailable": "dps.errors", "Aborted": "dps.errors", "Cancelled": "dps.errors", "ProtocolError": "dps.errors",
     "NotAuthenticated": "dps.errors", "PermissionDenied": "dps.errors", "CheckpointError": "dps.errors",
@@ -61,13 +62,9 @@ __all__ = [*_NAMES, *_MODULES]  # noqa: PLE0604
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from dps import cluster as cluster
     from dps import compress as compress
-    from dps import data as data
-    from dps import layers as layers
-    from dps import nn as nn
     from dps import optim as optim
-    from dps import strategy as strategy
+    from dps.client.following import follow as follow
     from dps.client.session import FOREVER as FOREVER
     from dps.client.session import Session as Session
     from dps.cluster import partition as partition
@@ -78,7 +75,7 @@ if TYPE_CHECKING:
     from dps.cluster.setter import replica_device_setter as replica_device_setter
     from dps.cluster.spec import ClusterSpec as ClusterSpec
     from dps.coordinator.coordinator import Coordinator as Coordinator
-    from dps.coordinator.remote_value import RemoteValue as RemoteValue
+    from dps.coordinator.coordinator import RemoteValue as RemoteValue
     from dps.errors import Aborted as Aborted
     from dps.errors import Cancelled as Cancelled
     from dps.errors import CheckpointError as CheckpointError
@@ -98,7 +95,6 @@ if TYPE_CHECKING:
     from dps.errors import RemoteError as RemoteError
     from dps.errors import TaskLost as TaskLost
     from dps.errors import Unavailable as Unavailable
-    from dps.following import follow as follow
     from dps.hooks import CheckpointSaver as CheckpointSaver
     from dps.hooks import CheckpointSaverListener as CheckpointSaverListener
     from dps.hooks import FinalOps as FinalOps
@@ -111,15 +107,15 @@ if TYPE_CHECKING:
     from dps.hooks import StopAtStep as StopAtStep
     from dps.hooks import SummarySaver as SummarySaver
     from dps.hooks import SummaryWriter as SummaryWriter
-    from dps.reply import Push as Push
-    from dps.reply import Reply as Reply
-    from dps.reply import Version as Version
-    from dps.server import Server as Server
+    from dps.messages.replies import Push as Push
+    from dps.messages.replies import Reply as Reply
+    from dps.messages.replies import Version as Version
+    from dps.task.server import Server as Server
+    from dps.training.update_modes import Async as Async
+    from dps.training.update_modes import Bounded as Bounded
+    from dps.training.update_modes import Local as Local
+    from dps.training.update_modes import SyncReplicas as SyncReplicas
     from dps.transport import sim as sim
-    from dps.update import Async as Async
-    from dps.update import Bounded as Bounded
-    from dps.update import Local as Local
-    from dps.update import SyncReplicas as SyncReplicas
     from dps.variables.tree import Rows as Rows
     from dps.variables.tree import Variable as Variable
 
@@ -139,7 +135,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _loaded(module: str) -> ModuleType:
-    from dps.config import building
+    from dps.process.config import building
 
     with building():
         return importlib.import_module(module)

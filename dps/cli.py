@@ -9,12 +9,12 @@ import sys
 from collections.abc import Sequence
 
 from dps import __version__
-from dps.config import THREADS
 from dps.errors import DpsError, MissingExtra
-from dps.flags import EXIT_CODES, Parser, add_addresses, addresses, guarded
-from dps.launch.commands import RUNS, add_json, run_status
-from dps.launch.commands import add as add_runs
-from dps.launch.output import slow
+from dps.launch.commands.runs import RUNS, add_json, run_status
+from dps.launch.commands.runs import add as add_runs
+from dps.launch.supervision.output import slow
+from dps.process.config import THREADS
+from dps.process.flags import EXIT_CODES, Parser, add_addresses, addresses, guarded
 from dps.role import DEFAULT_CHIEF
 
 ENGINES = ("local", "ssh", "slurm", "ray")
@@ -166,7 +166,7 @@ def add_token(token: argparse.ArgumentParser) -> None:
 
 
 def run_token(args: argparse.Namespace) -> int:
-    from dps.launch.operating import make_token
+    from dps.launch.commands.operating import make_token
 
     with slow(f"asks the chief at {args.chief}"):
         token = make_token(args.chief, args.role, args.uses, args.ttl)
@@ -227,7 +227,7 @@ def run_bench(arguments: list[str]) -> int:
 
 
 def run_launch(args: argparse.Namespace) -> int:
-    from dps.launch.launching import launch
+    from dps.launch.commands.launch import launch
 
     env = addresses(args)
     if args.checkpoint_root:
@@ -277,8 +277,8 @@ def run_warm(args: argparse.Namespace) -> int:
 
 
 def run_simulate(args: argparse.Namespace) -> int:
-    from dps.functions import load
-    from dps.launch.simulate import simulate
+    from dps.launch.commands.simulate import simulate
+    from dps.process.functions import load
     from dps.transport.sim import Compute
 
     with slow(f"simulates {args.ps} ps and {args.workers} workers"):
@@ -311,7 +311,7 @@ def run_completion(args: argparse.Namespace) -> int:
 
 
 def run_keys(args: argparse.Namespace) -> int:
-    from dps.transport import key_files
+    from dps.transport.keys import files as key_files
 
     folder = args.folder
     if args.what == "new":

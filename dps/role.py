@@ -14,17 +14,16 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dps import config, descriptors
 from dps.errors import ConfigError
-from dps.flags import EXIT_CODES, MOST_TASKS, Parser, add_addresses, addresses, guarded
-from dps.launch.hearing import hear_of_the_end
-from dps.launch.outcome import LOST, TEARDOWN
-from dps.launch.program import run_program
+from dps.launch.programs.program import hear_of_the_end, run_program
+from dps.launch.supervision.outcome import LOST, TEARDOWN
+from dps.process import config, descriptors
+from dps.process.flags import EXIT_CODES, MOST_TASKS, Parser, add_addresses, addresses, guarded
 
 if TYPE_CHECKING:
     from dps.cluster.spec import ClusterSpec, Task
-    from dps.data.program import Part
-    from dps.server import Server
+    from dps.data.serving import ServedPart
+    from dps.task.server import Server
 
 DEFAULT_CHIEF = "127.0.0.1:2220"
 JOBS = ("chief", "ps", "worker", "evaluator", "dataset")
@@ -113,7 +112,7 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
     if args.cpus is not None:
         config.pin(config.parse_cpus(args.cpus))  # before there are threads
     if args.update:
-        from dps.update import parse_flag
+        from dps.training.update_modes import parse_flag
 
         parse_flag(args.update)
     for name in ("task", "workers", "ps", "datasets"):
@@ -121,7 +120,7 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
         if value is not None and not 0 <= value <= MOST_TASKS:
             raise ConfigError(f"got --{name} {value}; wanted a whole number from 0 to {MOST_TASKS}")
     if args.join or (os.environ.get("DPS_TOKEN_FILE") and not args.chief):
-        from dps.launch.joining import join
+        from dps.launch.programs.joining import join
 
         if args.job in (None, "worker"):
             check_serves(args, addresses(args))
@@ -129,18 +128,18 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
     if args.chief == "-":
         args.chief = chief_from_stdin(args.job)
     environ = task_environment(args)
-    from dps.cluster.environment import tf_config_of
+    from dps.cluster.identity import tf_config_of
 
     job = environ["DPS_JOB"]
     if job not in JOBS:
         raise ConfigError(f"--job {job} cannot be run; wanted {', '.join(JOBS[:-1])} or {JOBS[-1]}")
     if job == "dataset":
-        from dps.data.program import load
+        from dps.data.serving import load
 
         return serve(environ, args, load(args.program, rest, environ, args.datasets))
     if args.checkpoint_root and job in ("chief", "ps"):  # a program may write elsewhere what is its own
         from dps.checkpoint.storage import LocalStorage
-        from dps.transport.real import real_runtime
+        from dps.transport.runtime import real_runtime
 
         real_runtime().storage = LocalStorage(args.checkpoint_root)
     if job in ("chief", "ps"):
@@ -166,7 +165,7 @@ def chief_from_stdin(job: str) -> str:
     gets none."""
     with config.loading():
         own = {"ps": "dps.ps.server", "dataset": "dps.data.serving"}.get(job, "dps.client.session")
-        for name in ("dps.server", "dps.transport.real", own):
+        for name in ("dps.task.server", "dps.transport.runtime", own):
             importlib.import_module(name)
     with open(0, closefd=False) as stdin:
         chief = stdin.readline().strip()
@@ -183,8 +182,8 @@ def tell_the_chief(environ: dict[str, str], code: int) -> None:
     """Tell the chief not to wait for a worker whose program made no session; impossible if its task is not known."""
     if environ["DPS_TASK"] == "":
         return
-    from dps.launch.leaving import leave
-    from dps.run_protocol import SERVED
+    from dps.launch.programs.leaving import leave
+    from dps.messages.runs import SERVED
 
     chief, task = environ["DPS_CHIEF"], int(environ["DPS_TASK"])
     if environ["DPS_CLUSTER"]:
@@ -252,8 +251,8 @@ def task_environment(args: argparse.Namespace) -> dict[str, str]:
 
 def from_engine(args: argparse.Namespace) -> tuple[ClusterSpec, Task | None]:
     """The cluster and the task that `--resolver` finds."""
-    from dps.cluster.engines.ranks import parse_jobs
     from dps.cluster.resolve import engine
+    from dps.cluster.resolvers.ranks import parse_jobs
 
     if not args.resolver:
         raise ConfigError("got --jobs without --resolver; name the engine, such as --resolver slurm")
@@ -263,10 +262,10 @@ def from_engine(args: argparse.Namespace) -> tuple[ClusterSpec, Task | None]:
     return cluster, own
 
 
-def serve(environ: dict[str, str], args: argparse.Namespace, part: Part | None = None) -> int:
+def serve(environ: dict[str, str], args: argparse.Namespace, part: ServedPart | None = None) -> int:
     """Run a chief, ps or dataset task until the run ends, or a signal ends it."""
     with config.loading():
-        from dps.server import Server
+        from dps.task.server import Server
 
         signals = stop_on_signal()
         server = Server.from_env(environ, owned=args.owned, restarted=args.restarted)
@@ -307,11 +306,11 @@ def check_serves(args: argparse.Namespace, environ: dict[str, str]) -> None:
 def serve_functions(entries: list[str]) -> int:
     """Run functions for others, as the task that the environment names, until the run ends or a signal ends it."""
     with config.loading():
-        from dps.calls.functions import Served
+        from dps.calls.functions import ServedFunctions
         from dps.coordinator.worker import Worker
-        from dps.server import Server
+        from dps.task.server import Server
 
-        served = Served(entries)
+        served = ServedFunctions(entries)
         with Server.from_env() as server:
             print(f"dps {server.name} serves {', '.join(entries)} at {server.address}\n", end="", flush=True)
             Worker(server, served).run()

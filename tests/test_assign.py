@@ -177,7 +177,7 @@ def test_in_sync_values_of_a_push_that_is_refused_go_with_the_next_one() -> None
 
 
 def test_a_later_value_is_not_undone_by_a_push_that_came_too_late() -> None:
-    from dps.client.assigning import Assigned
+    from dps.client.loading import Assigned
 
     assigned, one, two = Assigned(), np.ones(1), np.ones(2)
     assigned.keep({0: one, 1: one})

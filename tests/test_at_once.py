@@ -14,8 +14,8 @@ from dps.actors.caller import Caller
 from dps.client import at_once
 from dps.client.lanes import Lane
 from dps.errors import Unavailable
-from dps.ps.serving.reading import Reading
-from dps.reply import Push
+from dps.messages.replies import Push
+from dps.ps.serving.reading import ShardReads
 from tests.in_process import cluster
 from tests.interrupting import interrupted_at
 from tests.tuned import tune
@@ -193,7 +193,7 @@ def test_a_reader_without_params_sees_the_values_of_now(asked: Asked) -> None:
 
 def test_where_there_is_no_room_for_a_reader_the_values_are_sent(monkeypatch: pytest.MonkeyPatch, asked: Asked) -> None:
     with trained() as s:
-        monkeypatch.setattr(Reading, "lend", lambda *_: None)
+        monkeypatch.setattr(ShardReads, "lend", lambda *_: None)
         assert values(s) == (0.0, 0.0)
         assert float(s.step(ones())["w"][0, 0]) == -1.0
         assert asked[-4:] == ["Pull", "Push at once", "Pull at once", "Pull"]

@@ -15,8 +15,8 @@ import pytest
 import dps
 from dps import role
 from dps.errors import ConfigError
-from dps.launch.program import exit_code as code_of
-from dps.launch.program import run_program
+from dps.launch.programs.program import exit_code as code_of
+from dps.launch.programs.program import run_program
 
 SLURM = {
     "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_NODELIST": "n[1-2]",
@@ -172,7 +172,7 @@ def run(settings: str, folder: Path) -> int:
         ("update='synch'", "update='synch' is not known; wanted 'async', 'sync', 'sync:sum', 'bounded:S' or 'local:H'"),
         ("update='local:0'", "steps is an int of at least 1"),
         ("update=dps.Local()", "Local: missing a required argument: 'steps'"),
-        ("update=dps.Async", "update: got <class 'dps.update.Async'>"),
+        ("update=dps.Async", "update: got <class 'dps.training.update_modes.Async'>"),
         ("update=dps.Bounded(-1)", "staleness is an int of at least 0"),
         ("update=dps.Async(staleness=1)", "Async: got staleness, which it does not take"),
         ("durability='standby'", "durability 'standby' is not there yet"),

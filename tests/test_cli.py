@@ -15,9 +15,10 @@ import pytest
 
 import dps
 from dps import cli, role
-from dps.flags import guarded
-from dps.launch import asking, output
-from dps.transport import key_files
+from dps.launch.commands import operating as asking
+from dps.launch.supervision import output
+from dps.process.flags import guarded
+from dps.transport.keys import files as key_files
 
 
 def exit_code(*argv: str) -> int:

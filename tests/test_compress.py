@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from dps import compress
-from dps.compress import Bfloat16, Compressor, Float16, Int8, RandomK, TopK
 from dps.errors import ConfigError
+from dps.training import compression as compress
+from dps.training.compression import Bfloat16, Compressor, Float16, Int8, RandomK, TopK
 
 
 @pytest.mark.parametrize("compressor", [Float16(), Bfloat16(), Int8(), Int8(feedback=False), TopK(0.5), RandomK(1, 7)])

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from dps import compress
 from dps.client.compressing import Compression
-from dps.compress import Int8, RandomK, TopK
-from dps.ps.intake.unpacking import unpack
+from dps.ps.intake.parts import unpack
+from dps.training import compression as compress
+from dps.training.compression import Int8, RandomK, TopK
 from dps.variables.packed import PackedGradient
 from dps.variables.plan import VariableSpec, make_plan
 from tests.variables.models import SGD

@@ -11,8 +11,8 @@ import pytest
 
 import dps
 from dps.checkpoint import MemoryStorage
-from dps.compress import Bfloat16, Compressor, Float16, Int8, RandomK, TopK
 from dps.errors import ConfigError
+from dps.training.compression import Bfloat16, Compressor, Float16, Int8, RandomK, TopK
 from dps.transport.sim import Compute, Kill
 from tests.in_process import cluster, on_all
 from tests.test_bad_input import one_line, run

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from dps import config
 from dps.errors import ConfigError
+from dps.process import config
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc and processor affinity")
 
@@ -93,7 +93,7 @@ def test_where_there_is_no_glibc_nothing_is_set_and_nothing_fails(monkeypatch: p
 
 FAULTS = """
 import resource, sys, threading
-from dps import config
+from dps.process import config
 if sys.argv[1] == "kept":
     assert config.keep_large_blocks()
 import numpy as np
@@ -124,8 +124,8 @@ def test_large_blocks_are_not_faulted_in_at_every_message() -> None:
 
 def test_what_is_loaded_at_the_start_is_never_walked_by_the_garbage_collector() -> None:
     code = (
-        "import gc; from dps import config\n"
-        "with config.loading():\n    off = not gc.isenabled(); import dps.server\n"
+        "import gc; from dps.process import config\n"
+        "with config.loading():\n    off = not gc.isenabled(); import dps.task.server\n"
         "print(off, gc.isenabled(), gc.get_freeze_count() > 10_000, len(gc.get_objects()) < 1_000)"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

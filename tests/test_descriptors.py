@@ -11,9 +11,10 @@ import pytest
 import zmq
 
 import dps
-from dps import cli, descriptors, role
+from dps import cli, role
 from dps.errors import ConfigError, OutOfDescriptors
-from dps.transport.dealer import Dealer
+from dps.process import descriptors
+from dps.transport.sockets.dealer import Dealer
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def test_in_a_shell_with_ulimit_20_a_launch_is_one_line_and_exit_code_2() -> Non
 
 def test_a_soft_limit_is_raised_where_the_hard_one_allows_it() -> None:
     program = (
-        "import resource; from dps import descriptors; before = resource.getrlimit(resource.RLIMIT_NOFILE)[0]\n"
+        "import resource; from dps.process import descriptors; before = resource.getrlimit(resource.RLIMIT_NOFILE)[0]\n"
         "descriptors.check('it', 61); print(before, resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 61)"
     )
     assert limited("-Sn 40", sys.executable, "-c", program).stdout == "40 True\n"
@@ -86,7 +87,7 @@ def test_a_soft_limit_is_raised_where_the_hard_one_allows_it() -> None:
 
 def test_the_last_descriptor_is_an_error_of_its_own_and_never_ends_the_process() -> None:
     program = (
-        "import resource, sys; from dps.transport.real import RealRuntime; from dps.errors import OutOfDescriptors\n"
+        "import resource, sys; from dps.transport.runtime import RealRuntime; from dps.errors import OutOfDescriptors\n"
         "limit, made, runtime = int(sys.argv[1]), [], RealRuntime()\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))\n"
         "try:\n    while True:\n        made.append(runtime.endpoint('127.0.0.1:0'))\n"

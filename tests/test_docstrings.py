@@ -24,9 +24,9 @@ API = ROOT / "docs" / "api"
 WITHOUT_EXAMPLE = {
     "dps.cluster.placement.Policy": "a protocol: dps.placement has classes that follow it",
     "dps.cluster.placement.Load": "a protocol: dps.placement.nbytes follows it",
-    "dps.launch.elsewhere.SSHCluster": "it needs hosts; docs/guide/ssh.md has one, which make engines runs the like of",
-    "dps.launch.elsewhere.SlurmCluster": "it needs a Slurm; it is used as SSHCluster is",
-    "dps.launch.elsewhere.RayCluster": "it needs a Ray; it is used as SSHCluster is",
+    "dps.launch.clusters.elsewhere.SSHCluster": "it needs hosts; docs/guide/ssh.md has one; make engines runs the like",
+    "dps.launch.clusters.elsewhere.SlurmCluster": "it needs a Slurm; it is used as SSHCluster is",
+    "dps.launch.clusters.elsewhere.RayCluster": "it needs a Ray; it is used as SSHCluster is",
     "dps.cluster.partition.Partitioner": "a protocol: dps.partition has classes that follow it",
     **{
         f"dps.errors.{name}": "dps raises it; dps.DpsError shows how to catch one"
@@ -36,7 +36,7 @@ WITHOUT_EXAMPLE = {
 }
 """Classes whose docstrings need no example, and why."""
 
-MADE_BY_DPS = {"dps.reply.Reply", "dps.launch.run.LocalRun"}
+MADE_BY_DPS = {"dps.messages.replies.Reply", "dps.launch.clusters.run.LocalRun"}
 """Classes that programs only get, so that their constructors are nobody's business."""
 
 Documented = griffe.Class | griffe.Function

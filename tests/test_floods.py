@@ -19,8 +19,8 @@ import dps
 from dps.actors.caller import Caller
 from dps.actors.ref import Ref
 from dps.errors import ConfigError, NotAuthenticated, Unavailable
-from dps.protocol import Pull
-from dps.run_protocol import CHIEF, Register, Registered
+from dps.messages.runs import CHIEF, Register, Registered
+from dps.messages.sessions import Pull
 from dps.transport.current import runtime
 from tests.in_process import cluster
 from tests.transport import raw_peer
@@ -206,7 +206,7 @@ def test_connections_that_say_nothing_leave_descriptors_for_the_others(victim: V
 def test_a_thousand_registers_of_one_process_are_one_task_and_cost_no_descriptors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dps.actors.tickets.EARLY_S", 0.0)
+    monkeypatch.setattr("dps.actors.authorization.EARLY_S", 0.0)
     with cluster(1, 1, trusted=True) as (worker,):
         caller, chief = Caller(runtime(), "stranger"), Ref(worker.target, CHIEF)
         with pytest.raises(NotAuthenticated, match="before its ticket"):

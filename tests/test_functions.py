@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dps.errors import ConfigError
-from dps.functions import load, loading, path_of
+from dps.process.functions import load, loading, path_of
 from tests.launch import programs
 
 
@@ -84,7 +84,7 @@ def test_a_script_that_makes_a_cluster_while_a_worker_imports_it_is_told_what_to
     tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[object] = []
-    monkeypatch.setattr("dps.launch.supervisor.Supervisor.start", started.append)
+    monkeypatch.setattr("dps.launch.supervision.supervisor.Supervisor.start", started.append)
     (tmp_path / "unguarded.py").write_text(f"import dps\ndef train(server): ...\n{call}\n")
     importlib.invalidate_caches()
     for path in (f"{tmp_path}/unguarded.py:train", "unguarded:train"):

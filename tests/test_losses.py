@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import dps
-from dps import telemetry
 from dps.errors import NotFinite
+from dps.process import telemetry
 
 
 @pytest.fixture

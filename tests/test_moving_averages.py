@@ -10,8 +10,8 @@ import pytest
 
 import dps
 from dps import optim
-from dps.averages import average_of, slots_of
 from dps.ps.store.store import Store
+from dps.training.averages import average_of, slots_of
 from dps.transport.current import runtime
 from dps.variables.plan import VariableSpec, make_plan
 from tests.in_process import cluster, on_all

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 from dps.client import packing
 from dps.cluster.partition import split_rows
-from dps.ps.intake.unpacking import unpack
+from dps.ps.intake.parts import unpack
 from dps.variables.packed import PackedGradient
 from dps.variables.plan import Part
 

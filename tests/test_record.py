@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from dps.record import as_dict, fields_of, made, record, replace
+from dps.process.record import as_dict, fields_of, made, record, replace
 
 
 @record

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 import dps
-from dps import config, role
+from dps import role
 from dps.cluster.address import parse
-from dps.launch.program import exit_code as code_of
-from dps.launch.program import run_program
-from dps.served_task import serving
+from dps.launch.programs.program import exit_code as code_of
+from dps.launch.programs.program import run_program
+from dps.process import config
+from dps.task.served_task import serving
 from dps.transport.current import runtime
 
 TWO_JOBS = '{"ps": ["127.0.0.1:2222"], "worker": ["127.0.0.1:2230", "127.0.0.1:2231"]}'
@@ -356,7 +357,7 @@ def test_the_first_signal_drains_a_program_and_the_second_ends_it(
     first: signal.Signals, more: str, tmp_path: Path
 ) -> None:
     (tmp_path / "loop.py").write_text(
-        "import time\nfrom dps import config\nprint('begins')\n"
+        "import time\nfrom dps.process import config\nprint('begins')\n"
         "while not config.stop_requested.is_set(): time.sleep(0.01)\n"
         "print('drains')\nwhile True: time.sleep(0.01)\n"
     )

@@ -9,16 +9,15 @@ import numpy as np
 import pytest
 
 import dps
+from dps.actors.answers import Done
 from dps.actors.caller import Caller
-from dps.actors.messages import Done
 from dps.actors.ref import Ref
 from dps.client.lanes import Lane
 from dps.errors import Unavailable
-from dps.protocol import SHARED, Probe, Probed, Pull, Push, Release, SharedValues
-from dps.transport import probing
+from dps.messages.sessions import SHARED, Probe, Probed, Pull, Push, Release, SharedValues
+from dps.transport import shared_memory as probing
 from dps.transport.current import runtime
-from dps.transport.probing import ASKED, ASKER, expected, marked, proof
-from dps.transport.shared import SharedMemory
+from dps.transport.shared_memory import ASKED, ASKER, SharedMemory, expected, marked, proof
 from tests.in_process import cluster
 
 SIZE = 40_000

@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 REAL_MEMORY = {
-    "dps/client/surplus.py": "gives the process's own memory back to the system, which no simulated process has",
+    "dps/client/reports.py": "gives the process's own memory back to the system, which no simulated process has",
 }
 """Files above the transport that ask `runtime.simulated`, and why. Anything else that differs in the simulator is a
 field or method of `dps.transport.endpoint.Runtime`, or a value in `runtime.tuning`."""

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import dps
-from dps import config
 from dps.errors import ConfigError
+from dps.process import config
 from dps.worker import agent
 from tests.in_process import bind, on_all
 

@@ -325,8 +325,8 @@ def test_a_wait_names_who_is_missing() -> None:
 def test_another_protocol_version_is_told(server: dps.Server) -> None:
     import msgpack
 
-    from dps.actors.messages import Failed
-    from dps.run_protocol import CHIEF, CloseSession
+    from dps.actors.answers import Failed
+    from dps.messages.runs import CHIEF, CloseSession
     from dps.transport.endpoint import Delivery
     from dps.transport.wire import decode
 
@@ -347,7 +347,7 @@ def test_thousands_of_random_messages_do_nothing(server: dps.Server) -> None:
     with session(server) as s:
         before = s.pull()
         ports = [server.target, server.address, *(peer.ref.address for peer in s._connection.peers.values())]
-        good, _ = encode(Envelope(dps.protocol.Pull(1, 0, 0, 0, -1, []), "ps", 1, "x", 1))  # type: ignore[attr-defined]
+        good, _ = encode(Envelope(dps.messages.sessions.Pull(1, 0, 0, 0, -1, []), "ps", 1, "x", 1))  # type: ignore[attr-defined]
         endpoint = runtime().endpoint(None)
         for index in range(4_000):
             header = draw.bytes(int(draw.integers(1, 60)))

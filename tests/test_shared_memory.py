@@ -19,9 +19,9 @@ import dps
 from dps.actors.caller import Caller
 from dps.actors.ref import Ref
 from dps.errors import ProtocolError, Unavailable
-from dps.protocol import PS, SHARED, Push
+from dps.messages.sessions import PS, SHARED, Push
 from dps.transport.current import runtime
-from dps.transport.shared import SharedMemory
+from dps.transport.shared_memory import SharedMemory
 from tests.in_process import cluster, on_all
 from tests.tuned import tune
 

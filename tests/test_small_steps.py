@@ -16,7 +16,7 @@ from dps.client import at_once, transfers
 from dps.client.lanes import Lane
 from dps.client.pushing import Pushes
 from dps.errors import TaskLost, Unavailable
-from dps.protocol import Pushed
+from dps.messages.sessions import Pushed
 from tests.in_process import cluster, on_all
 from tests.interrupting import interrupted_at
 from tests.tuned import tune
@@ -317,7 +317,7 @@ def test_values_that_came_with_a_push_are_those_of_the_next_pull(made: list[bool
     with cluster(1, 1) as (server,), session(server, optimizer=dps.optim.SGD(1.0)) as s:
         before = s.pull()
         asked.clear()
-        assert s.push(ones()) == dps.reply.Push(1, True)
+        assert s.push(ones()) == dps.messages.replies.Push(1, True)
         first = s.pull()
         np.testing.assert_array_equal(first["w"], before["w"] - 1)
         assert asked == [] and s.version.counters == ((0, 1),)

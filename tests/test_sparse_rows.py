@@ -15,9 +15,9 @@ import dps
 from dps.actors.caller import Caller
 from dps.actors.ref import Ref
 from dps.errors import ProtocolError, Unavailable
-from dps.protocol import DENSE, PARTS, PS, ROWS, Lookup, Push, Rows, SharedRows
+from dps.messages.sessions import DENSE, PARTS, PS, ROWS, Lookup, Push, RowsAnswer, SharedRows
 from dps.transport.current import runtime
-from dps.transport.shared import SharedMemory
+from dps.transport.shared_memory import SharedMemory
 from tests.in_process import cluster
 
 ROWS_OF_TABLE, WIDTH, N = 3000, 40, 700
@@ -299,7 +299,7 @@ def test_row_numbers_out_of_range_are_refused(hostile: Any, rows: Any) -> None:
 def test_a_list_that_does_not_fit_its_values_or_its_part_is_refused(hostile: Any) -> None:
     ask, s = hostile
     epoch, numbers = s._connection.membership.epoch, s._pushes.numbers
-    assert isinstance(ask(Lookup(epoch, 0, 0, 0, False, (IDS,))), Rows)
+    assert isinstance(ask(Lookup(epoch, 0, 0, 0, False, (IDS,))), RowsAnswer)
     values = np.zeros((N, WIDTH), np.float32)
     described: list[tuple[Any, tuple[Any, ...]]] = [
         ([[0, ROWS, []]], (IDS,)),
@@ -311,7 +311,7 @@ def test_a_list_that_does_not_fit_its_values_or_its_part_is_refused(hostile: Any
     for parts, arrays in described:
         with pytest.raises(ProtocolError):
             ask(Push(epoch, numbers[0] + 1, 0, 0, PARTS, 0, [], parts, arrays=arrays))
-    assert isinstance(ask(Lookup(epoch, 0, 0, 0, False, (IDS.astype(np.int32),))), Rows)
+    assert isinstance(ask(Lookup(epoch, 0, 0, 0, False, (IDS.astype(np.int32),))), RowsAnswer)
     for bad in (IDS.astype(np.float64), IDS.reshape(1, -1), IDS.astype(np.int16)):
         with pytest.raises(ValueError, match="int64 of shape"):
             ask(Lookup(epoch, 0, 0, 0, False, (bad,)))
@@ -325,7 +325,7 @@ def test_what_one_session_makes_the_ps_keep_is_bounded(hostile: Any, monkeypatch
     kinds = [
         type(ask(Lookup(s._connection.membership.epoch, 0, 0, 0, True, (IDS,)))) for _ in range(12)
     ]  # none of these says that an answer was read
-    assert kinds.count(SharedRows) <= 4 and kinds[-1] is Rows
+    assert kinds.count(SharedRows) <= 4 and kinds[-1] is RowsAnswer
 
 
 def test_the_memory_of_answers_goes_with_its_session() -> None:

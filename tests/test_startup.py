@@ -38,9 +38,10 @@ with dps.Server.from_env() as server, dps.Session(
     print("stepped", "numba" in sys.modules, flush=True)
 """
 IMPORTS = {
-    "chief": "import dps.role, logging, dps.server, dps.transport.real, dps.chief.server",
-    "ps": "import dps.role, logging, dps.server, dps.transport.real, dps.ps.server, dps.ps.warm; dps.ps.warm.start()",
-    "worker": "import dps.role, logging, runpy, dps.server, dps.transport.real, dps.client.session, dps.optim",
+    "chief": "import dps.role, logging, dps.task.server, dps.transport.runtime, dps.chief.server",
+    "ps": "import dps.role, logging, dps.task.server, dps.transport.runtime, dps.ps.server, dps.ps.warm; "
+    "dps.ps.warm.start()",
+    "worker": "import dps.role, logging, runpy, dps.task.server, dps.transport.runtime, dps.client.session, dps.optim",
 }
 """What each kind of task has loaded at its first step."""
 
@@ -149,8 +150,8 @@ def test_a_cluster_steps_soon_after_as_many_bare_processes_have_loaded_and_its_w
 
 LATER = {
     "_hashlib", "dataclasses", "ipaddress", "numba", "numpy.typing", "pathlib", "safetensors", "shutil", "tomllib",
-    "dps.checkpoint", "dps.chief", "dps.cluster.resolve", "dps.cluster.engines", "dps.compress",
-    "dps.client.compressing", "dps.hooks.files", "dps.hooks.saver", "dps.kernels", "dps.launch", "dps.monitor",
+    "dps.checkpoint", "dps.chief", "dps.cluster.resolve", "dps.cluster.resolvers", "dps.compress",
+    "dps.client.compressing", "dps.hooks.summary", "dps.hooks.saver", "dps.kernels", "dps.launch", "dps.monitor",
     "dps.client.packing", "dps.ps", "dps.role", "dps.transport.sim",
 }  # fmt: skip
 """What a first step of a worker needs not."""
@@ -176,7 +177,7 @@ def test_a_session_loads_what_a_first_step_needs_and_no_more() -> None:
 
 
 def test_the_launcher_starts_tasks_before_it_loads_anything_large() -> None:
-    assert not loaded_by("import dps.cli, dps.launch.supervisor") & LARGE
+    assert not loaded_by("import dps.cli, dps.launch.supervision.supervisor") & LARGE
 
 
 def test_dps_and_its_core_dependencies_stay_small() -> None:

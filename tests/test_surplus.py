@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 import dps
-from dps import config
-from dps.client import surplus
+from dps.client import reports as surplus
+from dps.process import config
 from dps.transport.current import runtime
 from tests.tuned import tune
 
 HELD = """
 import numpy as np
-from dps import config
-from dps.client import surplus
+from dps.process import config
+from dps.client import reports as surplus
 from dps.transport.current import runtime
 assert config.keep_large_blocks()
 

@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 
 import dps
-from dps.actors import tickets as tickets_of_nodes
-from dps.actors.caller import Caller
-from dps.actors.messages import Done, Failed, Waiting
-from dps.actors.ref import Ref
-from dps.actors.tickets import (
+from dps.actors import authorization as tickets_of_nodes
+from dps.actors.answers import Done, Failed, Waiting
+from dps.actors.authorization import (
     EARLY,
     EARLY_S,
     ROUTES,
@@ -26,10 +24,11 @@ from dps.actors.tickets import (
     Tickets,
     digest,
 )
+from dps.actors.caller import Caller
+from dps.actors.ref import Ref
 from dps.collectives.messages import GROUPS, LeaveGroup
 from dps.errors import Aborted, DeadlineExceeded, DpsError, NotAuthenticated
-from dps.protocol import PS, RUN, Decide, Enter, Probe, Probed, Pull, Push, Pushed, Report
-from dps.run_protocol import (
+from dps.messages.runs import (
     AGENT,
     CHIEF,
     AskServing,
@@ -46,9 +45,10 @@ from dps.run_protocol import (
     SaveShard,
     StopTask,
 )
-from dps.transport.connections import Connections
+from dps.messages.sessions import PS, RUN, Decide, Enter, Probe, Probed, Pull, Push, Pushed, Report
 from dps.transport.current import runtime
 from dps.transport.message import Message
+from dps.transport.sockets.connections import Connections
 from tests.in_process import cluster
 
 ASK_S = 0.4
@@ -416,7 +416,7 @@ def test_first_values_come_from_the_session_that_was_asked() -> None:
 
 
 def ps_of(worker: dps.Server) -> str:
-    from dps.run_protocol import AskCluster, ClusterIs
+    from dps.messages.runs import AskCluster, ClusterIs
 
     caller = Caller(runtime(), "somebody")
     answer = caller.ask(Ref(worker.target, CHIEF), AskCluster(), 5.0)

@@ -10,7 +10,7 @@ import pytest
 
 import dps
 from dps.client.transfers import PullTransfer
-from dps.transport.real import RealRuntime
+from dps.transport.runtime import RealRuntime
 from tests.in_process import cluster
 from tests.tuned import tune
 

@@ -9,11 +9,10 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from dps import optim
-from dps.client.assembly import Assembly
-from dps.client.dense import gather
+from dps.client.assembly import Assembly, gather
 from dps.cluster.placement import RoundRobin
+from dps.messages.sessions import Lookup, Pull, Push
 from dps.monitor import works
-from dps.protocol import Lookup, Pull, Push
 from dps.transport.message import Message
 from dps.transport.wire import Envelope, decode, encode
 from dps.variables.layout import check_gradients

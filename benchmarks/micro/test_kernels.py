@@ -42,7 +42,7 @@ def test_memcpy(benchmark: BenchmarkFixture, size: str) -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_update(benchmark: BenchmarkFixture, size: str, optimizer: optim.Optimizer, place: str) -> None:
     n = SIZES[size]
-    bound, values, gradient = optimizers.Bound(optimizer, np.float32), ones(n), ones(n)
+    bound, values, gradient = optimizers.BoundOptimizer(optimizer, np.float32), ones(n), ones(n)
     slots = bound.ordered(optimizers.initial_slots(optimizer, n, np.float32))
     out = values if place == "in place" else ones(n)
     rated(benchmark, values.nbytes)
@@ -79,7 +79,7 @@ def test_gather_rows(benchmark: BenchmarkFixture) -> None:
 def test_update_rows(benchmark: BenchmarkFixture, optimizer: optim.Optimizer) -> None:
     table, rows = np.ones((TABLE_ROWS, DIM), np.float32), np.sort(drawn())
     flat = optimizers.initial_slots(optimizer, TABLE_ROWS * DIM, np.float32)
-    bound = optimizers.Bound(optimizer, np.float32)
+    bound = optimizers.BoundOptimizer(optimizer, np.float32)
     slots = bound.ordered({name: slot.reshape(TABLE_ROWS, DIM) for name, slot in flat.items()})
     gradient = np.ones((TAKEN, DIM), np.float32)
     rated(benchmark, gradient.nbytes)

@@ -16,7 +16,7 @@ a = C.parse()
 import numpy as np  # noqa: E402
 
 import dps  # noqa: E402
-from dps import config  # noqa: E402
+from dps.process import config
 from dps.monitor.beside import workers  # noqa: E402
 from dps.monitor.setting import Setting, kernel  # noqa: E402
 from dps.transport import limits as L  # noqa: E402

@@ -70,7 +70,7 @@ class Job:
 
     def environ(self, time: str, sizes: str) -> dict[str, str]:
         """What this system's environment has beside this process's: one numeric thread, and malloc as it is wanted."""
-        from dps.config import MALLOC
+        from dps.process.config import MALLOC
 
         malloc = {name: str(value) for name, value in MALLOC.items()} if self.malloc else {}
         own = {"PEER_TIME": time, "PEER_SIZES": sizes, "PYTHONPATH": str(ROOT)}

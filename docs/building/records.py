@@ -1,4 +1,4 @@
-"""Makes griffe treat a `dps.record.record` like a dataclass: its fields are the parameters of its constructor."""
+"""Makes griffe treat a `dps.process.record.record` like a dataclass: its fields are the parameters of its constructor."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from dps.errors import DpsError, ProtocolError, Unavailable
 from dps.transport.message import Message
 
 if TYPE_CHECKING:
-    from dps.actors.system import Node
+    from dps.actors.node import Node
 
 
 class Actor:

@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from dps.actors.messages import Failed, Waiting
-from dps.actors.outbox import Outbox
-from dps.actors.own_time import OwnTime
+from dps.actors.answers import Failed, Waiting
+from dps.actors.authorization import introduction
+from dps.actors.bundles import Outbox
+from dps.actors.pausable_clock import PausableClock
 from dps.actors.ref import Ref
 from dps.actors.requests import Feed, Question, Request, Requests
-from dps.actors.tickets import introduction
-from dps.errors import DeadlineExceeded, NotAuthenticated, ProtocolError
-from dps.telemetry import log
+from dps.errors import Cancelled, DeadlineExceeded, NotAuthenticated, ProtocolError
+from dps.process import config
+from dps.process.telemetry import LogThrottle, log
 from dps.transport.endpoint import Connected, Delivery, Disconnected, Refused, Runtime
 from dps.transport.message import Message
 from dps.transport.wire import Envelope, decode, unbundle
 
 if TYPE_CHECKING:
-    from dps.transport.keys import Credentials
+    from dps.transport.keys.keyring import Credentials
+
 
 NEVER = float("inf")
 
@@ -40,7 +42,7 @@ class Caller:
     def __init__(self, runtime: Runtime, name: str, keys: Credentials | None = None) -> None:
         self.runtime, self.name, self.incarnation = runtime, name, 0
         self._endpoint = runtime.endpoint(None, keys)
-        self._time = OwnTime(runtime)
+        self._time = PausableClock(runtime)
         self._outbox = Outbox(self._endpoint, runtime.tuning)
         self._requests = Requests(runtime.tuning.nodes)
         self.away: dict[str, float] = {}
@@ -218,3 +220,43 @@ class Caller:
 
 def _nothing() -> None:
     return None
+
+
+FIRST_S = 4.0
+"""After how many seconds people are told: a task that has just started may take a while to answer."""
+
+
+def to_reach(name: str, at: str) -> str:
+    """What to try so that the task of this name can be reached at its address."""
+    port = at.rpartition(":")[2]
+    return f"open port {port} in the firewall of {name}'s machine, or start {name} with another --advertise"
+
+
+class UnreachedReport:
+    """The tasks that a session connects to, of which some may not be reachable from here."""
+
+    def __init__(self, caller: Caller, name: str) -> None:
+        """`name`: the task that waits, for messages."""
+        self._caller, self._name = caller, name
+        self._patience = LogThrottle(FIRST_S)
+        self.tasks: dict[str, str] = {}
+        """The addresses of the tasks, by name."""
+
+    def __str__(self) -> str:
+        """The first task with which there never was a connection, and what to try; "" if there is none."""
+        found = next((task for task in self.tasks.items() if task[1] not in self._caller.reached), None)
+        if found is None:
+            return ""
+        name, at = found
+        return f"cannot reach {name}: nobody answers at {at}, where it told the chief that it is; {to_reach(name, at)}"
+
+    def look(self) -> None:
+        """Log it now and then, from the first seconds of a wait on. Raises Cancelled if this process was told to stop,
+        because no step of it can end."""
+        text = str(self)
+        if not text:
+            self._patience.over()
+        elif config.stop_requested.is_set():
+            raise Cancelled(f"{self._name}: was told to stop, and {text}")
+        elif self._patience.due(self._caller.now()):
+            log.warning("%s: %s", self._name, text)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
-from dps.actors.tickets import STRANGER, Peer, Unproven
-from dps.record import record
-from dps.transport.endpoint import Route
+from dps.actors.authorization import STRANGER, Peer, Unproven
+from dps.process.record import record
+from dps.transport.endpoint import Route, Runtime
 
 
 @record
@@ -41,3 +43,12 @@ class Sender(NamedTuple):
         """Raise Unproven for a process elsewhere that has presented no ticket."""
         if not self.peer.ticket and isinstance(self.route, bytes):
             raise Unproven(f"got a message of {self.name} before its ticket; wanted the ticket first")
+
+
+local_nodes: WeakKeyDictionary[Runtime, dict[str, Container[str]]] = WeakKeyDictionary()
+"""The names of the actors of each node."""
+
+
+def is_local(runtime: Runtime, address: str, name: str) -> bool:
+    """Whether a node of this process has this address and an actor of this name."""
+    return name in local_nodes.get(runtime, {}).get(address, ())

@@ -6,15 +6,23 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dps.errors import ConfigError
-from dps.functions import load, module_of
+import numpy as np
+
+from dps.errors import ConfigError, ProtocolError
+from dps.process.functions import load, module_of
+from dps.variables.items import Special, pack, unpack
+
+if TYPE_CHECKING:
+    from dps.calls.messages import Call
+    from dps.transport.wire import Array
+
 
 Function = Callable[..., Any]
 
 
-class Served:
+class ServedFunctions:
     """The functions that a worker serves. All of them are imported when this is made, so that errors come early and
     calls do not wait.
 
@@ -66,3 +74,66 @@ def _paths(function: Function) -> set[str]:
     """The names by which a client may call a function that was given by its own path."""
     module, name = module_of(function.__module__), getattr(function, "__name__", "")
     return {f"{target}:{name}" for target in _names(module, function.__module__)}
+
+
+SESSION, VALUE, RESOURCE, NUMBER = 3, 4, 5, 6
+"""The codes of values that are neither plain nor arrays: the worker's own session; the result of an earlier call; a
+value that the worker keeps for the client; a number of numpy's."""
+
+Packed = tuple[bytes, "tuple[Array, ...]"]
+"""A form and its arrays."""
+
+
+def pack_arguments(function: str, args: tuple[Any, ...], kwargs: dict[str, Any], special: Special) -> Packed:
+    """Arguments as they travel; arrays are copied. Raises TypeError for what cannot travel."""
+    return _packed([list(args), kwargs], f"{function}: an argument", special)
+
+
+def unpack_arguments(call: Call, special: Callable[[int, Any], Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call. `special` returns the session for SESSION, and the value that RESOURCE names."""
+    own = len(call.arrays) - sum(count for _, count in call.values)
+    values, start = [], own
+    for form, count in call.values:
+        values.append(unpack_value(form, call.arrays[start : start + count]))
+        start += count
+
+    def leaf(code: int, content: Any) -> Any:
+        if code == VALUE:
+            return values[content]
+        return _plain_leaf(code, content, special)
+
+    args, kwargs = unpack(call.form, call.arrays[:own], leaf)
+    return args, kwargs
+
+
+def pack_value(value: Any, function: str) -> Packed:
+    """A function's value as it travels; arrays are copied. Raises TypeError for what cannot travel."""
+    return _packed(value, f"{function}: the value that it returned", lambda leaf: None)
+
+
+def unpack_value(form: bytes, arrays: tuple[Array, ...]) -> Any:
+    """A function's value; its arrays are the caller's own."""
+    return unpack(form, arrays, lambda code, content: _plain_leaf(code, content, None))
+
+
+def _packed(value: Any, what: str, special: Special) -> Packed:
+    def leaf(found: Any) -> tuple[int, Any] | None:
+        if isinstance(found, np.bool | np.integer | np.float64 | np.float32 | np.float16):
+            return NUMBER, [found.dtype.name, found.item()]
+        return special(found)
+
+    try:
+        form, arrays = pack(value, leaf)
+    except ConfigError:
+        raise
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TypeError(f"{what}: {error}") from None
+    return form, tuple(array.copy() for array in arrays)
+
+
+def _plain_leaf(code: int, content: Any, special: Callable[[int, Any], Any] | None) -> Any:
+    if code == NUMBER:
+        return np.dtype(content[0]).type(content[1])
+    if special is None:
+        raise ProtocolError(f"a value of kind {code} cannot be read; install the same dps version on all tasks")
+    return special(code, content)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dps.transport.message import Message
-from dps.transport.roles import ANSWER, WORKERS
+from dps.transport.message import ANSWER, WORKERS, Message
 from dps.transport.wire import Array
 
 CALLS = "calls"
@@ -26,7 +25,7 @@ class Call(Message, kind=120, roles=WORKERS):
     function: str
     """The path of the function, "module:function" or "/folder/file.py:function"."""
     form: bytes
-    """The arguments; see `dps.calls.arguments`."""
+    """The arguments; see `dps.calls.functions`."""
     values: list[Any]
     """[form, number of arrays] of each earlier call's result among the arguments. Their arrays are the last ones."""
     arrays: tuple[Array, ...] = ()

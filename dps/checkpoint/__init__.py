@@ -1,41 +1,48 @@
 """Checkpoints: shard files, manifest, atomic commit, retention, resharding on restore, and the chief's journal.
 
 Each ps writes its shard with `write_shard`. When all have done so, the chief calls `commit` and `retain`. At its start
-a run gets a Manifest from `newest_whole`, and each ps reads its rows with a `Gathering`.
+a run gets a Manifest from `newest_whole`, and each ps reads its rows with a `RowReader`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dps.parts import at_first_use
+from dps.process.lazy_imports import at_first_use
 
 if TYPE_CHECKING:
+    from dps.checkpoint.files import folder_name, parse_folder_name, shard_file_name, tensor_name
     from dps.checkpoint.folder import candidates, commit, keep_position, load, load_told, newest_whole, retain
-    from dps.checkpoint.gathering import Gathering
     from dps.checkpoint.journal import Journal, JournalState
     from dps.checkpoint.manifest import Manifest, SavedPart, SavedShard, SavedVariable
     from dps.checkpoint.memory import MemoryStorage
-    from dps.checkpoint.names import folder_name, parse_folder_name, shard_file_name, tensor_name
-    from dps.checkpoint.restore import applied_to, part_t, read_part
-    from dps.checkpoint.shard import ShardFile, ShardHeader, check_shard, read_header, read_tensor_rows
+    from dps.checkpoint.restore import RowReader, applied_to, part_t, read_part
+    from dps.checkpoint.shard import (
+        ShardFile,
+        ShardHeader,
+        TensorRun,
+        check_shard,
+        read_header,
+        read_tensor_rows,
+        write_runs,
+        write_shard,
+    )
     from dps.checkpoint.storage import LocalStorage, Storage
-    from dps.checkpoint.writing import Run, write_runs, write_shard
 
 __all__ = [
-    "Gathering",
     "Journal",
     "JournalState",
     "LocalStorage",
     "Manifest",
     "MemoryStorage",
-    "Run",
+    "RowReader",
     "SavedPart",
     "SavedShard",
     "SavedVariable",
     "ShardFile",
     "ShardHeader",
     "Storage",
+    "TensorRun",
     "applied_to",
     "candidates",
     "check_shard",
@@ -66,11 +73,11 @@ if not TYPE_CHECKING:
             "Journal": "journal", "JournalState": "journal",
             "Manifest": "manifest", "SavedPart": "manifest", "SavedShard": "manifest", "SavedVariable": "manifest",
             "MemoryStorage": "memory",
-            "folder_name": "names", "parse_folder_name": "names", "shard_file_name": "names", "tensor_name": "names",
+            "folder_name": "files", "parse_folder_name": "files", "shard_file_name": "files", "tensor_name": "files",
             "applied_to": "restore", "part_t": "restore", "read_part": "restore",
             "ShardFile": "shard", "ShardHeader": "shard", "check_shard": "shard",
             "read_header": "shard", "read_tensor_rows": "shard",
-            "Gathering": "gathering", "Run": "writing", "write_runs": "writing", "write_shard": "writing",
+            "RowReader": "restore", "TensorRun": "shard", "write_runs": "shard", "write_shard": "shard",
             "LocalStorage": "storage", "Storage": "storage",
         },
     )  # fmt: skip

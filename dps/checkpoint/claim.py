@@ -9,10 +9,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 from weakref import WeakSet
 
-from dps.checkpoint.storage import AT_ONCE, check_regular, refused
-from dps.own_files import FILE
+from dps.errors import CheckpointError
+from dps.process.own_files import FILE
 
 TRIES = 20
 """How often to try again if the file is deleted and made again meanwhile."""
@@ -141,3 +142,51 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+def refused(doing: str, path: str, error: OSError, folder: str = "checkpoint_dir") -> CheckpointError:
+    """The error for a refused call: path, reason and what to try. `folder` names the folder in the advice."""
+    reason = error.strerror or str(error) or type(error).__name__
+    code = errno.errorcode.get(error.errno or 0)
+    advice = _ADVICE.get(error.errno or 0, "look at the disk and its mount, or choose another checkpoint_dir")
+    advice = advice.replace("checkpoint_dir", folder)
+    return CheckpointError(f"cannot {doing} {path}: {reason}{f' ({code})' if code else ''}; {advice}")
+
+
+AT_ONCE = sum(getattr(os, name, 0) for name in ("O_BINARY", "O_NONBLOCK", "O_NOCTTY", "O_NOFOLLOW"))
+"""Flags with which opening any kind of file does not block, and opening a symbolic link is refused."""
+
+
+def check_regular(path: str, mode: int) -> None:
+    """Raise CheckpointError unless the path is a regular file; OSError for a folder."""
+    if stat.S_ISREG(mode):
+        return
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    kind = _KINDS.get(stat.S_IFMT(mode), "no regular file")
+    raise CheckpointError(f"{path} is {kind}, wanted a regular file; move it away, or choose another checkpoint_dir")
+
+
+_ADVICE = {
+    errno.ENOSPC: "free some space there, keep fewer checkpoints or choose another checkpoint_dir",
+    errno.EDQUOT: "free some of this user's quota, keep fewer checkpoints or choose another checkpoint_dir",
+    errno.EACCES: "give this user the right to it or choose another checkpoint_dir",
+    errno.EPERM: "give this user the right to it or choose another checkpoint_dir",
+    errno.EROFS: "mount the file system writable or choose another checkpoint_dir",
+    errno.ENOTDIR: "a file stands where a folder is needed: move it away or choose another checkpoint_dir",
+    errno.EEXIST: "a file stands where a folder is needed: move it away or choose another checkpoint_dir",
+    errno.EISDIR: "a folder stands where a file is needed: move it away or choose another checkpoint_dir",
+    errno.ENOENT: "look whether it was deleted meanwhile, or whether this machine sees the same folder",
+    errno.ENXIO: "wanted a regular file: move it away or choose another checkpoint_dir",
+    errno.ELOOP: "wanted a regular file: no symbolic link is followed; move it away or choose another checkpoint_dir",
+    errno.ENAMETOOLONG: "choose a shorter checkpoint_dir",
+}
+
+
+_KINDS = {
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+    stat.S_IFLNK: "a symbolic link",
+}

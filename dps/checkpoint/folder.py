@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from dps.checkpoint.files import JOURNAL_FILE, MANIFEST_FILE, POSITION_FILE, join, parse_folder_name
 from dps.checkpoint.manifest import Manifest, decode, decode_shards, encode
-from dps.checkpoint.names import JOURNAL_FILE, MANIFEST_FILE, POSITION_FILE, join, parse_folder_name
 from dps.checkpoint.shard import check_shard
 from dps.checkpoint.storage import TEMPORARY, Storage
 from dps.errors import CheckpointError

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dps.checkpoint.names import JOURNAL_FILE, join
-from dps.checkpoint.sealed import seal, unseal
+from dps.checkpoint.files import JOURNAL_FILE, join, seal, unseal
 from dps.checkpoint.storage import Storage
 from dps.errors import CheckpointError
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 
-from dps.checkpoint.names import LOCK_FILE, join
+from dps.checkpoint.files import LOCK_FILE, join
 from dps.checkpoint.storage import Claim, Storage
 from dps.errors import CheckpointError
 
@@ -27,7 +27,7 @@ NBYTES = 512
 FREE, WATCHING, HELD, LOST = "free", "watching", "held", "lost"
 
 
-class Taken(CheckpointError):
+class LockTaken(CheckpointError):
     """Another run has the lock."""
 
 
@@ -148,7 +148,7 @@ class RunLock:
             self._claim, self.state, self._seen = None, FREE, None
         try:
             self.take(now)
-        except Taken as error:
+        except LockTaken as error:
             self.state = LOST
             return str(error)
         return ""
@@ -194,8 +194,8 @@ class RunLock:
         cannot come back. A process with a launcher may be started again."""
         return found.boot == self._owner.boot and not (found.keeper and self._lives(found.keeper))
 
-    def _taken(self, content: bytes) -> Taken:
-        return Taken(
+    def _taken(self, content: bytes) -> LockTaken:
+        return LockTaken(
             f"{self._dir} is in use by {self._named(content)}; wait for its end, stop it, or use another checkpoint_dir"
         )
 

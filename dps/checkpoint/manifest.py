@@ -11,11 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from dps import config
-from dps.checkpoint.names import folder_name, shard_file_name, tensor_name
-from dps.checkpoint.sealed import seal, unseal_lines
+from dps.checkpoint.files import folder_name, seal, shard_file_name, tensor_name, unseal_lines
 from dps.checkpoint.shard import ShardFile
 from dps.errors import CheckpointError
+from dps.process import config
 
 FORMAT_VERSION = 1
 _put = object.__setattr__

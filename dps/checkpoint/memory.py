@@ -7,7 +7,8 @@ import os
 import posixpath
 from collections.abc import Callable, Iterable
 
-from dps.checkpoint.storage import check_range, refused
+from dps.checkpoint.claim import refused
+from dps.checkpoint.storage import check_range
 
 
 class MemoryStorage:

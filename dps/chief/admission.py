@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dps.actors.messages import Waiting
+from dps.actors.answers import Waiting
+from dps.actors.node import Node
 from dps.actors.ref import Sender
-from dps.actors.system import Node
-from dps.chief.agreement import check_fits
-from dps.chief.claims import check_claim, check_name
 from dps.chief.cluster import Cluster
 from dps.chief.epochs import Epochs
-from dps.chief.members import Membership
-from dps.chief.phase import INITIALISE, RUN
-from dps.chief.run import read_journal
-from dps.chief.sessions import Session, Sessions
+from dps.chief.members import RunMembers
+from dps.chief.registration import check_claim, check_name
+from dps.chief.run import INITIALISE, RUN, check_fits, read_journal
+from dps.chief.sessions import ClientSession, Sessions
 from dps.errors import CheckpointError, DpsError
-from dps.run_protocol import CloseSession, OpenSession
-from dps.telemetry import log
+from dps.messages.runs import CloseSession, OpenSession
+from dps.process.telemetry import log
 
 EARLY = 4096
 """The most closes that are kept of sessions that are not known yet."""
@@ -24,7 +22,7 @@ EARLY = 4096
 class Admission:
     """Connects the sessions with the members of the run and its epochs."""
 
-    def __init__(self, node: Node, cluster: Cluster, sessions: Sessions, members: Membership, epochs: Epochs) -> None:
+    def __init__(self, node: Node, cluster: Cluster, sessions: Sessions, members: RunMembers, epochs: Epochs) -> None:
         self._node, self._cluster, self._sessions = node, cluster, sessions
         self._members, self._epochs = members, epochs
         self._early: dict[int, tuple[CloseSession, str]] = {}
@@ -73,7 +71,7 @@ class Admission:
         own, joined = sender.peer is self._node.tickets.own, " " in self._node.user
         return self._cluster.checkpoint_root.waits(name, wanted, own, joined)
 
-    def _differs(self, session: Session) -> bool:
+    def _differs(self, session: ClientSession) -> bool:
         """Refuse a session whose layout or settings are not those of the run."""
         run, request = self._epochs.run, session.request
         if run is None or request is None:
@@ -85,7 +83,7 @@ class Admission:
             return True
         return False
 
-    def _end_refused(self, session: Session) -> None:
+    def _end_refused(self, session: ClientSession) -> None:
         """End the incarnation of a session that asks again in the current epoch, because a ps has refused it."""
         incarnation, epochs = self._members.incarnation_of(session.number), self._epochs
         epoch = 0 if session.request is None else session.request.epoch
@@ -94,7 +92,7 @@ class Admission:
             self._members.end(incarnation, lost=True)
             self._record_end(incarnation, session, lost=True)
 
-    def refuse(self, session: Session, error: Exception) -> None:
+    def refuse(self, session: ClientSession, error: Exception) -> None:
         """Refuse a session that cannot take part in this run."""
         if session.opened is not None:
             self._node.answer(session.opened, error)
@@ -187,7 +185,7 @@ class Admission:
         self._members.done_elsewhere(f"{message.job}:{message.task}")
         self._epochs.members_changed()
 
-    def end(self, session: Session, lost: bool, failed: bool = False) -> None:
+    def end(self, session: ClientSession, lost: bool, failed: bool = False) -> None:
         """End a session that has closed or whose node is lost."""
         incarnation = self._members.incarnation_of(session.number)
         self._sessions.drop(session)
@@ -208,6 +206,6 @@ class Admission:
         self._members.give_up(name)
         self._epochs.members_changed()
 
-    def _record_end(self, incarnation: int, session: Session, lost: bool, failed: bool = False) -> None:
+    def _record_end(self, incarnation: int, session: ClientSession, lost: bool, failed: bool = False) -> None:
         how = {"lost": lost, "failed": failed}
         self._node.runtime.record("ended", incarnation=incarnation, name=session.name, **how)

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from dps import config
-from dps.actors.messages import Done
+from dps.actors.answers import Done
+from dps.actors.node import Node
 from dps.actors.ref import Ref
-from dps.actors.system import Node
 from dps.checkpoint import (
     Manifest,
     SavedPart,
@@ -27,8 +26,9 @@ from dps.checkpoint import (
 )
 from dps.chief.run import ago
 from dps.errors import Aborted, CheckpointError, DpsError
-from dps.run_protocol import CutShard, SaveShard, ShardCut, ShardSaved
-from dps.telemetry import log
+from dps.messages.runs import CutShard, SaveShard, ShardCut, ShardSaved
+from dps.process import config
+from dps.process.telemetry import log
 from dps.transport.message import Message
 from dps.variables.plan import Plan
 
@@ -163,7 +163,7 @@ class Checkpoints:
 
     @config.building()
     def _manifest(self, step: int, revision: int, cuts: dict[int, Any], files: dict[int, Any]) -> Manifest:
-        from dps.averages import slots_of
+        from dps.training.averages import slots_of
 
         applied: dict[int, int] = {}
         for ps, layout in self.plan.layouts.items():

@@ -7,14 +7,61 @@ from dataclasses import dataclass
 from typing import Any
 
 from dps.actors.ref import Sender
-from dps.chief.checkpoint_root import CheckpointRoot
-from dps.chief.reaching import Reaching
+from dps.chief.checkpoint_folder import CheckpointRoot
 from dps.chief.sessions import check_same
-from dps.cluster.command import start_command
-from dps.descriptors import check as check_descriptors
-from dps.descriptors import needed
-from dps.errors import ConfigError, NotAuthenticated
-from dps.run_protocol import Register
+from dps.cluster.address import parse
+from dps.cluster.spec import start_command
+from dps.errors import ConfigError, NotAuthenticated, Unavailable
+from dps.messages.runs import Register
+from dps.process.descriptors import check as check_descriptors
+from dps.process.descriptors import needed
+
+REACH_S = 10.0
+"""How long the chief tries to reach a node that has come before it refuses it."""
+MOST_DIALLED = 4096
+"""The most addresses that are remembered; the oldest goes."""
+
+
+class Reachability:
+    """The addresses that the chief dials, each with the time since when it tries, until it has reached it once."""
+
+    def __init__(self, named: frozenset[str] = frozenset()) -> None:
+        """`named`: the addresses that the cluster spec names; they are dialled as they are."""
+        self.named = named
+        self._tried_since: dict[str, float] = {}
+        self._reached: dict[str, None] = {}
+
+    def tries(self, address: str, now: float) -> None:
+        """Note that a node at this address has come."""
+        if address not in self._reached:
+            self._tried_since.setdefault(address, now)
+            if len(self._tried_since) > MOST_DIALLED:
+                del self._tried_since[next(iter(self._tried_since))]
+
+    def check(self, address: str, now: float, chief: str, name: str) -> None:
+        """Raise Unavailable if the node of a task came and could not be reached within REACH_S. `chief`: its address,
+        for the message."""
+        if now - self._tried_since.get(address, now) >= REACH_S:
+            raise Unavailable(f"{name} {self.problem(address, chief, name)}")
+
+    def reached(self, address: str) -> None:
+        """Note that a connection to this address is up."""
+        self._tried_since.pop(address, None)
+        self._reached[address] = None
+        if len(self._reached) > MOST_DIALLED:
+            del self._reached[next(iter(self._reached))]
+
+    def problem(self, address: str, chief: str, name: str) -> str:
+        """Why the node of a task counts as lost if it was never reached, for messages; "" if it was."""
+        if address in self._reached or address not in self._tried_since:
+            return ""
+        source = "which the cluster spec names" if address in self.named else "from where it came"
+        port = parse(address).port
+        return (
+            f"cannot be reached by the chief at {chief}: nobody answers at {address}, {source}; open port {port} in "
+            f"the firewall of {name}'s machine, or start {name} with another --bind, --advertise or --ports"
+        )
+
 
 GRACE_S = 1.0
 """How long a node may be disconnected before it counts as lost."""
@@ -130,7 +177,7 @@ class Cluster:
 
     def __init__(self, ps: Sequence[int], workers: Sequence[int], named: frozenset[str] = frozenset()) -> None:
         """`ps`, `workers`: expected task indices, as for `Nodes`. `named`: the addresses of the cluster spec."""
-        self.reaching = Reaching(named)
+        self.reaching = Reachability(named)
         self.ps, self.workers = Nodes("ps", ps), Nodes("worker", workers)
         self.jobs = {"ps": self.ps, "worker": self.workers}
         self.holders: tuple[int, ...] = ()

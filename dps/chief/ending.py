@@ -2,21 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+from dps.actors.node import Node
 from dps.actors.ref import Ref
-from dps.actors.system import Node
 from dps.checkpoint import candidates
 from dps.chief.cluster import Cluster
 from dps.chief.epochs import Epochs
-from dps.chief.farewell import Farewell
-from dps.chief.members import Membership
-from dps.chief.phase import END, FAILED, HOLD, RUN, SETTLE
-from dps.chief.run import Run
+from dps.chief.members import RunMembers
+from dps.chief.run import END, FAILED, HOLD, RUN, SETTLE, Run
 from dps.chief.sessions import Sessions
 from dps.errors import CheckpointError, TaskLost
-from dps.run_protocol import AGENT, Drain, StopTask
-from dps.telemetry import log
+from dps.messages.runs import AGENT, Drain, StopTask
+from dps.process.telemetry import log
+
+STOP_S = 10.0
+"""How long an ending chief tries to reach absent nodes. It does not wait for nodes whose process is gone."""
+
+
+class Shutdown:
+    """Tells nodes to stop, and calls `ended(code, reason)` once, when all have heard it or are gone."""
+
+    def __init__(self, node: Node, ended: Callable[[int, str], None]) -> None:
+        self.node, self._ended = node, ended
+        self.message: StopTask | None = None
+        """The message for nodes once the run is over; None before."""
+        self._untold: set[str] = set()
+        self._over = False
+        self._linger_s = 0.0
+
+    def begin(self, message: StopTask, addresses: Iterable[str], linger_s: float) -> None:
+        """Tell the nodes at these addresses. Wait another `linger_s` for nodes that have not registered yet."""
+        self.message, self._linger_s = message, linger_s
+        self._untold = set(addresses) - {self.node.address}
+        for address in sorted(self._untold):
+            self.node.ask(Ref(address, AGENT), message, STOP_S, lambda _, a=address: self.told(a))  # type: ignore[misc]
+        self.told("")
+
+    def told(self, address: str) -> None:
+        """Note that a node knows that the run is over, or is gone."""
+        self._untold.discard(address)
+        if self.message is not None and not self._untold and not self._over:
+            self._over = True
+            code, reason = self.message.code, self.message.reason
+            self.node.after(self._linger_s, lambda: self._ended(code, reason))
+
 
 LAST_SAVE_S = 2.0
 """Seconds between attempts to write the last checkpoint."""
@@ -33,7 +63,7 @@ UNKNOWN = -1
 """Stands for the exit code of a worker that was lost before its process ended."""
 
 
-class Ending:
+class RunEnding:
     """Ends the run once: when `check` finds that all workers are done, or when `fail` or `stop` is called.
 
     More than 12 attributes: whether a run is over depends on tasks, sessions, members and the epoch, which others
@@ -41,14 +71,14 @@ class Ending:
     """
 
     def __init__(
-        self, node: Node, cluster: Cluster, sessions: Sessions, members: Membership, epochs: Epochs,
+        self, node: Node, cluster: Cluster, sessions: Sessions, members: RunMembers, epochs: Epochs,
         ended: Callable[[int, str], None], owned: bool,
     ) -> None:  # fmt: skip
         """`ended` gets exit code and reason. `owned`: only `stop` ends the run."""
         self._node, self._cluster, self._sessions = node, cluster, sessions
         self._members, self._epochs = members, epochs
         self._owned = owned
-        self.farewell = Farewell(node, ended)
+        self.farewell = Shutdown(node, ended)
         self.reason = ""
         """Why the run has failed."""
         self._left: dict[str, int] = {}

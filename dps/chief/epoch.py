@@ -2,25 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from dps.actors.authorization import digest
+from dps.actors.node import Node
 from dps.actors.ref import Ref
-from dps.actors.system import Node
-from dps.actors.tickets import digest
 from dps.chief.checkpoints import Checkpoints
 from dps.chief.cluster import KnownNode
-from dps.chief.losses import Losses
-from dps.chief.members import Membership
-from dps.chief.phase import CONFIGURE, HOLD, INITIALISE, RUN, SETTLE
-from dps.chief.roster import Roster
-from dps.chief.run import Run
-from dps.chief.sessions import Session
+from dps.chief.members import EpochRoster, RunMembers
+from dps.chief.run import CONFIGURE, HOLD, INITIALISE, RUN, SETTLE, Run
+from dps.chief.sessions import ClientSession
 from dps.errors import CheckpointError, ConfigError
-from dps.outer import as_applied
-from dps.protocol import PS
-from dps.run_protocol import Configure, Configured, SessionOpened
+from dps.messages.runs import Configure, Configured, SessionOpened
+from dps.messages.sessions import PS
 from dps.transport.message import Message
+from dps.variables.plan import as_applied
+
+
+@dataclass
+class _Reached:
+    """The highest step of one run epoch that any task has reported."""
+
+    epoch: int
+    step: int
+    silent: set[int] = field(default_factory=set)
+    """Sessions that took part when the epoch ended, or were lost before, and have not reported their step since."""
+    unknown: bool = False
+    """Whether another chief led the epoch. Then the last steps of closed sessions are not known."""
+    counted: bool = False
+    """Whether its step ps has reported the last step."""
+
+    def heard(self, session: int, step: int) -> None:
+        self.step = max(self.step, step)
+        self.silent.discard(session)
+
+
+class LostSteps:
+    """Counts the steps of the current run epoch, and of the last epoch that trained and is over.
+
+    The number for the latter is certain once its step ps has reported its step, or all of its sessions have: those that
+    closed before, and those that took part at its end. A lost session can no longer report.
+    """
+
+    def __init__(self) -> None:
+        self._now: _Reached | None = None
+        self._ended: _Reached | None = None
+
+    def trains(self, epoch: int, step: int, unknown: bool = False) -> None:
+        """Note that a run epoch trains, from this step on. `unknown`: another chief began it."""
+        self._now = _Reached(epoch, step, unknown=unknown)
+
+    def over(self, sessions: Iterable[int]) -> None:
+        """Note that the current run epoch is over; these sessions took part."""
+        if self._now is not None:
+            self._now.silent.update(sessions)
+            self._ended, self._now = self._now, None
+
+    def lost(self, session: int) -> None:
+        """Note that a session of the current run epoch was lost, with the steps that only it was told of."""
+        if self._now is not None:
+            self._now.silent.add(session)
+
+    def closed(self, session: int, epoch: int, step: int) -> None:
+        """Note that a session has closed, at this step of this run epoch."""
+        for reached in (self._ended, self._now):
+            if reached is not None:
+                reached.heard(session, step if reached.epoch == epoch else 0)
+
+    def joins(self, session: int, epoch: int, step: int) -> None:
+        """Note that a session joins that had reached this step of this run epoch."""
+        if self._ended is None and self._now is None and epoch:
+            self._ended = _Reached(epoch, step, unknown=True)
+        if self._ended is not None and self._ended.epoch == epoch:
+            self._ended.heard(session, step)
+
+    def counted(self, epoch: int, step: int) -> None:
+        """Note the last step that the step ps of a finished run epoch reports."""
+        if self._ended is not None and self._ended.epoch == epoch:
+            self._ended.step, self._ended.counted = max(self._ended.step, step), True
+
+    @property
+    def reached(self) -> int:
+        """The highest known step of the last finished run epoch; 0 if there is none."""
+        return 0 if self._ended is None else self._ended.step
+
+    def certain(self, epoch: int) -> bool:
+        """Whether `reached` is certain for a session whose last run epoch is `epoch`. Pushes whose result no session
+        received are not counted."""
+        ended = self._ended
+        return ended is None or (ended.epoch == epoch and (ended.counted or not (ended.unknown or ended.silent)))
+
 
 CONFIGURE_S = 120.0
 OVER = "over"
@@ -32,7 +105,7 @@ class EpochOwner(Protocol):
     def kept(self, incarnation: int) -> list[list[Any]]:
         """What the values have of the pushes of an incarnation that has ended, as in SessionOpened."""
 
-    def choose(self) -> Session | None:
+    def choose(self) -> ClientSession | None:
         """The session that should send the first values; None if every session with values is gone."""
 
     def deserted(self) -> None:
@@ -64,7 +137,7 @@ class Epoch:
     """
 
     def __init__(
-        self, node: Node, number: int, run: Run, nodes: Mapping[int, KnownNode], members: Membership, losses: Losses,
+        self, node: Node, number: int, run: Run, nodes: Mapping[int, KnownNode], members: RunMembers, losses: LostSteps,
         owner: EpochOwner,
     ) -> None:  # fmt: skip
         """`nodes`: the plan's ps; their addresses do not change during the epoch."""
@@ -83,7 +156,7 @@ class Epoch:
         """The session that was asked for the first values."""
         self.checkpoints: Checkpoints | None = None
         """None if the run has no checkpoint_dir."""
-        self.roster: Roster | None = None
+        self.roster: EpochRoster | None = None
         """None until the epoch trains."""
         self._held: Callable[[], None] | None = None
         """Called when all ps know that nobody trains."""
@@ -177,13 +250,13 @@ class Epoch:
         self.phase = RUN
         self.run.trained = True
         owner = self._owner
-        self.roster = Roster(self.node, self.number, self._refs, self._members, self._heard, owner.forgotten)
+        self.roster = EpochRoster(self.node, self.number, self._refs, self._members, self._heard, owner.forgotten)
         owner.begun()
         self.roster.tell()
 
     # -- while it lasts -----------------------------------------------------------------------------------------
 
-    def answer(self, session: Session, incarnation: int, initialise: bool) -> None:
+    def answer(self, session: ClientSession, incarnation: int, initialise: bool) -> None:
         """Admit a session, or ask it for the first values."""
         assert session.opened is not None
         run, asked = self.run, session.request

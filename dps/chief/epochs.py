@@ -4,27 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from dps.actors.system import Node
+from dps.actors.node import Node
 from dps.checkpoint import candidates, load
-from dps.checkpoint.lock import Taken
-from dps.chief.agreement import Agreement
+from dps.checkpoint.lock import LockTaken
+from dps.chief.checkpoint_folder import Journaling, Locking
 from dps.chief.checkpoints import Result
 from dps.chief.cluster import Cluster
-from dps.chief.elsewhere import Elsewhere
-from dps.chief.epoch import Epoch
-from dps.chief.journaling import Journaling
-from dps.chief.kept import Kept
+from dps.chief.epoch import Epoch, LostSteps
 from dps.chief.lead import Lead
-from dps.chief.locking import Locking
-from dps.chief.losses import Losses
-from dps.chief.members import Membership
-from dps.chief.phase import GATHER, HOLD, INITIALISE, OPEN, RUN, TRAINS
-from dps.chief.run import Run, has_ended, read_journal, step_of
-from dps.chief.sessions import Session, Sessions
-from dps.chief.takeover import Takeover
+from dps.chief.members import RunMembers
+from dps.chief.run import GATHER, HOLD, INITIALISE, OPEN, RUN, TRAINS, Agreement, Run, has_ended, read_journal, step_of
+from dps.chief.sessions import ClientSession, Sessions
+from dps.chief.takeover import AppliedPushes, SessionsElsewhere, Takeover
 from dps.errors import Aborted, CheckpointError, ConfigError, DpsError
-from dps.run_protocol import Serving
-from dps.telemetry import log
+from dps.messages.runs import ConfiguredBefore
+from dps.process.telemetry import log
 from dps.variables.plan import Plan
 from dps.variables.saved import check_saved
 
@@ -39,7 +33,7 @@ class Epochs:
     """
 
     def __init__(
-        self, node: Node, cluster: Cluster, sessions: Sessions, members: Membership, agreement: Agreement, lead: Lead,
+        self, node: Node, cluster: Cluster, sessions: Sessions, members: RunMembers, agreement: Agreement, lead: Lead,
         restarted: bool,
     ) -> None:  # fmt: skip
         """`restarted`: an earlier chief of the run died. If this is not given, ps may still report it."""
@@ -49,8 +43,8 @@ class Epochs:
         """The highest run epoch that was ever used."""
         self.takeover = Takeover(node, self._found)
         self._journaling = Journaling(node, members, self.advance)
-        self.losses = Losses()
-        self.pushes = Kept()
+        self.losses = LostSteps()
+        self.pushes = AppliedPushes()
         self.run: Run | None = None
         self.now: Epoch | None = None
         self.lock = Locking(node, self.advance, self._robbed)
@@ -60,7 +54,7 @@ class Epochs:
         self.restored = 0, 0
         """The last session that wanted a restore, and the run epoch that this ended."""
         self._lost_dir = False
-        self._elsewhere = Elsewhere()
+        self._elsewhere = SessionsElsewhere()
 
     @property
     def phase(self) -> str:
@@ -112,7 +106,7 @@ class Epochs:
         ps counted as lost while it was stopped."""
         return self.run is not None and bool(self.run.checkpoint_dir) and 0 < served <= self.number
 
-    def _adopt(self, session: Session) -> None:
+    def _adopt(self, session: ClientSession) -> None:
         """Take plan and settings from the first session with variables."""
         try:
             run = self._run_of(session)
@@ -123,7 +117,7 @@ class Epochs:
             self._lead.refuse(session, error)
             self.advance()
 
-    def _run_of(self, session: Session) -> Run | None:
+    def _run_of(self, session: ClientSession) -> Run | None:
         """The run that the session wants. None while another run may use the checkpoint_dir, or while a ps of an
         earlier chief's run, which the session knows, has not registered with this chief."""
         request, storage = session.request, self._node.runtime.storage
@@ -208,7 +202,7 @@ class Epochs:
         self.advance()
         self._lead.heard()
 
-    def _take_up(self, newest: Serving) -> None:
+    def _take_up(self, newest: ConfiguredBefore) -> None:
         """All ps of another chief's run have registered. Continue its epoch if all of them serve it."""
         takeover, storage = self.takeover, self._node.runtime.storage
         takeover.over = self.restarted = True
@@ -221,7 +215,7 @@ class Epochs:
             try:
                 self.lock.take(checkpoint_dir, restarted=True, goes_on=True)
                 self.seen(read_journal(storage, checkpoint_dir, self._members))
-            except Taken as error:
+            except LockTaken as error:
                 self._robbed(str(error))
                 return
             except CheckpointError as error:  # the ps know the same, except for checkpoints of other runs
@@ -374,7 +368,7 @@ class Epochs:
     def ended(self, ps: int, pushes: list[list[Any]]) -> None:
         self.pushes.ended(ps, pushes)
 
-    def choose(self) -> Session | None:
+    def choose(self) -> ClientSession | None:
         return self._sessions.bringer()
 
     def deserted(self) -> None:

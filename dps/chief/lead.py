@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from dps.chief.sessions import Session
+from dps.chief.sessions import ClientSession
 
 
 class Lead(Protocol):
     """The part of the chief that run epochs use."""
 
-    def refuse(self, session: Session, error: Exception) -> None:
+    def refuse(self, session: ClientSession, error: Exception) -> None:
         """A session cannot take part in this run."""
 
     def admit(self) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from dps.actors.node import Node
 from dps.actors.ref import Sender
-from dps.actors.system import Node
 from dps.chief.cluster import Cluster
-from dps.chief.ending import Ending
+from dps.chief.ending import RunEnding
 from dps.chief.epoch import Epoch
 from dps.chief.epochs import Epochs
-from dps.chief.phase import HOLD, RUN, SETTLE
-from dps.run_protocol import StopTask
+from dps.chief.run import HOLD, RUN, SETTLE
+from dps.messages.runs import StopTask
 
 HEAR_S = 1.0
 """How long a ps waits for permission to leave. If all tasks got a Ctrl-C, it reaches the chief within this time, and
@@ -28,7 +28,7 @@ class Leaving:
     the ps is back. Without a checkpoint_dir the workers stop after their step; the run ends with 3."""
 
     def __init__(
-        self, node: Node, cluster: Cluster, epochs: Epochs, ending: Ending, lost: Callable[[int, str], None]
+        self, node: Node, cluster: Cluster, epochs: Epochs, ending: RunEnding, lost: Callable[[int, str], None]
     ) -> None:
         """`lost(task, why)` is called when a ps was allowed to leave."""
         self._node, self._cluster, self._epochs, self._ending, self._lost = node, cluster, epochs, ending, lost

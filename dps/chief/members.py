@@ -6,7 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dps.actors.tickets import role_of
+from dps.actors.authorization import role_of
+from dps.actors.node import Node
+from dps.actors.ref import Ref
+from dps.errors import Aborted
+from dps.messages.runs import Members, MembersKnown
+from dps.transport.message import Message
 
 COME_S = 3.0
 """How long a restarted chief keeps the places of the processes that an earlier one knew. They register every 2 s."""
@@ -31,7 +36,7 @@ class Live:
     """The digest of its process's ticket."""
 
 
-class Membership:
+class RunMembers:
     """The members of a run. Incarnations rise and are never reused. `version` counts the changes within a run epoch.
 
     A worker is *expected* if the cluster names it or, if the number is not known, from its first session on. It has
@@ -217,3 +222,67 @@ class Membership:
         """The session of the lowest living worker task; if there are no workers, the first other session."""
         order = sorted((not live.worker, live.task, i) for i, live in self.live.items())
         return self.live[order[0][2]].session if order else None
+
+
+MEMBERS_S = 5.0
+"""Timeout of one attempt to tell a ps."""
+
+
+class EpochRoster:
+    """Belongs to one run epoch. `heard` is called when a ps has a newer version, with what it says in MembersKnown,
+    `refused` when it lost the epoch."""
+
+    def __init__(
+        self,
+        node: Node,
+        epoch: int,
+        ps: dict[int, Ref],
+        members: RunMembers,
+        heard: Callable[[int, list[Any]], None],
+        refused: Callable[[int], None],
+    ) -> None:
+        self.node, self.epoch, self.ps, self.members = node, epoch, ps, members
+        self._heard, self._refused = heard, refused
+        self._known = dict.fromkeys(ps, -1)
+        self._telling: set[int] = set()
+        self.over = False
+        """Set when the run epoch ends; nothing more is sent."""
+
+    @property
+    def known(self) -> int:
+        """The version of the members that every ps has."""
+        return min(self._known.values(), default=-1)
+
+    def behind(self) -> list[int]:
+        """The ps that do not have the current members."""
+        return [ps for ps, version in self._known.items() if version < self.members.version]
+
+    def tell(self) -> None:
+        """Send the members to each ps that is behind, unless a message to it is in flight."""
+        for ps in self.behind():
+            if ps not in self._telling:
+                self._tell_one(ps)
+
+    def _tell_one(self, ps: int) -> None:
+        members, version = self.members, self.members.version
+        live = [[incarnation, m.name, m.task, m.worker] for incarnation, m in members.live.items()]
+        self._telling.add(ps)
+
+        def told(answer: Message | Exception) -> None:
+            self._telling.discard(ps)
+            if self.over:
+                return
+            if isinstance(answer, Aborted):
+                self._refused(ps)
+                return
+            if not isinstance(answer, Exception):
+                self._known[ps] = max(version, self._known[ps])
+                self._heard(ps, answer.ended if isinstance(answer, MembersKnown) else [])
+            if not self.over:
+                self.tell()
+
+        who = live, members.waiting(), members.absent(), members.gone()
+        message = Members(
+            self.epoch, version, *who, members.notes(), members.tickets(), members.settles, self._known[ps]
+        )
+        self.node.ask(self.ps[ps], message, MEMBERS_S, told)

@@ -16,9 +16,10 @@ from dps.checkpoint import (
     newest_whole,
     parse_folder_name,
 )
-from dps.chief.members import Membership
-from dps.errors import CheckpointError
-from dps.telemetry import LOSE_LESS, log
+from dps.chief.members import RunMembers
+from dps.errors import CheckpointError, ConfigError
+from dps.process.telemetry import LOSE_LESS, log
+from dps.training import update_modes as update
 from dps.variables.plan import Plan
 from dps.variables.saved import check_saved
 
@@ -82,7 +83,7 @@ class Run:
         return newest_whole(storage, self.checkpoint_dir, log.warning)
 
 
-def read_journal(storage: Storage, checkpoint_dir: str, members: Membership, same_run: bool = True) -> int:
+def read_journal(storage: Storage, checkpoint_dir: str, members: RunMembers, same_run: bool = True) -> int:
     """Read an earlier chief's journal into `members`; returns the highest run epoch that was ever used.
 
     `same_run`: this chief continues that chief's run, if it had not ended. Otherwise only the numbers are used.
@@ -130,7 +131,7 @@ def step_of(name: str) -> int:
     return (parse_folder_name(name) or (0, 0))[1]
 
 
-def write_journal(storage: Storage, checkpoint_dir: str, epoch: int, members: Membership, ended: bool) -> None:
+def write_journal(storage: Storage, checkpoint_dir: str, epoch: int, members: RunMembers, ended: bool) -> None:
     """Write run epoch, members and ended incarnations. Raises CheckpointError if the disk refuses."""
     live = {member.name: incarnation for incarnation, member in members.live.items()}
     last = members.next_incarnation - 1
@@ -147,3 +148,48 @@ def write_journal(storage: Storage, checkpoint_dir: str, epoch: int, members: Me
     done = tuple(members.finished), settings, tuple(members.given_up), tickets
     state = JournalState(epoch, last + 1 + RESERVED, tuple(spans), live, *done)
     Journal(storage, checkpoint_dir).save(state)
+
+
+GATHER = "gathering the ps"
+OPEN = "waiting for a session"
+CONFIGURE = "configuring the ps"
+INITIALISE = "initialising"
+RUN = "training"
+SETTLE = "completing pushes for a ps that leaves"
+HOLD = "saving for a ps that leaves"
+TRAINS = RUN, SETTLE
+"""The phases in which pushes are applied."""
+END = "ending"
+FAILED = "failed"
+
+
+class Agreement:
+    """The update mode, set by the first task that gives one: a flag of a ps or the chief, or the first session."""
+
+    def __init__(self, mode: dict[str, Any] | None) -> None:
+        self._mode, self._said_by = mode, "the chief"
+
+    def mode(self, name: str, wanted: dict[str, Any] | None) -> dict[str, Any]:
+        """The run's update mode, after the task `name` has given `wanted`; async if no task gives one.
+
+        Raises ConfigError if another mode was given before.
+        """
+        if wanted and self._mode and wanted != self._mode:
+            raise ConfigError(
+                f"{name} wants {update.describe(wanted)}, {self._said_by} has {update.describe(self._mode)}; "
+                "leave one of them out or give both the same"
+            )
+        if wanted and not self._mode:
+            self._mode, self._said_by = wanted, name
+        return self._mode or update.to_wire(update.Async())
+
+
+def check_fits(name: str, plan: dict[str, Any], settings: dict[str, Any], run_plan: Plan, run: dict[str, Any]) -> None:
+    """Raise ConfigError if a later session's layout or settings differ from those of the run; {} fits any run."""
+    if plan and (difference := Plan.from_wire(plan).differs(run_plan)):
+        raise ConfigError(f"{name} does not fit the run: {difference}; give all workers the same model and optimizer")
+    for key in ("update", "durability", "checkpoint_dir"):
+        wanted, has = settings.get(key), run.get(key)
+        if wanted and wanted != has:
+            texts = [update.describe(v) if key == "update" and v else repr(v) for v in (wanted, has)]
+            raise ConfigError(f"{name} wants {key} {texts[0]}; the run has {texts[1]}: give the same, or leave it out")

@@ -6,23 +6,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dps.actors.actor import Actor
-from dps.actors.messages import Waiting
+from dps.actors.answers import Waiting
 from dps.actors.ref import Sender
-from dps.chief.absent import Absent
 from dps.chief.admission import Admission
-from dps.chief.agreement import Agreement
-from dps.chief.claims import check_claim, check_name
 from dps.chief.cluster import Cluster
-from dps.chief.ending import UNKNOWN, UNKNOWN_S, Ending
+from dps.chief.ending import UNKNOWN, UNKNOWN_S, RunEnding
 from dps.chief.epochs import Epochs
 from dps.chief.leaving import Leaving
-from dps.chief.lookout import Lookout
-from dps.chief.members import Membership
-from dps.chief.phase import END, FAILED, TRAINS
-from dps.chief.places import Places
-from dps.chief.sessions import Session, Sessions
+from dps.chief.members import RunMembers
+from dps.chief.registration import Registration, check_claim, check_name
+from dps.chief.run import END, FAILED, TRAINS, Agreement
+from dps.chief.sessions import ClientSession, Sessions
+from dps.chief.waits import AbsentWorkers, MissingTasks
 from dps.errors import TaskLost, Unavailable
-from dps.run_protocol import (
+from dps.messages.runs import (
     SERVED,
     AskCluster,
     AskState,
@@ -36,12 +33,12 @@ from dps.run_protocol import (
     Register,
     Registered,
     Restore,
+    RunState,
     Save,
     Saved,
-    State,
     Stats,
 )
-from dps.telemetry import log
+from dps.process.telemetry import log
 
 RESTART_S = 50.0  # less than a session's default timeout, so that it hears the reason
 """How long a lost ps may take to come back."""
@@ -51,8 +48,8 @@ EMPTY = "; it holds no variables, the run goes on"
 class ChiefActor(Actor):
     """Leads one run, from the first ps to the last worker. `ended` is called once, with exit code and reason.
 
-    It passes messages and losses to its parts `Epochs`, `Admission` and `Ending`. They share the cluster, the sessions
-    and the members of the run.
+    It passes messages and losses to its parts `Epochs`, `Admission` and `RunEnding`. They share the cluster, the
+    sessions and the members of the run.
 
     More than 12 attributes: the parts of the chief are made here and know each other through it; it writes none of
     them.
@@ -75,7 +72,7 @@ class ChiefActor(Actor):
         and `launched`: see `Cluster`. `named`: the addresses of the cluster spec."""
         self.cluster = Cluster(ps, workers, named)
         self.cluster.where, self.cluster.launched = where, launched
-        self.members = Membership([f"worker:{t}" for t in workers])
+        self.members = RunMembers([f"worker:{t}" for t in workers])
         self.sessions = Sessions()
         self.agreement = Agreement(update_mode)
         self._ended, self._owned, self._restarted = ended, owned, restarted
@@ -84,14 +81,14 @@ class ChiefActor(Actor):
         node, cluster, sessions, members = self.node, self.cluster, self.sessions, self.members
         cluster.exposed = node.exposed
         self.epochs = Epochs(node, cluster, sessions, members, self.agreement, self, self._restarted)
-        self.places = Places(node, cluster, members)
+        self.places = Registration(node, cluster, members)
         self.admission = Admission(node, cluster, sessions, members, self.epochs)
-        self.ending = Ending(node, cluster, sessions, members, self.epochs, self._ended, self._owned)
+        self.ending = RunEnding(node, cluster, sessions, members, self.epochs, self._ended, self._owned)
         self.leaving = Leaving(node, cluster, self.epochs, self.ending, self.ps_lost)
         where = "" if self._owned else cluster.where
-        self._lookout = Lookout(node, cluster, members, self._text, lambda: bool(self.epochs.over), where)
+        self._lookout = MissingTasks(node, cluster, members, self._text, lambda: bool(self.epochs.over), where)
         self._lookout.look()
-        Absent(node, cluster, members, self.epochs, self.admission, self.ending)
+        AbsentWorkers(node, cluster, members, self.epochs, self.admission, self.ending)
 
     def stopping(self) -> None:
         """Also called when the program ends in the middle of the run."""
@@ -328,7 +325,7 @@ class ChiefActor(Actor):
             return
         known = number in self.sessions.known and self.members.incarnation_of(number) is not None
         leads = self.members.leader() == number
-        self.node.answer(sender, State(epochs.number, known and epochs.phase in TRAINS, leads, self._text()))
+        self.node.answer(sender, RunState(epochs.number, known and epochs.phase in TRAINS, leads, self._text()))
 
     def on_AskCluster(self, message: AskCluster, sender: Sender) -> None:
         complete, found = self.cluster.complete(), self.cluster.to_wire()
@@ -363,7 +360,7 @@ class ChiefActor(Actor):
 
     # -- requests of the parts ----------------------------------------------------------------------------------
 
-    def refuse(self, session: Session, error: Exception) -> None:
+    def refuse(self, session: ClientSession, error: Exception) -> None:
         """A session cannot take part in this run."""
         self.admission.refuse(session, error)
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dps.actors.bounds import Bound
+from dps.actors.authorization import CountLimit, role_of
 from dps.actors.ref import Sender
-from dps.actors.tickets import role_of
-from dps.chief.members import Live, Membership
+from dps.chief.members import Live, RunMembers
 from dps.errors import Aborted, NotAuthenticated, Unavailable
-from dps.run_protocol import OpenSession
+from dps.messages.runs import OpenSession
 
 SESSIONS, ALL_SESSIONS, CLOSED = 256, 8192, 65536
 """The most open sessions of one process, and of all; and the most closed ones that are remembered."""
@@ -25,7 +24,7 @@ def check_same(ticket: str, sender: Sender, whose: str) -> None:
 
 
 @dataclass
-class Session:
+class ClientSession:
     """A client session, whether it has an incarnation now or not."""
 
     number: int
@@ -49,12 +48,12 @@ class Sessions:
     """All sessions, in the order in which they came. A number that was closed never opens again."""
 
     def __init__(self) -> None:
-        self.known: dict[int, Session] = {}
-        self._bound = Bound("open sessions", SESSIONS)
+        self.known: dict[int, ClientSession] = {}
+        self._bound = CountLimit("open sessions", SESSIONS)
         self._closed: dict[int, bool] = {}
         """The closed sessions, and whether each closed with an error."""
 
-    def open(self, message: OpenSession, sender: Sender, address: str) -> Session:
+    def open(self, message: OpenSession, sender: Sender, address: str) -> ClientSession:
         """A session whose node is dialled at `address` asks for admission, for the first time or again. Raises Aborted
         if it has closed, and NotAuthenticated if it is another process's."""
         sender.check_ticket()
@@ -63,7 +62,9 @@ class Sessions:
         if session is None:
             name, trains = f"{message.job}:{message.task}", bool(message.plan)
             self._check_room(name, sender.peer.ticket)
-            session = Session(message.session, name, message.job, message.task, address, trains, sender.peer.ticket)
+            session = ClientSession(
+                message.session, name, message.job, message.task, address, trains, sender.peer.ticket
+            )
             self.known[message.session] = session
         check_same(session.ticket, sender, f"session of {session.name}")
         session.opened, session.request, session.trains = sender, message, bool(message.plan)
@@ -75,12 +76,12 @@ class Sessions:
         if len(self.known) >= ALL_SESSIONS:
             raise Unavailable(f"there are {len(self.known)} sessions; close some of them")
 
-    def take_up(self, live: Live) -> Session:
+    def take_up(self, live: Live) -> ClientSession:
         """Add a session that another chief admitted."""
         session = self.known.get(live.session)
         if session is None:
             job = live.name.partition(":")[0]
-            session = Session(live.session, live.name, job, live.task, live.address, live.trains, live.ticket)
+            session = ClientSession(live.session, live.name, job, live.task, live.address, live.trains, live.ticket)
             self.known[live.session] = session
         return session
 
@@ -110,11 +111,11 @@ class Sessions:
         """Whether a session has closed with an error; None if it has not closed."""
         return self._closed.get(number)
 
-    def drop(self, session: Session) -> None:
+    def drop(self, session: ClientSession) -> None:
         """Remove a session that was refused, was lost or has closed."""
         self.known.pop(session.number, None)
 
-    def waiting(self) -> list[Session]:
+    def waiting(self) -> list[ClientSession]:
         """The sessions that wait to be told their incarnation."""
         return [session for session in self.known.values() if session.opened is not None]
 
@@ -123,7 +124,7 @@ class Sessions:
         asked = [session.request for session in self.waiting()]
         return any(request is not None and request.incarnation == incarnation for request in asked)
 
-    def bringer(self) -> Session | None:
+    def bringer(self) -> ClientSession | None:
         """The first waiting session with variables. Its plan becomes the run's, and it sends the first values."""
         return next((session for session in self.waiting() if session.trains), None)
 
@@ -131,11 +132,11 @@ class Sessions:
         """Where the chief dials the nodes of sessions."""
         return [session.address for session in self.known.values() if session.address]
 
-    def at(self, address: str) -> list[Session]:
+    def at(self, address: str) -> list[ClientSession]:
         """The sessions of the node at an address."""
         return [session for session in self.known.values() if session.address == address]
 
-    def of(self, name: str) -> list[Session]:
+    def of(self, name: str) -> list[ClientSession]:
         """The sessions of a task."""
         return [session for session in self.known.values() if session.name == name]
 
@@ -148,7 +149,7 @@ class Sessions:
         """The task of a session; "" if it is not known."""
         return self.known[number].name if number in self.known else ""
 
-    def admit(self, members: Membership) -> list[tuple[int, Session]]:
+    def admit(self, members: RunMembers) -> list[tuple[int, ClientSession]]:
         """Give incarnations to the waiting sessions that have none; returns (incarnation, session) pairs."""
         admitted = []
         for session in self.waiting():
@@ -160,7 +161,7 @@ class Sessions:
                 session.version = members.version
         return admitted
 
-    def ready(self, members: Membership, known: int) -> list[tuple[int, Session]]:
+    def ready(self, members: RunMembers, known: int) -> list[tuple[int, ClientSession]]:
         """The waiting sessions that can be told their incarnation when every ps has the members' version `known`."""
         found = [(members.incarnation_of(session.number), session) for session in self.waiting()]
         return [(i, session) for i, session in found if i is not None and session.version <= known]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+from dps.actors.node import Node
 from dps.actors.ref import Ref
-from dps.actors.system import Node
-from dps.protocol import PS
-from dps.run_protocol import AskServing, Serving
+from dps.checkpoint import parse_folder_name
+from dps.checkpoint.storage import Storage
+from dps.chief.run import newest_name, step_of
+from dps.messages.runs import AskServing, ConfiguredBefore
+from dps.messages.sessions import PS
 from dps.transport.message import Message
 from dps.variables.plan import Plan
 
@@ -22,7 +26,7 @@ class Takeover:
         """`changed` is called after each answer."""
         self._node, self._changed = node, changed
         self._asked: dict[int, str] = {}
-        self.found: dict[int, Serving] = {}
+        self.found: dict[int, ConfiguredBefore] = {}
         self.over = False
         """Whether this chief leads; from then on all epochs that ps have seen are its own."""
 
@@ -46,7 +50,7 @@ class Takeover:
         def answered(answer: Message | Exception) -> None:
             if self.over or self._asked.get(task) != address:
                 return
-            if isinstance(answer, Serving):
+            if isinstance(answer, ConfiguredBefore):
                 self.found[task] = answer
                 self._changed()
             else:
@@ -56,12 +60,12 @@ class Takeover:
 
     # -- what was found -----------------------------------------------------------------------------------------
 
-    def newest(self) -> Serving | None:
+    def newest(self) -> ConfiguredBefore | None:
         """The newest answer of a ps that serves an epoch; None if none serves any."""
         serving = [found for found in self.found.values() if found.epoch]
         return max(serving, key=lambda s: (s.epoch, s.trains, s.notes.get("version", 0)), default=None)
 
-    def notes(self) -> Serving | None:
+    def notes(self) -> ConfiguredBefore | None:
         """The answer with the newest notes; None if no session has trained yet."""
         trains = [found for found in self.found.values() if found.trains]
         return max(trains, key=lambda s: (s.epoch, s.notes["version"]), default=None)
@@ -71,3 +75,64 @@ class Takeover:
         served = [self.found[task] for task in plan.ps if task in self.found]
         same = len(served) == len(plan.ps) and all(s.epoch == epoch for s in served)
         return same and any(s.trains for s in served)
+
+
+class SessionsElsewhere:
+    """The highest step of these sessions, and the checkpoint_dir that they named."""
+
+    def __init__(self) -> None:
+        self._checkpoint_dir, self._step = "", 0
+
+    def closed(self, checkpoint_dir: str, step: int) -> None:
+        """One has closed, at this step."""
+        self._checkpoint_dir, self._step = checkpoint_dir or self._checkpoint_dir, max(step, self._step)
+
+    def unsaved(self, storage: Storage) -> str:
+        """The checkpoint after which steps of theirs are lost; "" if none are."""
+        if not self._checkpoint_dir:
+            return ""
+        newest = newest_name(storage, self._checkpoint_dir)
+        return "" if step_of(newest) >= self._step else newest or "the start"
+
+
+MOST = 8192
+"""The most incarnations that are remembered."""
+
+
+class AppliedPushes:
+    """A session may be taken out of the run while pushes of it have no answers yet: because a ps leaves, or because its
+    messages were lost. This says what became of them, as long as the run goes on from the values that have them."""
+
+    def __init__(self) -> None:
+        self._now: dict[int, dict[int, list[Any]]] = {}
+        """By incarnation and ps, of the current run epoch; a rollback may undo them."""
+        self._saved: dict[int, dict[int, list[Any]]] = {}
+        """The same, of those that are in a checkpoint."""
+        self._name = ""
+        """This checkpoint."""
+
+    def ended(self, ps: int, pushes: list[list[Any]]) -> None:
+        """A ps tells what became of the pushes of incarnations that have ended, as in MembersKnown."""
+        for incarnation, *became in pushes:
+            self._now.setdefault(incarnation, {})[ps] = became
+        while len(self._now) > MOST:
+            del self._now[next(iter(self._now))]
+
+    def saved(self, name: str) -> None:
+        """This checkpoint was written when all incarnations had ended."""
+        self._saved, self._now, self._name = {**self._saved, **self._now}, {}, name
+
+    def begins(self, restored: str) -> None:
+        """A run epoch begins from a checkpoint. From an earlier one, none of these pushes is left."""
+        self._now.clear()
+        if self._name and _age(restored) < _age(self._name):
+            self._saved.clear()
+
+    def of(self, incarnation: int) -> list[list[Any]]:
+        """What became of the pushes of an incarnation, as in SessionOpened."""
+        found = self._now.get(incarnation) or self._saved.get(incarnation, {})
+        return [[ps, *became] for ps, became in sorted(found.items())]
+
+
+def _age(name: str) -> tuple[tuple[int, int], str]:
+    return parse_folder_name(name) or (0, 0), name

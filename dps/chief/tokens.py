@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dps.errors import ConfigError, NotAuthenticated, Unavailable
-from dps.transport.keys import Joined
+from dps.transport.keys.keyring import JoinedKey
 
 ROLES = ("worker", "reader")
 """What a token may make of who joins."""
@@ -40,13 +40,13 @@ class Issued:
         return ""
 
 
-class Tokens:
+class JoinTokens:
     """The tokens of one run. `version` counts the changes of `joined`."""
 
     def __init__(self) -> None:
         self.issued: dict[bytes, Issued] = {}
         """By public key, the oldest first. Those that are over are kept, to say so in the log."""
-        self.joined: dict[bytes, Joined] = {}
+        self.joined: dict[bytes, JoinedKey] = {}
         self._by: dict[bytes, bytes] = {}
         """The token by which each key has joined."""
         self.version = 0
@@ -89,7 +89,7 @@ class Tokens:
         if wanted not in ("", issued.role):
             raise ConfigError(f"got a join token for a {issued.role}; wanted one that dps token --role {wanted} prints")
         issued.left -= 1
-        self.joined[key], self._by[key] = Joined(issued.role, b" ".join(under[issued.role])), token
+        self.joined[key], self._by[key] = JoinedKey(issued.role, b" ".join(under[issued.role])), token
         self.version += 1
         return issued.role
 
@@ -105,16 +105,16 @@ class Tokens:
         }  # fmt: skip
 
     @staticmethod
-    def from_json(found: Mapping[str, Any]) -> Tokens:
+    def from_json(found: Mapping[str, Any]) -> JoinTokens:
         """Raises KeyError, TypeError and ValueError for other values than those of `to_json`."""
-        made = Tokens()
+        made = JoinTokens()
         if found["format"] != FORMAT:
             raise ValueError(f"got format {found['format']}, wanted {FORMAT}")
         made.version = int(found["version"])
         for key, role, left, until in found["issued"]:
             made.issued[key.encode()] = Issued(str(role), int(left), float(until))
         for key, role, under, token in found["joined"]:
-            made.joined[key.encode()] = Joined(str(role), under.encode())
+            made.joined[key.encode()] = JoinedKey(str(role), under.encode())
             made._by[key.encode()] = token.encode()
         return made
 
@@ -126,22 +126,22 @@ class TokenFile:
         """`address`: the chief's, by which a chief that is started again finds what the one before it has written."""
         self.path = os.path.join(folder, f"tokens-{address.encode().hex()[-64:]}.json")
 
-    def load(self) -> Tokens:
+    def load(self) -> JoinTokens:
         """What was written last; no tokens if there is no file. Raises ConfigError if it cannot be read."""
         try:
             file = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
-            return Tokens()
+            return JoinTokens()
         except OSError as error:
             raise ConfigError(f"cannot read the join tokens in {self.path}: {error.strerror}") from None
         try:
             with open(file, encoding="ascii") as text:
-                return Tokens.from_json(json.load(text))
+                return JoinTokens.from_json(json.load(text))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             what = "delete it; tasks that have joined by a token then need new ones"
             raise ConfigError(f"{self.path} holds no join tokens ({error!r}); {what}") from None
 
-    def save(self, tokens: Tokens) -> None:
+    def save(self, tokens: JoinTokens) -> None:
         """Replace it as a whole; on return it survives a power failure. Raises Unavailable."""
         part = f"{self.path}.part"
         try:

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 from dps.client.cargo import shared_message
 from dps.client.connection import Connection
-from dps.client.lanes import Hold, Peer, held
+from dps.client.lanes import LentVersion, PsPeer, held
 from dps.client.pulling import Pulls
 from dps.client.pushing import Pushes, PushOp
 from dps.client.transfers import copy_steadily
-from dps.protocol import APPLIED, Pull, Pushed, SharedValues
-from dps.protocol import Push as PushMessage
-from dps.reply import Push
+from dps.messages.replies import Push
+from dps.messages.sessions import APPLIED, Pull, Pushed, SharedValues
+from dps.messages.sessions import Push as PushMessage
 from dps.transport.wire import Array
 from dps.variables.layout import Gradient
 
@@ -28,7 +28,7 @@ class Made(NamedTuple):
 
     result: Push
     values: Any = None
-    hold: Hold | None = None
+    hold: LentVersion | None = None
     """A released hold that names the version that was copied. None: the values have to be pulled."""
 
 
@@ -37,11 +37,11 @@ class AtOnce:
 
     def __init__(self, connection: Connection, pushes: Pushes, pulls: Pulls) -> None:
         self._connection, self._pushes, self._pulls = connection, pushes, pulls
-        self._peers: dict[int, Peer] = {}
+        self._peers: dict[int, PsPeer] = {}
         """The peers from which `_peer` was chosen."""
-        self._peer: Peer | None = None
+        self._peer: PsPeer | None = None
         """The only ps, if this run can be served here."""
-        self._hold: Hold | None = None
+        self._hold: LentVersion | None = None
         """The values that the last answer lent. The next call releases them, unless `holds` was called."""
         self._fresh = 0, 0.0
         """In sync: the number of the push that brought `_hold`, and until when its values serve a pull."""
@@ -78,7 +78,7 @@ class AtOnce:
         hold = self.held(prepares=True)
         return None if hold is None else self._copied(hold)
 
-    def held(self, prepares: bool = False) -> Hold | None:
+    def held(self, prepares: bool = False) -> LentVersion | None:
         """The current values: those that came with the last push or, if others may have pushed since, those that the ps
         has. None if they have to be pulled. Blocks for a moment.
 
@@ -96,12 +96,12 @@ class AtOnce:
         """Hand the hold over: from now on the caller of `held` releases it, also after an error."""
         self._hold = None
 
-    def note(self, hold: Hold) -> None:
+    def note(self, hold: LentVersion) -> None:
         """Record that these values were pulled."""
         self._pulls.read = self._connection.membership.epoch, {hold.peer.ps: hold.counter}
         self._pushes.pulled[hold.peer.ps] = hold.counter
 
-    def _is_fresh(self, hold: Hold) -> bool:
+    def _is_fresh(self, hold: LentVersion) -> bool:
         """In sync: whether the values that came with the last push are still the newest version."""
         connection, ps, (push, until) = self._connection, hold.peer.ps, self._fresh
         same = connection.peers.get(ps) is hold.peer and not connection.membership.over
@@ -112,7 +112,7 @@ class AtOnce:
             self._hold.release()
             self._hold = None
 
-    def _copied(self, hold: Hold) -> Any:
+    def _copied(self, hold: LentVersion) -> Any:
         """Copy the values, into the prepared memory if there is any, and release them."""
         try:
             self.holds()
@@ -124,7 +124,7 @@ class AtOnce:
             self._prepared = None
             hold.release()
 
-    def _open(self) -> Peer | None:
+    def _open(self) -> PsPeer | None:
         """The ps to ask; None if the request has to be an ordinary one."""
         connection = self._connection
         self._release()
@@ -135,7 +135,7 @@ class AtOnce:
         connection.check_node()
         return self._peer
 
-    def _usual_peer(self) -> Peer | None:
+    def _usual_peer(self) -> PsPeer | None:
         """The only ps; None if the run or the model is not the usual one."""
         connection, plan = self._connection, self._connection.agreed.plan
         layout = plan.layouts[connection.agreed.step_ps]
@@ -143,7 +143,7 @@ class AtOnce:
         small = layout.nbytes <= connection.home.runtime.tuning.small_nbytes
         return connection.peers[plan.ps[0]] if one and small and self._pulls.may_come_with_a_push else None
 
-    def _push(self, peer: Peer, memory: list[int], reads: bool) -> Made | None:
+    def _push(self, peer: PsPeer, memory: list[int], reads: bool) -> Made | None:
         """Send a push of gradients in shared memory; None if the ps did not apply it soon."""
         connection, pushes = self._connection, self._pushes
         about = pushes.about(peer, lend=reads or connection.agreed.sync)
@@ -160,7 +160,7 @@ class AtOnce:
             self._fresh = about.number, runtime.now() + runtime.tuning.client.step_values_s
         return Made(result)
 
-    def _asked(self, prepares: bool) -> Hold | None:
+    def _asked(self, prepares: bool) -> LentVersion | None:
         """The values that the ps has now."""
         connection, peer = self._connection, self._open()
         if peer is None:
@@ -172,7 +172,7 @@ class AtOnce:
             self.note(self._hold)
         return self._hold
 
-    def _ask(self, peer: Peer, message: PushMessage | Pull, prepares: bool) -> Pushed | SharedValues | None:
+    def _ask(self, peer: PsPeer, message: PushMessage | Pull, prepares: bool) -> Pushed | SharedValues | None:
         """Send a message, and hold the values that its answer lends. None for anything but the usual answer."""
         caller, lane = self._connection.caller, peer.lane
         request = caller.post(peer.ref, message)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dps.actors.messages import Failed, Waiting
+from dps.actors.answers import Failed, Waiting
 from dps.actors.ref import Ref
-from dps.calls.arguments import SESSION, pack_arguments, unpack_value
+from dps.calls.functions import SESSION, pack_arguments, unpack_value
 from dps.calls.messages import CALLS, NOT_OF_A_READER, AskCall, Call, CallMissing, Raised, Returned
 from dps.cluster.device import current_device
 from dps.errors import ConfigError, PermissionDenied, Unavailable, remote_error
-from dps.functions import import_path
-from dps.run_protocol import ClusterIs
+from dps.messages.runs import ClusterIs
+from dps.process.functions import import_path
 from dps.transport.message import Message
 
 if TYPE_CHECKING:

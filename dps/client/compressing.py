@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from dps.client.lanes import Peer
-from dps.client.transfers import Pieces, PullTransfer
-from dps.compress import Bfloat16, Compressor, Float16, Int8, RandomK, Rules, TopK, check_names, chosen
+from dps.client.lanes import PsPeer
+from dps.client.transfers import AnswerPieces, PullTransfer
 from dps.errors import ProtocolError
-from dps.protocol import NO_BASE, Pull, Values
+from dps.messages.sessions import NO_BASE, Pull, Values
+from dps.training.compression import Bfloat16, Compressor, Float16, Int8, RandomK, Rules, TopK, check_names, chosen
 from dps.transport.message import Message, changed
 from dps.transport.wire import Array
 from dps.variables.layout import Gradient
@@ -67,7 +67,7 @@ class Compression:
 
     # -- pulls ------------------------------------------------------------------------------------------------
 
-    def pull(self, peer: Peer, message: Pull, *others: Any) -> PullTransfer:
+    def pull(self, peer: PsPeer, message: Pull, *others: Any) -> PullTransfer:
         """Start a pull of one shard with the casts and deltas that are wanted; arguments as of `PullTransfer`."""
         ps, layout = peer.ps, peer.layout
         casts: dict[str, list[int]] = {}
@@ -211,7 +211,7 @@ class PackedPull(PullTransfer):
     """The packed bytes of the version that the message names as its base; set right after the pull was started."""
     arrived: Array | None = None
 
-    def __init__(self, peer: Peer, message: Pull, *others: Any) -> None:
+    def __init__(self, peer: PsPeer, message: Pull, *others: Any) -> None:
         self._packed = PackedLayout(peer.layout, message.parts, message.packed)
         super().__init__(peer, message, *others)
 
@@ -221,7 +221,7 @@ class PackedPull(PullTransfer):
             self.base = None
         return over
 
-    def _begin(self, piece: Values) -> Pieces:
+    def _begin(self, piece: Values) -> AnswerPieces:
         changes = self.base is not None and piece.base == self._message.base
         nbytes, most = piece.nbytes, self._packed.nbytes
         if not 0 <= nbytes <= most or not (changes or (nbytes == most and piece.base == NO_BASE)):
@@ -231,7 +231,7 @@ class PackedPull(PullTransfer):
             if type(offset) is not int or not 0 <= offset <= offset + n <= nbytes:
                 raise ProtocolError(f"bytes {offset} to {offset + n} are not in an answer of {nbytes}")
 
-        return Pieces(piece, partial(np.empty, nbytes, np.uint8), check)
+        return AnswerPieces(piece, partial(np.empty, nbytes, np.uint8), check)
 
     def _finish(self, piece: Values, values: Array | list[Array]) -> None:
         assert isinstance(values, np.ndarray), "what is packed is copied"

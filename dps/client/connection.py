@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dps.actors.answers import Failed, Waiting
 from dps.actors.caller import Caller
-from dps.actors.local import is_local
-from dps.actors.messages import Failed, Waiting
-from dps.actors.patience import Patience
-from dps.actors.ref import Ref
+from dps.actors.ref import Ref, is_local
 from dps.actors.requests import Request
-from dps.client.lanes import Lanes, Peer
+from dps.actors.standing import Home, error_of
+from dps.client.lanes import Lanes, PsPeer
 from dps.client.membership import Agreed, Membership, Steps
 from dps.errors import Aborted, DeadlineExceeded, DpsError
-from dps.run_protocol import CHIEF, AskCluster, AskState, AskStats, CloseSession, ClusterIs, State, Stats
-from dps.standing import Home, error_of
-from dps.telemetry import log
+from dps.messages.runs import CHIEF, AskCluster, AskState, AskStats, CloseSession, ClusterIs, RunState, Stats
+from dps.process.telemetry import LogThrottle, log
 from dps.transport.message import Message
 from dps.variables.rowlists import RowLists
 
@@ -28,7 +26,7 @@ FINISHED_S = 45.0
 """How long the session of a worker that has finished waits for the chief, whose machine may be suspended meanwhile."""
 
 
-class Lookout:
+class EpochPoll:
     """Asks the chief from time to time, without waiting, whether the run epoch still runs and who leads."""
 
     def __init__(self, connection: Connection) -> None:
@@ -67,7 +65,7 @@ class Lookout:
             if isinstance(answer, Waiting):
                 return False
             self._asked = None
-            if isinstance(answer, State):
+            if isinstance(answer, RunState):
                 self.leads = answer.leads
                 if not answer.running or answer.epoch != membership.epoch:
                     membership.end()
@@ -93,12 +91,12 @@ class Connection:
         self.number = home.runtime.random.getrandbits(61) + 1
         """The number by which the chief knows the session."""
         self.steps, self.membership, self.agreed = Steps(), Membership(), Agreed()
-        self.peers: dict[int, Peer] = {}
+        self.peers: dict[int, PsPeer] = {}
         """The ps on which variables lie, in the order of the plan; made anew with each incarnation."""
         self.compression = compression
         self.row_lists = RowLists(home.runtime.tuning.rows)
-        self.lookout = Lookout(self)
-        from dps.client.joining import Joining  # here: `import dps` stays quick
+        self.lookout = EpochPoll(self)
+        from dps.client.membership import Joining  # here: `import dps` stays quick
 
         self.joining = Joining(self, Lanes(home.runtime, self.caller, shared_memory, reads))
         self.caller.connect(home.chief, home.ticket)
@@ -106,7 +104,7 @@ class Connection:
     def cluster(self, deadline: float, lacks: Callable[[ClusterIs], str]) -> ClusterIs:
         """The tasks of the cluster, once nothing is missing: `lacks` says what is waited for, or "". Blocks until the
         deadline."""
-        patience, pause_s = Patience(), self.home.runtime.tuning.client.ask_again_s
+        patience, pause_s = LogThrottle(), self.home.runtime.tuning.client.ask_again_s
         while True:
             found = self.ask(AskCluster(), deadline, "the chief")
             assert isinstance(found, ClusterIs)
@@ -117,7 +115,7 @@ class Connection:
             self.tell(patience, text)
             self.home.runtime.sleep(pause_s)
 
-    def tell(self, patience: Patience, text: str) -> None:
+    def tell(self, patience: LogThrottle, text: str) -> None:
         """Log for whom the chief waits, unless people read the chief's own log in the same place."""
         told = self.home.runtime.shares_log or is_local(self.home.runtime, self.chief.address, CHIEF)
         if not told and patience.due(self.caller.now()):

@@ -8,13 +8,12 @@ import numpy as np
 
 from dps.client.connection import Connection
 from dps.client.membership import Membership
-from dps.client.turns import Turns
-from dps.client.waiting import Waiter
+from dps.client.waiting import ThreadGuard, Waiter
 from dps.collectives.packing import packed, unpacked
 from dps.errors import ConfigError, DeadlineExceeded
-from dps.protocol import APART, FIRST, TRAINED, Exchange, Exchanged
-from dps.reply import Push
-from dps.telemetry import log
+from dps.messages.replies import Push
+from dps.messages.sessions import APART, FIRST, TRAINED, Exchange, Exchanged
+from dps.process.telemetry import log
 from dps.transport.wire import Array
 
 LARGEST_NBYTES = 64 << 20
@@ -24,7 +23,7 @@ LARGEST_NBYTES = 64 << 20
 class Exchanging:
     """These calls of one session. The ps finds a call by its step and by its place after the last push."""
 
-    def __init__(self, connection: Connection, waiter: Waiter, turns: Turns) -> None:
+    def __init__(self, connection: Connection, waiter: Waiter, turns: ThreadGuard) -> None:
         self._connection, self._waiter, self._turns = connection, waiter, turns
         self._place = self._call = 0
         self._has_pushed = False

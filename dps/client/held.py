@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dps.client.at_once import AtOnce
-    from dps.client.lanes import Hold
+    from dps.client.lanes import LentVersion
     from dps.client.pulling import PullOp, Pulls
     from dps.client.pushing import Pushes
 
@@ -18,7 +18,7 @@ class Held:
 
     def __init__(self, at_once: AtOnce, pushes: Pushes, pulls: Pulls, timeout: float | None) -> None:
         self._at_once, self._pushes, self._pulls, self._timeout = at_once, pushes, pulls, timeout
-        self._hold: Hold | PullOp | None = None
+        self._hold: LentVersion | PullOp | None = None
 
     def take(self) -> Any:
         """The values, in the nesting of params. Blocks; raises as `Session.pull`."""

@@ -6,16 +6,16 @@ from collections.abc import Callable
 from math import inf
 from typing import Any, NamedTuple
 
+from dps.actors.answers import Failed, ends
 from dps.actors.caller import Caller
-from dps.actors.messages import Failed, ends
 from dps.actors.ref import Ref
 from dps.actors.requests import Request
 from dps.errors import DpsError, Unavailable
-from dps.protocol import Probe, Probed, Release
-from dps.telemetry import log
+from dps.messages.sessions import Probe, Probed, Release
+from dps.process.telemetry import log
 from dps.transport.endpoint import Memory, Runtime
 from dps.transport.message import Message, changed
-from dps.transport.probing import ASKED, ASKER, expected, marked, proof
+from dps.transport.shared_memory import ASKED, ASKER, expected, marked, proof
 from dps.transport.wire import Array
 from dps.variables.plan import ShardLayout
 
@@ -120,7 +120,7 @@ class Lanes:
         return lanes
 
 
-class Peer(NamedTuple):
+class PsPeer(NamedTuple):
     """A ps, as requests to it need it. Made anew when the session joins."""
 
     caller: Caller
@@ -132,10 +132,10 @@ class Peer(NamedTuple):
     """Call it when the ps says that the epoch or the incarnation has ended."""
 
 
-class Hold:
+class LentVersion:
     """One version of a shard in the ps's memory. `memories`: the bytes of each arena, read-only."""
 
-    def __init__(self, peer: Peer, request: int, counter: int, memories: list[Array]) -> None:
+    def __init__(self, peer: PsPeer, request: int, counter: int, memories: list[Array]) -> None:
         self.peer, self.counter, self.memories = peer, counter, memories
         self._request: int | None = request
 
@@ -146,7 +146,7 @@ class Hold:
             self.peer.lane.release(request, self.peer.layout.nbytes)
 
 
-def held(peer: Peer, request: int, counter: int, names: list[Any]) -> Hold | None:
+def held(peer: PsPeer, request: int, counter: int, names: list[Any]) -> LentVersion | None:
     """Hold the version that the ps keeps for a request. `names`: of the memory of each arena.
 
     None if the memory cannot be read. The session uses the socket from then on.
@@ -160,4 +160,4 @@ def held(peer: Peer, request: int, counter: int, names: list[Any]) -> Hold | Non
     except (DpsError, ValueError) as error:
         peer.lane.give_up(error)
         return None
-    return Hold(peer, request, counter, memories)
+    return LentVersion(peer, request, counter, memories)

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
-from dps.client.cargo import About, ArraysCargo, Cargo, Run, RunCargo
+from dps.client.assembly import Whole, gather, is_whole
+from dps.client.cargo import About, ArraysCargo, Cargo, CargoMemory, RunCargo
 from dps.client.connection import Connection
-from dps.client.dense import Whole, gather, is_whole
-from dps.client.lanes import Peer
+from dps.client.lanes import PsPeer
 from dps.client.membership import Agreed
 from dps.errors import NOT_FINITE, advised
 from dps.transport.dtypes import is_float
 from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
-from dps.variables.layout import Gradient, parts_of_shard, values_of_shard
+from dps.variables.layout import Gradient, array_for, check_is_nested, index_of, parts_of_shard, values_of_shard
 from dps.variables.packed import PackedGradient
-from dps.variables.tree import Rows
+from dps.variables.plan import Plan
+from dps.variables.tree import Rows, leaves
 
 
-class OwnRun(Run):
+class OwnRun(CargoMemory):
     """A run that the user fills: the arrays of `session.gradients()` are its parts."""
 
-    def __init__(self, runtime: Runtime, peer: Peer) -> None:
+    def __init__(self, runtime: Runtime, peer: PsPeer) -> None:
         super().__init__(runtime, peer.lane, peer.layout.nbytes)
         self.parts = peer.layout.listed(peer.layout.memories(self.bytes))
         """The arrays, in the order of the run."""
@@ -43,7 +45,7 @@ class Loader:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._runs: dict[int, list[Run]] = {}
+        self._runs: dict[int, list[CargoMemory]] = {}
         """Those of each ps. A run is used again once its push has its result."""
         self._own: list[dict[int, OwnRun]] = []
         """For each result of `session.gradients()`, by ps."""
@@ -56,7 +58,7 @@ class Loader:
             check_all_finite(agreed, gradients, "gradient")
 
     def cargo(
-        self, peer: Peer, gradients: Mapping[int, Gradient], about: About, values: Mapping[int, Array]
+        self, peer: PsPeer, gradients: Mapping[int, Gradient], about: About, values: Mapping[int, Array]
     ) -> Cargo | None:
         """The cargo for one ps; None for nothing. In sync every ps gets a push, and in every mode the step ps gets one
         if there are gradients. `values`: the values that variables are set to, by their index."""
@@ -70,11 +72,11 @@ class Loader:
         to_set = values_of_shard(connection.agreed.plan, peer.layout, values)
         if not (parts or to_set or connection.agreed.sync) and (values or peer.ps != connection.agreed.step_ps):
             return None
-        from dps.client.partial import PartsCargo
+        from dps.client.cargo import PartsCargo
 
         return PartsCargo(peer, about, parts, lambda nbytes: self._take(peer, 1 << (nbytes - 1).bit_length()), to_set)
 
-    def run(self, peer: Peer, gradients: Mapping[int, Gradient]) -> Run:
+    def run(self, peer: PsPeer, gradients: Mapping[int, Gradient]) -> CargoMemory:
         """A run with the gradients of all of a shard: the user's own run if they lie there, else a run to which they
         are copied."""
         own = self._own_run(peer, gradients)
@@ -84,17 +86,17 @@ class Loader:
         gather(self._connection.agreed.plan, peer.layout, gradients, run.bytes)
         return run
 
-    def _own_run(self, peer: Peer, gradients: Mapping[int, Gradient]) -> OwnRun | None:
+    def _own_run(self, peer: PsPeer, gradients: Mapping[int, Gradient]) -> OwnRun | None:
         return next((runs[peer.ps] for runs in self._own if runs[peer.ps].holds(gradients)), None)
 
-    def _take(self, peer: Peer, nbytes: int) -> Run:
+    def _take(self, peer: PsPeer, nbytes: int) -> CargoMemory:
         """A run of at least `nbytes` that no push in flight uses. Its bytes are undefined."""
         runs = self._runs.get(peer.ps, [])
         idle = [run for run in runs if not run.in_use]
         for run in idle:
             if len(run.bytes) >= nbytes and (run.memory is not None or not peer.lane.on):
                 return run
-        made = Run(self._connection.home.runtime, peer.lane, nbytes)
+        made = CargoMemory(self._connection.home.runtime, peer.lane, nbytes)
         self._runs[peer.ps] = [run for run in runs if run not in idle] + [made]  # the idle ones are too small
         return made
 
@@ -135,3 +137,56 @@ def is_empty(gradients: Mapping[int, Gradient]) -> bool:
         return not any(array.size for array in gradients.arrays)
     arrays = (g.indices if isinstance(g, Rows) else g for g in gradients.values())
     return not any(isinstance(array, PackedGradient) or array.size for array in arrays)
+
+
+def checked(plan: Plan, tree: Any, finite: bool) -> dict[int, Array]:
+    """Nested values as copies, by variable index; a leaf that is None is no value.
+
+    Raises ValueError for a name, a shape or a dtype that no variable has and, where `finite`, for NaN and infinity;
+    TypeError for what is no array."""
+    check_is_nested(plan, tree, "assign wants values")
+    found: dict[int, Array] = {}
+    for name, value in leaves(tree) if tree is not None else ():
+        if value is None:
+            continue
+        index = index_of(plan, name, "value")
+        if isinstance(value, Rows):
+            raise TypeError(f"assign sets whole variables; got dps.Rows for {name}, wanted an array of all its rows")
+        array = array_for(plan, index, value, "value")
+        if finite:
+            check_finite(f"the value of {name}", array)
+        if index in found and not np.array_equal(found[index], array):
+            raise ValueError(
+                f"{plan.variables[index].name} and {name} are one variable (tied weights) and got two values"
+            )
+        found[index] = array.copy()
+    return found
+
+
+class Assigned:
+    """The values that one session has assigned and that are not part of a step yet, by variable index."""
+
+    def __init__(self) -> None:
+        self.waiting: Mapping[int, Array] = {}
+        """The values that go with the next push."""
+        self._newest: dict[int, Array] = {}
+
+    def keep(self, values: Mapping[int, Array]) -> None:
+        """Add values for the next push; the last value of a variable counts."""
+        self._newest |= values
+        self.waiting = {**self.waiting, **values}
+
+    def sent(self) -> None:
+        """A push that carries all of `waiting` was sent."""
+        self.waiting = {}
+
+    def settled(self, values: Mapping[int, Array], accepted: bool) -> None:
+        """The push that carries these values has its result. If it was not accepted, they go with the next push, unless
+        newer ones were assigned."""
+        for index, value in values.items():
+            if self._newest.get(index) is not value:
+                continue
+            if accepted:
+                del self._newest[index]
+            else:
+                self.waiting = {**self.waiting, index: value}

@@ -8,10 +8,10 @@ from typing import Any
 
 from dps.client.loading import check_all_finite
 from dps.client.session import Session
-from dps.client.turns import one_at_a_time
-from dps.local_copy import LocalCopy
-from dps.reply import Push, Reply, Version
-from dps.update import Local
+from dps.client.waiting import one_at_a_time
+from dps.messages.replies import Push, Reply, Version
+from dps.training.update_modes import Local
+from dps.variables.local_copy import LocalCopy
 
 
 class LocalSession(Session):

@@ -12,7 +12,7 @@ from dps.client.connection import Connection
 from dps.client.transfers import Transfer, copy_steadily
 from dps.client.waiting import Operation
 from dps.errors import DpsError, Unavailable
-from dps.protocol import Lookup, Rows, SharedRows
+from dps.messages.sessions import Lookup, RowsAnswer, SharedRows
 from dps.transport.dtypes import wire_name
 from dps.transport.message import Message, changed
 from dps.transport.wire import Array
@@ -195,7 +195,7 @@ class _PartLookup(Transfer):
         over = self._common(message)
         if isinstance(message, SharedRows):
             over = self._read(message)
-        elif isinstance(message, Rows):
+        elif isinstance(message, RowsAnswer):
             over = len(message.arrays) == 1 and self._take(message, message.arrays[0])
         if over:
             self._lane.over(self.number)
@@ -228,7 +228,7 @@ class _PartLookup(Transfer):
         copy_steadily(runtime, copied, memory)
         return copied
 
-    def _take(self, message: Rows, rows: Array) -> bool:
+    def _take(self, message: RowsAnswer, rows: Array) -> bool:
         """Add a piece; whether all rows are here. Pieces of two versions are never mixed: a higher one starts anew."""
         fits = rows.ndim == 2 and rows.shape[1] == self._part.row_size and rows.dtype == self._dtype
         if not fits or not 0 <= message.first <= self._count - len(rows) or message.counter < self._counter:

@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+import mmap
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from dps.run_protocol import SessionOpened
+import numpy as np
+
+from dps.actors.answers import Done, Failed, Waiting
+from dps.actors.caller import UnreachedReport
+from dps.actors.ref import Ref
+from dps.actors.requests import Request
+from dps.client.assembly import Whole, gather
+from dps.client.lanes import Lanes, PsPeer
+from dps.errors import Aborted
+from dps.messages.runs import Init, Initialised, OpenSession, SessionOpened
+from dps.messages.sessions import PS, Enter, Token
+from dps.process.telemetry import LogThrottle
+from dps.transport.message import Message
+from dps.transport.wire import Array
 from dps.variables.plan import Plan
+
+if TYPE_CHECKING:
+    from dps.client.connection import Connection
 
 
 class Membership:
@@ -101,3 +119,179 @@ class Steps:
         before."""
         if push > self._token_of:
             self._token_of, self.local_step = push, step
+
+
+class Joining:
+    """Joins the run, and again after each rollback, with what the session brings: its plan, settings, first values."""
+
+    def __init__(self, connection: Connection, lanes: Lanes) -> None:
+        self._connection, self._caller = connection, connection.caller
+        self._lanes = lanes
+        self._refs: dict[int, Ref] = {}
+        self.unreached = UnreachedReport(self._caller, connection.home.name)
+        self._plan: dict[str, Any] = {}
+        self.averages = connection.home.job in ("worker", "chief")
+        """Whether, in local mode, the session's copy is averaged. That of a program that drives workers is not."""
+        self._settings: dict[str, Any] = {}
+        self.first_values: Callable[[dict[str, Array]], dict[str, Array]] | None = None
+        """Makes the first values out of those of params, if the chief asks this session for them."""
+        self._values: dict[str, Array] = {}
+        """First values; empty once the session has joined."""
+        self.batch = 0
+        """How many examples a push stands for; 0: unknown."""
+
+    def open(self, plan: Plan | None, values: dict[str, Array], settings: dict[str, Any], deadline: float) -> None:
+        """Join for the first time. A session with a plan may be asked for the first values. Blocks."""
+        self._values, self._settings = values, settings
+        self._plan = {} if plan is None else plan.to_wire()
+        self.join(deadline)
+        self._values = {}
+
+    def take_part(self, deadline: float) -> None:
+        """Join again, as a session that trains: a reader takes the plan of the run as its own. Blocks."""
+        self._plan, self.averages = self._connection.agreed.plan.to_wire(), True
+        self.join(deadline)
+
+    def join(self, deadline: float) -> None:
+        """Join the run; again if the run epoch ends meanwhile. Blocks."""
+        connection = self._connection
+        while True:
+            opened = self._opened(deadline)
+            agreed, before = connection.agreed, connection.membership
+            membership = before.next(opened, connection.steps.step)
+            enters = (bool(self._plan) and (self.averages or not agreed.local)) or not agreed.sync
+            if enters or opened.epoch != before.epoch:
+                connection.steps.begin(opened.step)
+            connection.membership = membership
+            connection.home.joined(opened.epoch)
+            self._caller.incarnation = opened.incarnation
+            connection.peers = self._peers(membership)
+            try:
+                if enters:
+                    self._enter(deadline)
+                membership.entered = True
+                return
+            except Aborted:
+                continue
+            finally:
+                if not membership.entered:
+                    membership.end()
+
+    def _peers(self, membership: Membership) -> dict[int, PsPeer]:
+        layouts, least = self._connection.agreed.plan.layouts, max(1, self._connection.home.runtime.tuning.shard_nbytes)
+        lanes = self._lanes.open(self._refs, membership.epoch, lambda ps: layouts[ps].nbytes >= least)
+        return {
+            ps: PsPeer(self._caller, ps, self._refs[ps], layout, lanes[ps], membership.end)
+            for ps, layout in layouts.items()
+        }
+
+    def _enter(self, deadline: float) -> None:
+        """Learn the current step from the step ps. In sync, take part from there on: nobody enters during a step."""
+        connection, ps = self._connection, self._connection.agreed.step_ps
+        answer = connection.ask(Enter(connection.membership.epoch), deadline, f"ps:{ps}", self._refs[ps])
+        assert isinstance(answer, Token)
+        connection.steps.begin(answer.step)
+
+    def _opened(self, deadline: float) -> SessionOpened:
+        """Open the session. The chief admits it, or asks it for first values before, once for each run epoch."""
+        connection, home, caller = self._connection, self._connection.home, self._caller
+        waits_for, asked_in, patience, answers = "the chief has not answered", 0, LogThrottle(), list[Message]()
+
+        def feed(answer: Message) -> bool:
+            nonlocal waits_for, asked_in
+            if isinstance(answer, Waiting):
+                waits_for = answer.reason
+                return False
+            if isinstance(answer, SessionOpened) and answer.initialise:
+                if answer.epoch > asked_in:
+                    asked_in = answer.epoch
+                    answers.append(answer)
+                return False
+            answers.append(answer)
+            return True
+
+        def late() -> str:
+            return f"could not join the run at {connection.chief.address}: {str(self.unreached) or waits_for}"
+
+        def tell() -> None:
+            if "waits for" in waits_for:
+                connection.tell(patience, waits_for)
+
+        message = OpenSession(
+            connection.number, home.job, home.task, home.process, home.address, connection.membership.epoch,
+            self._plan, self._settings, connection.steps.step, caller.incarnation, self.batch,
+            connection.membership.took_part,
+        )  # fmt: skip
+        request = caller.start(connection.chief, message, feed)
+        while True:
+            connection.wait([request], deadline, late, tell, lambda: bool(answers))
+            answer = answers[-1]
+            answers.clear()
+            if isinstance(answer, Failed):
+                raise answer.exception()
+            assert isinstance(answer, SessionOpened)
+            self._take(answer)
+            if not answer.initialise:
+                return answer
+            self._send_first_values(answer, deadline, lambda: bool(answers))
+
+    def _take(self, opened: SessionOpened) -> None:
+        self._connection.agreed = Agreed(opened)
+        refs = {int(task): Ref(str(address), PS) for task, address in opened.addresses}
+        for ref in refs.values():
+            self._caller.expect(ref.address, PS)
+        for task, ref in self._refs.items():
+            if refs.get(task) != ref:
+                self._caller.disconnect(ref.address)
+        for ref in refs.values():
+            self._caller.connect(ref.address, self._connection.home.ticket)
+        self._refs = refs
+        self.unreached.tasks = {f"ps:{task}": ref.address for task, ref in refs.items()}
+
+    def _send_first_values(self, asked: SessionOpened, deadline: float, over: Callable[[], bool]) -> None:
+        """Send all parts of all shards in pieces, then tell the chief. Stops when `over()` is true."""
+        connection, caller = self._connection, self._caller
+        requests: list[Request] = []
+        errors: list[Exception] = []
+
+        def feed(answer: Message) -> bool:
+            if isinstance(answer, Failed):
+                errors.append(answer.exception())
+            return isinstance(answer, Done | Failed)
+
+        if self.first_values is not None:
+            self._values = self.first_values(self._values)
+        tuning, ahead = connection.home.runtime.tuning, 0  # bytes that have to leave until a piece has left
+        values = Whole([self._values[spec.name] for spec in connection.agreed.plan.variables])
+        for ps, layout in connection.agreed.plan.layouts.items():
+            # mmap: the memory is zeroed, and goes back to the system. In malloc's heap it would leave a hole.
+            run = np.frombuffer(mmap.mmap(-1, max(1, layout.nbytes)), np.uint8, layout.nbytes)
+            gather(connection.agreed.plan, layout, values, run, trained_only=False)
+            for piece in layout.pieces(tuning.piece_nbytes):
+                arrays = tuple(run[offset : offset + n] for offset, n in piece)
+                message = Init(asked.epoch, layout.nbytes, [offset for offset, _ in piece], asked.opener, arrays)
+                ahead += sum(map(len, arrays))
+                resend_s = 1.0 + ahead / tuning.nodes.least_nbytes_s
+                requests.append(caller.start(self._refs[ps], message, feed, resend_s=resend_s))
+
+        def stop() -> bool:
+            return bool(errors) or over()
+
+        self._wait_all(requests, errors, deadline, "the ps", stop)
+        if not stop():
+            done = caller.start(connection.chief, Initialised(asked.epoch, connection.number), feed)
+            self._wait_all([done], errors, deadline, "the chief", stop)
+
+    def _wait_all(
+        self, requests: list[Request], errors: list[Exception], deadline: float, whom: str, stop: Callable[[], bool]
+    ) -> None:
+
+        def late() -> str:
+            return str(self.unreached) or f"{whom} did not take the first values"
+
+        self._connection.wait(requests, deadline, late, None, stop)
+        for request in requests:
+            self._caller.drop(request)
+        for error in errors:
+            if not isinstance(error, Aborted):
+                raise error

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from dps.client.connection import Connection
 from dps.cluster.placement import describe
-from dps.errors import ConfigError
-from dps.optim import Optimizer
-from dps.server import Server
-from dps.telemetry import log
+from dps.errors import ConfigError, DpsError, HookError
+from dps.process.telemetry import log
+from dps.task.server import Server
+from dps.training.optimizers import Optimizer
+from dps.training.update_modes import Update, parse, to_wire
 from dps.transport.wire import Array
-from dps.update import Update, parse, to_wire
 from dps.variables.plan import Plan
 from dps.variables.planning import plan_of
-from dps.variables.tree import Variable, leaves
+from dps.variables.sharing import tied
+from dps.variables.tree import Variable, leaves, to_array
 
 if TYPE_CHECKING:
-    from dps.averages import MovingAverage
     from dps.client.compressing import Compression
-    from dps.compress import Compressor
+    from dps.training.averages import MovingAverage
+    from dps.training.compression import Compressor
 
     Compressors = Compressor | Mapping[str, Compressor | None] | None
 
 
-class Model(NamedTuple):
+class PlanRequest(NamedTuple):
     """The variables that a session brings, and its wishes for their plan."""
 
     params: Any
@@ -63,7 +66,7 @@ def _tell(plan: Plan, server: Server) -> None:
     held = plan.bytes_per_ps()
     (log.info if server.is_first else log.debug)("%s: the plan\n%s", server.name, describe(held))
     if server.is_first:
-        from dps.cluster.advice import advice
+        from dps.cluster.setter import advice
 
         text = advice([(spec.name, spec.shape, spec.dtype) for spec in plan.variables], held)
         if text is not None:
@@ -75,7 +78,7 @@ def compression_asked(pushes: Compressors, pulls: Compressors, deltas: bool) -> 
     if pushes is None and pulls is None and not deltas:
         return None
     from dps.client.compressing import Compression
-    from dps.compress import rules
+    from dps.training.compression import rules
 
     packed = rules(pushes, "compression"), rules(pulls, "pull_compression", pulls=True)
     return Compression(*packed, bool(deltas)) if any(packed) or deltas else None
@@ -118,7 +121,7 @@ def check_average(average: object, params: Any) -> None:
     """ConfigError for a session's `moving_average` that is none, or that a reader gives."""
     if average is None:
         return
-    from dps.averages import checked
+    from dps.training.averages import checked
 
     checked(average)
     if params is None:
@@ -141,3 +144,44 @@ def check_functions(params: Any, **functions: object) -> None:
             raise ConfigError(f"{name}: got {function!r:.80}, wanted a function")
     if params is None and functions.get("init_fn") is not None:
         raise ConfigError("init_fn: a session without params is a reader, which brings no first values")
+
+
+def first_values(
+    function: Callable[[Any], Any], params: Any, name: str, values: Mapping[str, Array]
+) -> dict[str, Array]:
+    """What `init_fn(params)` returns, by name, in place of the values of params; those of params for a variable that it
+    does not name. Blocks as it does. `name`: the session's, for messages.
+
+    Raises HookError if `init_fn` raises, or does not return values of the variables.
+    """
+    first = tied(leaves(params))
+    try:
+        made = function(params)
+    except DpsError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise HookError(f"{name}: init_fn raised {type(error).__name__}: {text}") from error
+    if not isinstance(made, dict | list | tuple):
+        raise HookError(f"{name}: init_fn returned {made!r:.80}, wanted first values in the nesting of params")
+    try:
+        given = {path: to_array(leaf, path) for path, leaf in leaves(made)}
+    except (TypeError, ValueError) as error:
+        raise HookError(f"{name}: init_fn returned values that cannot be used: {error}") from None
+    found: dict[str, Array] = {}
+    for path, array in given.items():
+        own = first.get(path, path)
+        if problem := _problem(path, array, values.get(own)):
+            raise HookError(f"{name}: init_fn returned {problem}")
+        if not np.array_equal(found.setdefault(own, array), array, equal_nan=True):
+            raise HookError(f"{name}: init_fn returned two values for {own}, which is tied to {path}")
+    return {**values, **found}
+
+
+def _problem(name: str, array: Array, wanted: Array | None) -> str:
+    """Why an array is no first value of the variable of its name; "" if it is one."""
+    if wanted is None:
+        return f"{name!r}, which is no variable"
+    if array.shape == wanted.shape and array.dtype == wanted.dtype:
+        return ""
+    return f"{array.dtype.name} {array.shape} for {name}, the variable is {wanted.dtype.name} {wanted.shape}"

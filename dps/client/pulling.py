@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,14 +12,70 @@ import numpy as np
 from dps.client.assembly import Assembly
 from dps.client.connection import Connection
 from dps.client.pushing import Pushes, PushOp
-from dps.client.recycled import Memory, Recycled
 from dps.client.transfers import PullTransfer
 from dps.client.waiting import Operation, Waiter
-from dps.protocol import Pull
-from dps.reply import Version
+from dps.messages.replies import Version
+from dps.messages.sessions import Pull
 from dps.transport.wire import Array
 from dps.variables.plan import Part, Plan, ShardLayout
 from dps.variables.tree import Nesting, is_module, is_tensor, leaves, memory_of_tensor, nested
+
+
+class PullMemory:
+    """Memory for the values of one pull: a run of bytes for each shard."""
+
+    def __init__(self, layouts: Mapping[int, ShardLayout]) -> None:
+        self._layouts = layouts
+        self._runs: dict[int, Array] = {}
+
+    def run(self, ps: int) -> Array:
+        """The bytes of a shard; undefined at first."""
+        if ps not in self._runs:
+            self._runs[ps] = np.empty(self._layouts[ps].nbytes, np.uint8)
+        return self._runs[ps]
+
+    def tree(self, assembly: Assembly) -> Any:
+        """The values of all shards in the user's nesting, for the caller to keep."""
+        layouts = self._layouts.items()
+        return assembly.values(
+            [part for ps, layout in layouts for part in layout.listed(layout.memories(self.run(ps)))]
+        )
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody else refers to its bytes: each array of values, and each slice of one, does."""
+        return sum([sys.getrefcount(run) for run in self._runs.values()]) == OWN_REFERENCES * len(self._runs)
+
+
+def _own_references() -> int:
+    return next(iter([sys.getrefcount(made) for made in [object()]]))
+
+
+OWN_REFERENCES = _own_references()
+"""The reference count, in a loop over a list, of an object that only the list has: as this Python counts it."""
+
+
+class Recycled:
+    """The memory of a session's pulls."""
+
+    KEPT = 4
+
+    def __init__(self) -> None:
+        self._made: list[PullMemory] = []
+
+    def take(self, layouts: Mapping[int, ShardLayout]) -> PullMemory:
+        """Memory with undefined bytes. It is the caller's for as long as the caller refers to it."""
+        alone = [sys.getrefcount(made) == OWN_REFERENCES for made in self._made]
+        for at, is_alone in enumerate(alone):
+            if is_alone and self._made[at].is_free:
+                return self._made[at]
+        self._made = [*self._made[1 - self.KEPT :], PullMemory(layouts)]
+        return self._made[-1]
+
+    def forget(self) -> None:
+        """Drop all: there is another plan."""
+        self._made = []
+
 
 MOST_PARTS = 256
 """Up to this number of parts, values stay in the messages that bring them; more are faster to assemble in one run."""
@@ -37,11 +94,11 @@ class PullOp(Operation):
 
     def __init__(
         self, connection: Connection, names: list[str] | None, conditional: bool,
-        launch: Callable[[bool], dict[int, Pull]], take: Callable[[], Memory], hold: bool, behind: PushOp | None,
+        launch: Callable[[bool], dict[int, Pull]], take: Callable[[], PullMemory], hold: bool, behind: PushOp | None,
     ) -> None:  # fmt: skip
         self.names, self.conditional = names, conditional
         self._connection, self._launch, self._take, self._hold = connection, launch, take, hold
-        self._memory: Memory | None = None
+        self._memory: PullMemory | None = None
         self._behind = behind
         self._incarnation = -1
         self._messages: dict[int, Pull] = {}
@@ -337,3 +394,26 @@ def filled(out: Any, tree: Any, replaces: Callable[[str, Array, Array], None]) -
         replaces(name, target, array)
         target[...] = array
     return out
+
+
+def prefetched(
+    pulls: Pulls, names: Sequence[str] | None, should_stop: Callable[[], bool], flush: Callable[[], None],
+    saw: Callable[[Any], Any],
+) -> Iterator[Any]:  # fmt: skip
+    """Yields values, which `saw` gets first. Each pull is sent before the values of the one before are handed out. Each
+    turn blocks until its values are there."""
+
+    def asked() -> PullOp:
+        operation = pulls.start(names, None, after=False)
+        operation.start()
+        flush()
+        return operation
+
+    ahead = asked()
+    try:
+        while not should_stop():
+            values = pulls.finish(ahead, None)
+            ahead = asked()
+            yield saw(values)
+    finally:
+        ahead.drop()

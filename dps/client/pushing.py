@@ -8,23 +8,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dps.actors.caller import Caller
-from dps.client.assembly import Assembly
-from dps.client.cargo import About, Cargo, Run
+from dps.client.assembly import Assembly, is_whole
+from dps.client.cargo import About, Cargo, CargoMemory
 from dps.client.connection import Connection
-from dps.client.dense import is_whole
-from dps.client.lanes import Peer
+from dps.client.lanes import PsPeer
 from dps.client.loading import Loader
 from dps.client.transfers import PushTransfer
 from dps.client.waiting import Operation, Waiter
 from dps.errors import PermissionDenied, advised
-from dps.protocol import APPLIED, REFUSED, WINDOW
-from dps.reply import Push
+from dps.messages.replies import Push
+from dps.messages.sessions import APPLIED, REFUSED, WINDOW
 from dps.transport.wire import Array
 from dps.variables.layout import Gradient
 from dps.variables.tree import Nesting
 
 if TYPE_CHECKING:
-    from dps.client.assigning import Assigned
+    from dps.client.loading import Assigned
 
 
 class PushOp(Operation):
@@ -175,7 +174,7 @@ class Pushes:
             self._assembly = Assembly(self._connection.agreed.plan, self._nesting)
         return self._assembly
 
-    def filled(self, peer: Peer, gradients: Mapping[int, Gradient]) -> Run | None:
+    def filled(self, peer: PsPeer, gradients: Mapping[int, Gradient]) -> CargoMemory | None:
         """A run with the gradients of all of a shard; None if some are missing, or are not dense."""
         return self._loader.run(peer, gradients) if is_whole(peer.layout, gradients) else None
 
@@ -219,7 +218,7 @@ class Pushes:
                 found[peer.ps] = cargo
         return operation
 
-    def about(self, peer: Peer, lend: bool, clock: int = 0) -> About:
+    def about(self, peer: PsPeer, lend: bool, clock: int = 0) -> About:
         """The common fields of the messages of the next push to a ps. `clock`: for the step ps in bounded mode."""
         connection, lane = self._connection, peer.lane
         steps, ps = connection.steps, peer.ps
@@ -279,7 +278,7 @@ class Pushes:
         their own, repeated in each new run epoch until it has a result. Blocks, except in sync. Raises ValueError if a
         ps refuses them."""
         if self._connection.agreed.sync:
-            from dps.client.assigning import Assigned
+            from dps.client.loading import Assigned
 
             self.assigned = self.assigned or Assigned()
             self.assigned.keep(values)

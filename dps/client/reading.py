@@ -8,15 +8,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from dps.client.pulling import check_places, filled
-from dps.client.turns import one_at_a_time
+from dps.client.waiting import one_at_a_time
 from dps.errors import ConfigError
-from dps.reply import Reply, Version
+from dps.messages.replies import Reply, Version
 from dps.transport.wire import Array
 
 if TYPE_CHECKING:
     from dps.client.at_once import AtOnce
     from dps.client.held import Held
-    from dps.client.watching import Watch
+    from dps.client.reports import MistakeWarnings
 
 from dps.client.running import Running
 
@@ -29,9 +29,9 @@ class Reading(Running):
     _at_once: AtOnce
     _newest: Callable[[float | None], Held]
     """Reads the newest values in place, with a timeout."""
-    _watch: Watch | None
+    _watch: MistakeWarnings | None
     """Looks at the first pushes."""
-    _replaced: Watch | None
+    _replaced: MistakeWarnings | None
     """Looks at what pulls write to the caller's arrays."""
     _out_checked = False
     """Whether `pull` was given an `out` before."""
@@ -155,7 +155,7 @@ class Reading(Running):
             10
             ```
         """
-        from dps.client.prefetching import prefetched
+        from dps.client.pulling import prefetched
 
         self._waiter.check_open()
         if self._connection.agreed.sync:  # where a gradient belongs to the step that it was computed from

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import weakref
+from collections.abc import Callable, Collection, Iterable, Mapping
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from dps import telemetry
+import numpy as np
+
 from dps.client.waiting import Loss
-from dps.hooks.chain import Chain
+from dps.errors import DpsError
+from dps.hooks.hook import Chain
 from dps.hooks.scalars import as_number
-from dps.reply import Push
-from dps.telemetry import log
+from dps.messages.replies import Push
+from dps.process import config, telemetry
+from dps.process.telemetry import log
+from dps.transport.dtypes import is_float
+from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
+from dps.variables.layout import Gradient
+from dps.variables.plan import Plan
+from dps.variables.tree import Variable, leaves, to_array
 
 if TYPE_CHECKING:
-    from dps.client.surplus import Held
-    from dps.hooks.loop import Loop
+    from dps.hooks.hook import Loop
+
 
 LARGE_NBYTES = 1 << 30
 """Of more first values a worker is told what they cost."""
@@ -38,7 +47,6 @@ class Reports:
     def opened(self, values: Collection[Array], made_elsewhere: bool, variables: int) -> None:
         """The session is open. `values`: the first values that it brought. `made_elsewhere`: an `init_fn` makes others
         where they are needed. `variables`: those of the run."""
-        from dps.client.surplus import surplus_of
 
         session = self._session
         nbytes = sum(value.nbytes for value in values)
@@ -59,8 +67,6 @@ class Reports:
         """A push has its result."""
         session = self._session
         if self._surplus:
-            from dps.client.surplus import give_back
-
             self._surplus = give_back(self._surplus)
         now = session.runtime.now()
         number = None if loss is None else as_number(loss, "loss")
@@ -79,7 +85,7 @@ class Reports:
 
     def _not_finite(self, loss: float, step: int) -> None:
         """A loss is NaN or infinite: log a warning, once, unless a NanGuard handles it."""
-        from dps.hooks.nan import NanGuard
+        from dps.hooks.ending import NanGuard
 
         if self._warned or any(isinstance(hook, NanGuard) for hook in self._hooks.hooks):
             return
@@ -114,3 +120,126 @@ class Reports:
         more = f"; {telemetry.LOSE_LESS}" if loss.steps else ""
         log.warning("%s: rolled back to step %d in run epoch %d, %s%s", self._session.name, step, epoch, loss, more)
         self._hooks.call("rolled_back", self._session, step, loss.steps)
+
+
+Held = list[weakref.ref[Array]]
+"""Large first values of a session that the program may still refer to.
+
+A task's malloc keeps large blocks for the next messages (see `config.MALLOC`). It would also keep the memory of a table
+that a worker only brings along and then reads by rows.
+"""
+
+
+def surplus_of(values: Iterable[Array], runtime: Runtime) -> Held:
+    """The large arrays to watch; none if malloc gives memory back by itself. Memory that is free already is given back
+    now."""
+    # Not in the simulator: the real memory is that of the test's own process.
+    if runtime.simulated or not runtime.keeps_blocks:
+        return []
+    least = runtime.tuning.client.surplus_nbytes
+    large = [weakref.ref(owner) for owner in map(_owner, values) if owner.nbytes >= least]
+    if large:
+        config.trim_memory()
+    return large
+
+
+def give_back(held: Held) -> Held:
+    """Return the memory of freed arrays to the system; those that are not freed."""
+    left = [array for array in held if array() is not None]
+    if len(left) < len(held):
+        config.trim_memory()
+    return left
+
+
+def _owner(array: Array) -> Array:
+    """The array that owns the memory of this one."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+PUSHES = 2
+"""How many pushes of a session are checked."""
+PULLS = 5
+"""How many pulls into the caller's arrays are checked, after the first push."""
+EARLIER = 20
+"""How many pulls are checked before that."""
+VARIABLES = 100
+"""How many variables are checked."""
+SAMPLED = 64
+"""How many elements of each are remembered: programs copy pulled values to a model and drop the arrays."""
+
+
+class MistakeWarnings:
+    """The watch over one session that trains. It keeps no array alive."""
+
+    def __init__(self, name: str, params: Any) -> None:
+        self._name = name
+        self._seen: dict[str, tuple[Callable[[], Any], Array]] = {}
+        """The session's values, as it brought them or pulled them last, with some of their elements."""
+        self._pushes = self._pulls = self._earlier = 0
+        self._with_gradient: set[int] = set()
+        self.pulled(params)
+
+    def pulled(self, tree: Any) -> None:
+        """These are the current values."""
+        if self._earlier == EARLIER:
+            return
+        self._earlier += 1
+        for number, (name, leaf) in enumerate(leaves(tree)):
+            if number == VARIABLES:
+                break
+            leaf = leaf.value if isinstance(leaf, Variable) else leaf
+            if isinstance(leaf, np.ndarray) or hasattr(leaf, "detach"):
+                self._seen[name] = weakref.ref(leaf), _sample(leaf)
+
+    def pushed(self, plan: Plan, gradients: Mapping[int, Gradient]) -> bool:
+        """Warn if all gradients are the values themselves, which are not all zero. Returns whether this was the last
+        check."""
+        self._pushes += 1
+        self._with_gradient.update(gradients)
+        found = [(plan.variables[index].name, gradients[index]) for index in [*gradients][:VARIABLES]]
+        values = [g for name, g in found if isinstance(g, np.ndarray) and self._is_value(name, g)]
+        if values and len(values) == len(found) and any(np.any(_sample(value)) for value in values):
+            self._pushes = PUSHES
+            log.warning(
+                "%s: the arrays that were pushed for %s are the values themselves; push wants gradients, which the ps "
+                "subtract times the learning rate; session.assign({...}) sets values",
+                self._name, ", ".join(name for name, _ in found[:3]) + (", ..." if len(found) > 3 else ""),
+            )  # fmt: skip
+        return self._pushes >= PUSHES
+
+    def _is_value(self, name: str, gradient: Array) -> bool:
+        seen, sample = self._seen.get(name, (lambda: None, None))
+        value = seen()
+        if value is None:
+            return sample is not None and np.array_equal(sample, _sample(gradient))
+        try:
+            return value is gradient or np.array_equal(to_array(value, name), gradient)
+        except (TypeError, DpsError):
+            return False
+
+    def replaces(self, plan: Plan, name: str, here: Array, value: Array) -> None:
+        """A pull is about to write a value to the caller's array. Warn if it is a different one, of a variable of
+        floats that gets no gradient."""
+        if self._pushes == 0 or self._pulls >= PULLS or plan.by_name[name] in self._with_gradient:
+            return
+        if is_float(value.dtype) and not np.array_equal(here, value, equal_nan=True):
+            self._pulls = PULLS
+            log.warning(
+                "%s: pull(out=) has replaced the value of %s, which gets no gradient, by that of the ps; what programs "
+                "compute themselves, as batch normalisation does, reaches the ps by session.assign({...})",
+                self._name, name,
+            )  # fmt: skip
+
+    def filled(self) -> bool:
+        """A pull has written all values to the caller's arrays. Returns whether this was the last check."""
+        self._pulls += self._pushes > 0
+        return self._pulls >= PULLS
+
+
+def _sample(leaf: Any) -> Array:
+    """Some elements of an array or a tensor."""
+    flat = leaf.flat if isinstance(leaf, np.ndarray) else leaf.detach().reshape(-1)
+    found = flat[:: max(1, len(flat) // SAMPLED)]
+    return found if isinstance(leaf, np.ndarray) else to_array(found, "")

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dps import config
 from dps.client.connection import Connection
 from dps.client.pulling import Pulls
 from dps.client.pushing import Pushes
-from dps.client.turns import Turns, one_at_a_time
-from dps.client.waiting import Waiter
-from dps.hooks.chain import Chain
+from dps.client.waiting import ThreadGuard, Waiter, one_at_a_time
+from dps.hooks.hook import Chain
 from dps.hooks.scalars import Scalars
-from dps.reply import Version
-from dps.run_protocol import Restore, Save, Saved
-from dps.server import Server
+from dps.messages.replies import Version
+from dps.messages.runs import Restore, Save, Saved
+from dps.process import config
+from dps.task.server import Server
+from dps.training.update_modes import Update, from_wire
 from dps.transport.endpoint import Runtime
-from dps.update import Update, from_wire
 
 if TYPE_CHECKING:
     from dps.client.calling import Calling
@@ -30,7 +29,7 @@ class Running:
     _server: Server
     _timeout: float
     _stop: bool
-    _turns: Turns
+    _turns: ThreadGuard
     _connection: Connection
     _waiter: Waiter
     _pulls: Pulls

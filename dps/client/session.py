@@ -8,32 +8,30 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from dps import config
 from dps.client.connection import Connection
 from dps.client.pulling import Pulls
 from dps.client.pushing import Pushes
 from dps.client.reports import Reports
-from dps.client.turns import Turns, one_at_a_time
-from dps.client.waiting import Loss, Waiter
+from dps.client.waiting import Loss, ThreadGuard, Waiter, one_at_a_time
 from dps.client.writing import Writing
 from dps.errors import ConfigError, DeadlineExceeded, DpsError, HookError
-from dps.hooks.chain import Chain
+from dps.hooks.hook import Chain
 from dps.hooks.scalars import Scalars
-from dps.optim import Optimizer, checked
-from dps.server import Server
+from dps.process import config
+from dps.task.server import Server
+from dps.training.optimizers import Optimizer, checked
+from dps.training.update_modes import Update
 from dps.transport.wire import Array
-from dps.update import Update
 from dps.variables.plan import Plan
 from dps.variables.tree import Nesting, nested
 
 if TYPE_CHECKING:
-    from dps.averages import MovingAverage
     from dps.client.exchanging import Exchanging
-    from dps.client.opening import Model
-    from dps.client.watching import Watch
-    from dps.compress import Compressor
-    from dps.hooks.hook import Hook
-    from dps.hooks.loop import Loop
+    from dps.client.opening import PlanRequest
+    from dps.client.reports import MistakeWarnings
+    from dps.hooks.hook import Hook, Loop
+    from dps.training.averages import MovingAverage
+    from dps.training.compression import Compressor
 
 
 FOREVER = float("inf")
@@ -182,7 +180,7 @@ class Session(Writing):
             )
         self._server = Server.client(server, keys) if isinstance(server, str) else server
         self._timeout = timeout
-        self._turns = Turns(lambda: self.name)
+        self._turns = ThreadGuard(lambda: self.name)
         self._stop = self._closed = self._opened = False
         self._connection: Connection
         self.scalars = Scalars()
@@ -197,24 +195,26 @@ class Session(Writing):
                 if not any(isinstance(h, CheckpointSaver) for h in self._hooks.hooks):
                     self._hooks.hooks.append(CheckpointSaver())
             if local_init_fn is not None or ready_fn is not None:
-                from dps.hooks.scaffold import Scaffold
+                from dps.hooks.waiting import Scaffold
 
                 self._hooks.hooks.insert(0, Scaffold(local_init_fn, ready_fn, timeout))
             deadline = self._deadline(None)
             self._server.wait_joined(deadline)
             self._connection = Connection(self._server.home(), compressed, shared_memory, reads=params is None)
             if init_fn is not None:
-                from dps.client.first_values import first_values
+                from dps.client.opening import first_values
 
                 self._connection.joining.first_values = partial(first_values, init_fn, params, self.name)
-            self._open(opening.Model(params, optimizer, placement, partitioner, moving_average), settings, deadline)
+            self._open(
+                opening.PlanRequest(params, optimizer, placement, partitioner, moving_average), settings, deadline
+            )
         except BaseException as error:
             self._give_up(error)
             raise
 
     # -- opening ----------------------------------------------------------------------------------------------
 
-    def _open(self, model: Model, settings: dict[str, Any], deadline: float) -> None:
+    def _open(self, model: PlanRequest, settings: dict[str, Any], deadline: float) -> None:
         connection, params = self._connection, model.params
         self._waiter = Waiter(connection, self._timeout, self._rejoined)
         plan: Plan | None = None
@@ -241,14 +241,14 @@ class Session(Writing):
 
         self._at_once = AtOnce(connection, self._pushes, self._pulls)
         self._newest = partial(Held, self._at_once, self._pushes, self._pulls)
-        self._watch: Watch | None = None
+        self._watch: MistakeWarnings | None = None
         """Looks at the first pushes."""
-        self._replaced: Watch | None = None
+        self._replaced: MistakeWarnings | None = None
         """Looks at what pulls write to the caller's arrays."""
         if params is not None:
-            from dps.client.watching import Watch
+            from dps.client.reports import MistakeWarnings
 
-            self._watch = self._replaced = Watch(self.name, params)
+            self._watch = self._replaced = MistakeWarnings(self.name, params)
             self._train()
         elsewhere, variables = connection.joining.first_values is not None, len(connection.agreed.plan.variables)
         self._reports.opened(values.values(), elsewhere, variables)

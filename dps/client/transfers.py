@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import bisect
+import contextlib
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from dps.actors.messages import Done, Failed, Waiting
+from dps.actors.answers import Done, Failed, Waiting
 from dps.actors.requests import Request
 from dps.client.cargo import Cargo
-from dps.client.lanes import Hold, Peer, held
+from dps.client.lanes import LentVersion, PsPeer, held
 from dps.errors import Aborted, ProtocolError, Unavailable
-from dps.protocol import (
+from dps.messages.sessions import (
     APPLIED,
     REFUSED,
     Credit,
@@ -35,7 +37,7 @@ from dps.variables.plan import ShardLayout
 class Transfer(Request):
     """A request to one ps."""
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: PsPeer) -> None:
         self.ps, self.peer, self._caller = peer.ps, peer, peer.caller
         self.error: Exception | None = None
         self.waits_for = ""
@@ -73,7 +75,7 @@ def answer_of(piece: Values) -> tuple[int, int, int]:
     return piece.answer, piece.counter, piece.base
 
 
-class Pieces:
+class AnswerPieces:
     """The pieces of one answer, copied into a run. Or, with the layout of the run, kept as received while all of them
     end where parts do."""
 
@@ -110,7 +112,6 @@ class Pieces:
         (run, kept), self._run, self._kept = (self._run, self._kept), None, {}
         if run is not None:
             return run
-        from dps.client.arrived import arrived
 
         assert self._layout is not None, "what is kept as received is a run"
         return arrived(self._layout, kept)
@@ -124,7 +125,7 @@ class PullTransfer(Transfer):
     """
 
     def __init__(
-        self, peer: Peer, message: Pull, take: Callable[[int], Array], holds: bool = False,
+        self, peer: PsPeer, message: Pull, take: Callable[[int], Array], holds: bool = False,
         behind: PushTransfer | None = None,
     ) -> None:  # fmt: skip
         """`take(ps)` returns memory for the run. The message leaves at the next flush.
@@ -132,9 +133,9 @@ class PullTransfer(Transfer):
         `behind`: a push whose result may bring the values. The message is sent only if it does not."""
         super().__init__(peer)
         self.values: Array | list[Array] | None = None
-        self.hold: Hold | None = None
+        self.hold: LentVersion | None = None
         self.counter, self.step, self.newer = -1, 0, True
-        self._pieces: Pieces | None = None
+        self._pieces: AnswerPieces | None = None
         self._message, self._take_run, self._holds, self._behind = message, partial(take, peer.ps), holds, behind
         if behind is None:
             self._ask()
@@ -232,12 +233,12 @@ class PullTransfer(Transfer):
         self._finish(piece, known.values())
         return True
 
-    def _begin(self, piece: Values) -> Pieces:
+    def _begin(self, piece: Values) -> AnswerPieces:
         """The first piece of an answer has come. Raises ProtocolError if it is not the one that was asked for."""
         layout = self.peer.layout
         if not self.parts and piece.nbytes != layout.data_nbytes:
             raise ProtocolError(f"an answer of {piece.nbytes} bytes; wanted all {layout.data_nbytes} of the shard")
-        return Pieces(piece, self._take_run, layout.check_range, layout if self._message.keeps_memory else None)
+        return AnswerPieces(piece, self._take_run, layout.check_range, layout if self._message.keeps_memory else None)
 
     def _finish(self, piece: Values, values: Array | list[Array]) -> None:
         """All pieces of an answer are here; this is the last."""
@@ -312,3 +313,44 @@ class PushTransfer(Transfer):
         self._credit = not self._credit or len(self._pieces) == 1
         for message in self._pieces if self._credit else [Credit(self._epoch, self.push)]:
             self._caller.send(self, message)
+
+
+def arrived(layout: ShardLayout, pieces: Mapping[int, Array]) -> list[Array]:
+    """The parts, in the order of the run. `pieces`: bytes by their offset in the run; each piece begins and ends where
+    parts do.
+
+    Raises ProtocolError unless they cover the run, each byte once."""
+    starts = sorted(pieces)
+    received = [_own(pieces[start]) for start in starts]
+    _check(layout, starts, received)
+
+    def between(start: int, stop: int) -> Array:
+        """Bytes of the run in place; a copy if their memory is read-only."""
+        if start == stop:
+            return np.empty(0, np.uint8)
+        number = bisect.bisect_right(starts, start) - 1
+        found = received[number][start - starts[number] : stop - starts[number]]
+        return found if found.flags.writeable else found.copy()
+
+    return [between(start, stop).view(dtype).reshape(shape) for start, stop, dtype, shape in layout.spans]
+
+
+def _check(layout: ShardLayout, starts: list[int], pieces: list[Array]) -> None:
+    """Raise ProtocolError unless the pieces cover the run, each byte once."""
+    ends = {arena.offset: arena.offset + arena.nbytes for arena in layout.arenas if arena.nbytes}
+    at = end = -1
+    for start, piece in zip(starts, pieces, strict=True):
+        if at == end:
+            at, end = start, ends.pop(start, -1)
+        if start != at or at + len(piece) > end:
+            raise ProtocolError(f"bytes {start} to {start + len(piece)} of a shard overlap others or leave a gap")
+        at += len(piece)
+    if at != end or ends:
+        raise ProtocolError(f"some of the {layout.data_nbytes} bytes of a shard's values have not arrived")
+
+
+def _own(received: Array) -> Array:
+    """The bytes of a message, writable if their memory is."""
+    with contextlib.suppress(ValueError):
+        received.flags.writeable = True
+    return received

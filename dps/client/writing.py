@@ -10,9 +10,9 @@ from dps.client.pulling import PullOp
 from dps.client.pushing import PushOp
 from dps.client.reading import Reading
 from dps.client.reports import Reports
-from dps.client.turns import one_at_a_time
+from dps.client.waiting import one_at_a_time
 from dps.hooks.scalars import as_number
-from dps.reply import Push, Reply
+from dps.messages.replies import Push, Reply
 from dps.variables.layout import Gradient
 
 
@@ -168,7 +168,7 @@ class Writing(Reading):
             array([0.5, 1.5, 2.5], dtype=float32)
             ```
         """
-        from dps.client.assigning import checked
+        from dps.client.loading import checked
 
         self._waiter.check_open()
         agreed = self._connection.agreed

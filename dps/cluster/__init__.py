@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dps.parts import at_first_use
+from dps.process.lazy_imports import at_first_use
 
 if TYPE_CHECKING:
-    from dps.cluster import device, partition, placement, resolve
     from dps.cluster.address import check_address
     from dps.cluster.device import Device, Setter
     from dps.cluster.setter import ReplicaDeviceSetter, replica_device_setter

@@ -1,6 +1,7 @@
 """Addresses of tasks as text, taken apart in one place: HOST:PORT, [IPV6]:PORT, inproc://NAME and ipc://PATH.
 
-Nothing is resolved, so nothing blocks. `dps.transport.address` says what a node listens on and dials for an address.
+Nothing is resolved, so nothing blocks. `dps.transport.sockets.addresses` says what a node
+listens on and dials for an address.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import re
 import sys
 
 from dps.errors import ConfigError
-from dps.record import record, replace
+from dps.process.record import record, replace
 
 _FORMS = "HOST:PORT, [IPV6]:PORT, inproc://NAME or ipc://PATH"
 _HOST = re.compile(r"\*|[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_.])?")

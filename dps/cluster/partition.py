@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from dps.cluster.placement import as_int, item_nbytes, one_line
 from dps.errors import DpsError, PlacementError
-from dps.record import record
+from dps.process.record import record
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -118,7 +118,7 @@ class MaxSize:
 
 
 @record
-class Part:
+class RowRange:
     """A piece of a partitioned variable: rows `start` to `start + shape[0]` of axis 0, named `NAME/part_i`."""
 
     name: str
@@ -177,18 +177,18 @@ def num_parts(partitioner: Partitioner | None, name: str, shape: Sequence[int], 
     return shards
 
 
-def cut(name: str, shape: Sequence[int], dtype: DTypeLike, partitioner: Partitioner | None) -> tuple[Part, ...]:
+def cut(name: str, shape: Sequence[int], dtype: DTypeLike, partitioner: Partitioner | None) -> tuple[RowRange, ...]:
     """The parts of a variable in row order; an unsplit variable is one part with its own name.
 
     Raises PlacementError if the partitioner returns an invalid number.
     """
     shards = num_parts(partitioner, name, shape, dtype)
     if shards == 1:
-        return (Part(name, 0, tuple(shape)),)
-    parts: list[Part] = []
+        return (RowRange(name, 0, tuple(shape)),)
+    parts: list[RowRange] = []
     start = 0
     for number, rows in enumerate(split_rows(shape[0], shards)):
-        parts.append(Part(f"{name}/part_{number}", start, (rows, *shape[1:])))
+        parts.append(RowRange(f"{name}/part_{number}", start, (rows, *shape[1:])))
         start += rows
     return tuple(parts)
 

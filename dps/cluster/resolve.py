@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING
 
 from dps.cluster.spec import ClusterSpec, Task, job_name
 from dps.errors import ConfigError, MissingExtra
-from dps.parts import at_first_use
+from dps.process.lazy_imports import at_first_use
 
 if TYPE_CHECKING:
-    from dps.cluster.engines.gce import gce
-    from dps.cluster.engines.kubernetes import kubernetes
-    from dps.cluster.engines.mpi import mpi
-    from dps.cluster.engines.ranks import Jobs
-    from dps.cluster.engines.sge import sge
-    from dps.cluster.engines.skypilot import skypilot
-    from dps.cluster.engines.slurm import expand_hostlist, slurm
-    from dps.cluster.engines.torchrun import torchrun
-    from dps.cluster.union import union
+    from dps.cluster.resolvers.gce import gce
+    from dps.cluster.resolvers.kubernetes import kubernetes
+    from dps.cluster.resolvers.mpi import mpi
+    from dps.cluster.resolvers.ranks import Jobs
+    from dps.cluster.resolvers.sge import sge
+    from dps.cluster.resolvers.skypilot import skypilot
+    from dps.cluster.resolvers.slurm import expand_hostlist, slurm
+    from dps.cluster.resolvers.torchrun import torchrun
+    from dps.cluster.spec import union
 
 __all__ = [
     "expand_hostlist",
@@ -98,7 +98,7 @@ def engine(
     """The cluster and the task by the resolver with this name, one of `ENGINES`. Raises ConfigError as it does."""
     if name not in ENGINES:
         raise ConfigError(f"resolver: got {name!r}, wanted one of {', '.join(ENGINES)}")
-    found: tuple[ClusterSpec, Task | None] = getattr(importlib.import_module(f"dps.cluster.engines.{name}"), name)(
+    found: tuple[ClusterSpec, Task | None] = getattr(importlib.import_module(f"dps.cluster.resolvers.{name}"), name)(
         environ, jobs, port_base
     )
     return found
@@ -264,9 +264,9 @@ if not TYPE_CHECKING:
     __getattr__ = at_first_use(
         "dps.cluster",
         {
-            "gce": "engines.gce", "kubernetes": "engines.kubernetes", "mpi": "engines.mpi", "sge": "engines.sge",
-            "skypilot": "engines.skypilot", "slurm": "engines.slurm", "expand_hostlist": "engines.slurm",
-            "torchrun": "engines.torchrun", "union": "union",
+            "gce": "resolvers.gce", "kubernetes": "resolvers.kubernetes", "mpi": "resolvers.mpi",
+            "sge": "resolvers.sge", "skypilot": "resolvers.skypilot", "slurm": "resolvers.slurm",
+            "expand_hostlist": "resolvers.slurm", "torchrun": "resolvers.torchrun", "union": "spec",
         },
         into=__name__,
     )  # fmt: skip

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Mapping, Sequence
 
 from dps.cluster.address import parse
 from dps.errors import ConfigError
-from dps.record import record
+from dps.process import config
+from dps.process.record import record
+from dps.process.telemetry import log
 
 Tasks = list[str] | dict[int, str]
 FOLLOWING = ("ps", "evaluator", "dataset")
@@ -293,3 +296,121 @@ def _plain(tasks: dict[int, str]) -> Tasks:
 
 def _listed(known: Mapping[str, object] | Mapping[int, object]) -> str:
     return ", ".join(map(str, known)) or "(none)"
+
+
+def union(**found: tuple[ClusterSpec, Task | None]) -> tuple[ClusterSpec, Task | None]:
+    """The cluster that several resolvers describe together, and this process's task in it.
+
+    Each argument is what a resolver returned, under a name for messages. The clusters may overlap, if they agree.
+
+    Args:
+        **found: Clusters and tasks, such as `sge=dps.cluster.resolve.sge()`.
+
+    Returns:
+        The cluster, and the one task that is named; None if none is.
+
+    Raises:
+        ConfigError: Two resolvers have different addresses for one task, or different tasks for this process. The
+            message says which said what.
+
+    Example:
+        ```pycon
+        >>> ps = dps.ClusterSpec({"ps": ["a:2222"]}), None
+        >>> environ = {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "10.0.0.4\\n10.0.0.5"}
+        >>> nodes = dps.cluster.resolve.skypilot(environ, "worker")
+        >>> cluster, task = dps.cluster.resolve.union(fixed=ps, skypilot=nodes)
+        >>> cluster.as_dict(), str(task)
+        ({'ps': ['a:2222'], 'worker': ['10.0.0.4:8888', '10.0.0.5:8888']}, 'worker:1')
+        ```
+    """
+    said: dict[Task, tuple[str, str]] = {}
+    jobs: dict[str, dict[int, str]] = {}
+    own: tuple[str, Task] | None = None
+    for name, (cluster, task) in found.items():
+        for job in cluster.jobs:
+            jobs.setdefault(job, {})
+        for one in cluster.tasks():
+            address = cluster.task_address(one.job, one.index)
+            other, before = said.setdefault(one, (name, address))
+            if before != address:
+                raise ConfigError(
+                    f"union: got {one} at {before} from {other} and at {address} from {name}, wanted one address; give "
+                    "one of them another job or other indices"
+                )
+            jobs[one.job][one.index] = address
+        if task is not None and own is not None and own[1] != task:
+            raise ConfigError(
+                f"union: this process is {own[1]} for {own[0]} and {task} for {name}, wanted one task; leave the task "
+                "of one of them out"
+            )
+        own = (name, task) if own is None and task is not None else own
+    return ClusterSpec(jobs), None if own is None else own[1]
+
+
+JOBS = ("chief", "ps", "worker", "evaluator", "dataset")
+"""The jobs whose tasks dps has work for."""
+
+
+def unknown(cluster: ClusterSpec) -> list[str]:
+    """A line for each job that dps has no work for. A lone job of a name of its own is none: its first task leads."""
+    lines = []
+    for job in cluster.jobs:
+        if job not in JOBS and cluster.num_tasks(job):
+            close = difflib.get_close_matches(job, JOBS, 1, 0.6)
+            if len(cluster.jobs) == 1 and not close:
+                continue
+            hint = f"did you mean {close[0]!r}?" if close else f"the jobs of dps are {', '.join(JOBS)}"
+            lines.append(f"cluster: dps does not use the job {job!r} ({tasks(cluster, job)}); {hint}")
+    return lines
+
+
+def unfit(cluster: ClusterSpec, who: str, needs: Sequence[str], leaves: Sequence[str]) -> list[str]:
+    """A line for each job that a strategy needs and a cluster lacks, and for each that the strategy leaves idle. None
+    for an empty cluster: its tasks join by the chief's address, and nobody knows them yet."""
+    if not cluster:
+        return []
+    has = ", ".join(f"{job} ({tasks(cluster, job)})" for job in cluster.jobs)
+    lacking = [
+        f"{who} needs a {job}, and the cluster has none: {has}; add one, or take another strategy"
+        for job in needs
+        if job not in cluster.jobs or not cluster.num_tasks(job)
+    ]
+    idle = [
+        f"{who} does not use the job {job!r} of the cluster ({tasks(cluster, job)}); leave it out"
+        for job in leaves
+        if job in cluster.jobs and cluster.num_tasks(job)
+    ]
+    return lacking + idle
+
+
+def tasks(cluster: ClusterSpec, job: str) -> str:
+    """How many tasks a job has, for messages."""
+    count = cluster.num_tasks(job)
+    return "1 task" if count == 1 else f"{count} tasks"
+
+
+def warn(lines: Sequence[str]) -> None:
+    """Log lines as warnings."""
+    for line in lines:
+        log.warning("%s", line)
+
+
+def start_command(job: str, task: int | None, where: str) -> str:
+    """`task` None: any task. `where`: the flags for the cluster, "--chief HOST:PORT" or "--cluster CLUSTER"."""
+    index = "" if task is None or job == "chief" else f" --task {task}"
+    program = " --program PROGRAM" if job == "worker" else ""
+    return f"python -m dps.role --job {job}{index} {where}{program}"
+
+
+def where_flags(cluster: ClusterSpec, chief: str, network: str = "") -> str:
+    """The flags by which other tasks find the cluster, or its chief; "" if people do not start them. `network`: more
+    flags that they need, --keys or --trusted-network."""
+    if config.launched.is_set() or chief.startswith("inproc://"):
+        return ""
+    return ("--cluster CLUSTER" if cluster else f"--chief {chief}") + (network and f" {network}")
+
+
+def chief_command(cluster: ClusterSpec, chief: str, network: str = "") -> str:
+    """The command that starts the chief, or the worker that hosts it; "" as of `where_flags`."""
+    where, lead = where_flags(cluster, chief, network), cluster.chief_task() if cluster else None
+    return where and start_command(lead.job if lead else "chief", lead.index if lead else None, where)

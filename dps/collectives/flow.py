@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from dps.collectives.messages import Phase
-from dps.collectives.routes import Algorithm, Part, Route
+from dps.collectives.routes import Algorithm, Route, RunSegment
 from dps.errors import ProtocolError
 from dps.transport.wire import Array
 
@@ -48,7 +48,7 @@ class Flow:
     """
 
     def __init__(
-        self, what: str, rank: int, size: int, parts: Sequence[Part], algorithm: Algorithm,
+        self, what: str, rank: int, size: int, parts: Sequence[RunSegment], algorithm: Algorithm,
         given: Array, result: Array, total: Total, window: int = 16, bring: Bring | None = None, lends: bool = False,
     ) -> None:  # fmt: skip
         # More than 9 parameters: what is done, and where the data lie; nothing of it changes.

@@ -7,23 +7,29 @@ from typing import Any
 
 import numpy as np
 
-from dps.actors.patience import Patience
-from dps.collectives.board import PLACE_NBYTES
-from dps.collectives.choice import PS, Own, chosen
+from dps.actors.standing import Home
 from dps.collectives.flow import Flow
-from dps.collectives.formed import Formed, Who
-from dps.collectives.fusing import Fused, results
-from dps.collectives.member import Member
-from dps.collectives.memory import GIVEN, RESULT
-from dps.collectives.messages import MEMBER
-from dps.collectives.node import CallersNode, beside
-from dps.collectives.packing import packed, unpacked
-from dps.collectives.routes import Part, direct, everyone, gather, owned, parts_of, slots, through
+from dps.collectives.member import CallersNode, GroupMember, beside
+from dps.collectives.memory import GIVEN, PLACE_NBYTES, RESULT
+from dps.collectives.messages import MEMBER, Formed, Who
+from dps.collectives.packing import Fused, packed, results, unpacked
+from dps.collectives.routes import (
+    PS,
+    Own,
+    RunSegment,
+    chosen,
+    direct,
+    everyone,
+    gather,
+    owned,
+    parts_of,
+    slots,
+    through,
+)
 from dps.errors import ConfigError, DeadlineExceeded, TaskLost
-from dps.kernels.totals import largest, total
-from dps.standing import Home
-from dps.telemetry import log
-from dps.transport.address import Binding
+from dps.kernels.gradients import largest, total
+from dps.process.telemetry import LogThrottle, log
+from dps.transport.sockets.addresses import Binding
 from dps.transport.wire import Array
 
 TOTALS = {"sum": total, "max": largest}
@@ -66,7 +72,7 @@ class Group:
         self._node.expect(home.chief, "chief")
         self._node.present(home.chief, home.ticket)
         who = Who(name, home.task, number, replicas, algorithm == PS)
-        self._member = Member(who, home.chief, on_loss == "end")
+        self._member = GroupMember(who, home.chief, on_loss == "end")
         self._node.host(MEMBER, self._member)
         try:
             self._node.begin()
@@ -167,8 +173,8 @@ class Group:
         """The sum of parts on boards. A part is written as a whole."""
         rank, size = formed.rank, len(formed.members)
         room = self._member.room(self._member.completed + 1, result.nbytes).view(result.dtype)
-        fused = Fused(arrays, room, [Part(0, result.size, 0)], [everyone(rank, size, 0)])
-        flow = Flow(what, rank, size, [Part(0, result.size, 0)], everyone, room, result, how, 1, fused.bring)
+        fused = Fused(arrays, room, [RunSegment(0, result.size, 0)], [everyone(rank, size, 0)])
+        flow = Flow(what, rank, size, [RunSegment(0, result.size, 0)], everyone, room, result, how, 1, fused.bring)
         flow.shown = True
         return flow
 
@@ -331,7 +337,7 @@ class Group:
     def _wait(self, ready: Callable[[], bool], what: str, timeout: float, watches: bool = False) -> None:
         """Run the node until `ready` is true. `watches`: no message tells when. Raises the error that has ended the
         group, TaskLost and DeadlineExceeded."""
-        member, began, patience, waited_s = self._member, self._runtime.now(), Patience(), 0.0
+        member, began, patience, waited_s = self._member, self._runtime.now(), LogThrottle(), 0.0
         boards = self._runtime.tuning.boards
         if watches:
             self._watch(ready)

@@ -3,14 +3,206 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from dps.actors.actor import Actor
+from dps.actors.authorization import Unproven
 from dps.actors.ref import Ref, Sender
-from dps.actors.tickets import Unproven
-from dps.collectives.messages import LEFT, SUMS, JoinGroup, LeaveGroup, Serve
-from dps.collectives.roster import Roster
-from dps.errors import ConfigError, NotAuthenticated
+from dps.collectives.messages import LEFT, SUMS, GroupIs, JoinGroup, LeaveGroup, Serve
+from dps.errors import ConfigError, NotAuthenticated, TaskLost
+
+
+@dataclass
+class Candidate:
+    """A worker that has come, and its last report."""
+
+    task: int
+    member: int
+    address: str
+    about: list[Any] = field(default_factory=list)
+    """[ticket, key, replicas, memory], as other members get them."""
+    frozen: int = 0
+    completed: int = 0
+    doing: str = ""
+    leaving: bool = False
+
+
+class Through:
+    """The ps through which members sum, if they do, as `Cluster.helper` gives it; [] for none."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+        self.now: list[Any] = []
+        """The ps of the current generation."""
+        self._there: list[Any] = []
+        self.lacks = ""
+        """The names of the ps that are missing."""
+
+    def look(self, wanted: bool, there: Sequence[Any], lacks: str) -> None:
+        """A member wants one or not; and which one is there now, where it wants one."""
+        if wanted:
+            self.wanted, self._there, self.lacks = True, list(there), lacks
+
+    def begin(self) -> None:
+        """A generation begins."""
+        self.now = self._there if self.wanted else []
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether a generation cannot begin for lack of one."""
+        return self.wanted and not self._there
+
+    @property
+    def is_another(self) -> bool:
+        """Whether that of the generation is lost, or has another process."""
+        return self.wanted and self._there != self.now
+
+
+class GroupRoster:
+    """One group, of the workers that are wanted for it."""
+
+    def __init__(self, name: str, expected: Sequence[int]) -> None:
+        """`expected`: the tasks of the workers."""
+        self.name, self.expected = name, sorted(expected)
+        self.generation, self.forming, self.base, self.source = 0, 1, 0, -1
+        self.members: list[list[Any]] = []
+        self.left: tuple[int, str] = 0, ""
+        """The most operations that one who has left in order had completed, and who."""
+        self.gone: list[list[str]] = []
+        self._through = Through()
+        self._begin()
+
+    def _begin(self) -> None:
+        self.wanted = set(self.expected)
+        self.here: dict[int, Candidate] = {}
+        self._through.wanted = False
+        self.left = 0, ""
+
+    # -- events -------------------------------------------------------------------------------------------------
+
+    def join(self, said: JoinGroup, address: str, key: str, ps: Sequence[Any] = (), lacks: str = "") -> GroupIs:
+        """A worker has come, or says how far it is. `address`: where its node is reached. `ps`: the one that is there,
+        as of `Cluster.helper`; `lacks`: the names of those that are not. Raises TaskLost for a worker without which
+        the group has gone on, and ConfigError for one that the cluster does not have."""
+        if said.generation > self.generation:
+            self._take_up(said)
+        self._check(said)
+        entry = self.here.get(said.task)
+        if entry is None or entry.member != said.member:
+            entry = self.here[said.task] = Candidate(said.task, said.member, address)
+        entry.about = [said.ticket, key, said.replicas, said.memory]
+        entry.frozen, entry.completed, entry.doing = said.frozen, said.completed, said.doing
+        self._through.look(said.through, ps, lacks)
+        if self._through.is_another and self.members:
+            self.forming = self.forming or self.generation + 1
+        self._form()
+        if self.members and not self.forming and self.base < self.left[0]:
+            number, name = self.left
+            raise TaskLost(f"{name} has left group {self.name!r} with the only result of operation {number}")
+        return self.answer(said.task)
+
+    def _check(self, said: JoinGroup) -> None:
+        name = f"worker:{said.task}"
+        if said.task not in self.expected:
+            wanted = ", ".join(f"worker:{task}" for task in self.expected) or "none"
+            raise ConfigError(f"{name} is none of the workers of group {self.name!r}, which are {wanted}")
+        entry = self.here.get(said.task)
+        known = entry is not None and entry.member == said.member
+        if known or (self.generation == 0 or not self.members):
+            return
+        if said.task in self.wanted:
+            raise ConfigError(f"{name} has one {self.name} open already; close that first (its with block, or close())")
+        raise self.without(name)
+
+    def without(self, name: str) -> TaskLost:
+        """What a worker is told that was taken for lost."""
+        why = next((why for gone, why in self.gone if gone == name), "was not there")
+        return TaskLost(f"group {self.name!r} has gone on without {name}, which {why}; start all of its workers again")
+
+    def _take_up(self, said: JoinGroup) -> None:
+        """A member of a generation of which only an earlier chief knew."""
+        self.generation, self.forming, self.members = said.generation, 0, said.known
+        self.wanted = {member[0] for member in said.known}
+        self.here = {task: Candidate(task, number, address, about) for task, number, address, *about in said.known}
+
+    def lost(self, task: int, why: str, after: int = 0) -> None:
+        """A worker is gone: lost, or `after` it has completed so many operations."""
+        entry = self.here.pop(task, None)
+        if entry is None:
+            return
+        if not self.members:  # it may come again
+            return
+        self.left = max(self.left, (after, f"worker:{task}"))
+        self.wanted.discard(task)
+        self.gone.append([f"worker:{task}", why])
+        if not self.wanted:
+            self.members, self.forming = [], self.generation + 1
+            self._begin()
+            return
+        self.forming = self.forming or self.generation + 1
+        self._form()
+
+    def leave(self, task: int, member: int, completed: int) -> bool:
+        """A worker wants to leave; returns whether no other one can need a result of it. Raises TaskLost for one that
+        was taken for lost."""
+        entry, name = self.here.get(task), f"worker:{task}"
+        if entry is None or entry.member != member:
+            if any(gone == name and not why.startswith(LEFT) for gone, why in self.gone):
+                raise self.without(name)
+            return True
+        entry.completed, entry.leaving = max(completed, entry.completed), True
+        entry.frozen = self.forming or entry.frozen
+        self._form()
+        return all(other.completed >= completed for other in self.here.values())
+
+    def _form(self) -> None:
+        """Begin the next generation, if all are ready for it."""
+        ready = self.wanted == set(self.here) and all(entry.frozen == self.forming for entry in self.here.values())
+        if not self.forming or not ready or self._through.is_missing:
+            return
+        self.generation, self.forming = self.forming, 0
+        self._through.begin()
+        self.base = max(entry.completed for entry in self.here.values())
+        self.source = min(task for task, entry in self.here.items() if entry.completed == self.base)
+        self.gone = self.gone if self.members else []
+        self.members = [[e.task, e.member, e.address, *e.about] for _, e in sorted(self.here.items())]
+
+    @property
+    def ps(self) -> list[Any]:
+        """The ps of the generation, as `Cluster.helper` gives it; [] if it needs none."""
+        return self._through.now
+
+    # -- answers ------------------------------------------------------------------------------------------------
+
+    def answer(self, task: int) -> GroupIs:
+        """What a worker is told."""
+        state = self.generation, self.forming, self.members, self.base, self.source
+        return GroupIs(*state, self.gone, self.ps[:4], self.text(task))
+
+    def text(self, task: int) -> str:
+        """For whom the group waits; the answer to a worker that waits."""
+        absent, missing = sorted(self.wanted - set(self.here)), list[str]()
+        if absent:
+            missing.append(f"{_named(absent)} {'have' if len(absent) > 1 else 'has'} not come to the group")
+        if self._through.is_missing:
+            missing.append(f"the group sums through a ps, and waits for {self._through.lacks}")
+        if missing:
+            return "; ".join(missing)
+        asker = self.here.get(task)
+        if asker is None or self.forming:
+            late = [entry.task for entry in self.here.values() if entry.frozen != self.forming and entry.task != task]
+            return f"the group is formed anew, and waits for {_named(late)}" if late else ""
+        late = [
+            other for other, entry in sorted(self.here.items())
+            if other != task and not (entry.doing and entry.completed >= asker.completed)
+        ]  # fmt: skip
+        return f"{_named(late)} {'have' if len(late) > 1 else 'has'} not come to it" if late else ""
+
+
+def _named(tasks: Sequence[int]) -> str:
+    return ", ".join(f"worker:{task}" for task in tasks)
+
 
 GRACE_S = 1.0
 """How long a member's node may be disconnected before the group goes on without it."""
@@ -30,7 +222,7 @@ class Groups(Actor):
         `Cluster`."""
         self._expected, self._begun, self._finished = list(expected), begun, finished
         self._ps, self._lacks = ps, lacks
-        self.rosters: dict[str, Roster] = {}
+        self.rosters: dict[str, GroupRoster] = {}
         self._told: dict[str, tuple[int, bool]] = {}
         """The generation that the ps of each group knows, and whether the group is over."""
 
@@ -43,7 +235,7 @@ class Groups(Actor):
             )
         if not message.through:
             self._begun()
-        roster = self.rosters.setdefault(message.group, Roster(message.group, self._expected))
+        roster = self.rosters.setdefault(message.group, GroupRoster(message.group, self._expected))
         address, through = self.node.dials(message.address), (list[Any](), "")
         if message.through:
             through = self._ps(roster.ps), self._lacks(self.node.now())
@@ -64,7 +256,7 @@ class Groups(Actor):
             self._left(roster, message)
         self.node.answer(sender)
 
-    def _left(self, roster: Roster, message: LeaveGroup) -> None:
+    def _left(self, roster: GroupRoster, message: LeaveGroup) -> None:
         entry = roster.here.get(message.task)
         if entry is not None and entry.member == message.member:
             why = f"{LEFT} after {message.completed} operations"
@@ -73,7 +265,7 @@ class Groups(Actor):
             self._tell_ps(roster)
             self._finished(f"worker:{message.task}")
 
-    def _tell_ps(self, roster: Roster) -> None:
+    def _tell_ps(self, roster: GroupRoster) -> None:
         """Tell the ps that sums for a group of its newest generation, or of its end."""
         now = roster.generation, not roster.members
         if roster.ps and self._told.get(roster.name) != now:

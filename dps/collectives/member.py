@@ -8,17 +8,32 @@ from typing import Any
 import numpy as np
 
 from dps.actors.actor import Actor
+from dps.actors.authorization import Unproven, digest
+from dps.actors.node import Node, NodeTimer
 from dps.actors.ref import Ref, Sender
-from dps.actors.tickets import Unproven, digest
-from dps.actors.timer import Timer
-from dps.collectives.board import Board, Place
+from dps.cluster.address import at_port, split
 from dps.collectives.flow import Flow
-from dps.collectives.formed import Formed, Helper, Other, Who
-from dps.collectives.memory import GIVEN, RESULT, Memories, Peers, Region
-from dps.collectives.messages import GROUPS, LEFT, MEMBER, SUMS, GroupIs, JoinGroup, LeaveGroup, Phase, Piece
+from dps.collectives.memory import GIVEN, RESULT, Board, BoardSlot, Memories, PeerMemory, Region
+from dps.collectives.messages import (
+    GROUPS,
+    LEFT,
+    MEMBER,
+    SUMS,
+    Formed,
+    GroupIs,
+    Helper,
+    JoinGroup,
+    LeaveGroup,
+    Other,
+    Phase,
+    Piece,
+    Who,
+)
 from dps.errors import ConfigError, DeadlineExceeded, NotAuthenticated, TaskLost, Unavailable
-from dps.telemetry import log
+from dps.process.record import replace
+from dps.process.telemetry import log
 from dps.transport.message import Message
+from dps.transport.sockets.addresses import Binding
 from dps.transport.wire import Array
 
 FIRST_S, LAST_S = 0.2, 5.0
@@ -33,14 +48,14 @@ EARLY, NEWER = 4096, 64
 know yet."""
 
 
-class Work:
+class PendingOperation:
     """An operation in progress, and the place of its data."""
 
     def __init__(self, flow: Flow, given: Region, result: Region) -> None:
         self.flow, self.regions = flow, {GIVEN: given, RESULT: result}
 
 
-class Member(Actor):
+class GroupMember(Actor):
     """The member. All of it runs on the thread that runs its node.
 
     More than 12 attributes: one state, of the group as it is known here and of the operation under way."""
@@ -50,7 +65,7 @@ class Member(Actor):
         self.who, self._chief, self._ends = who, Ref(chief, GROUPS), ends
         self.formed: Formed | None = None
         self.completed, self._frozen = 0, 0
-        self.works: dict[int, Work] = {}
+        self.works: dict[int, PendingOperation] = {}
         """The operation in progress, and the last complete one."""
         self.error: Exception | None = None
         """The error that has ended the group."""
@@ -61,16 +76,16 @@ class Member(Actor):
         self.gone: list[list[str]] = []
         self._early: list[Piece] = []
         self._newer: list[tuple[Piece, Sender]] = []
-        self._timer: Timer | None = None
+        self._timer: NodeTimer | None = None
         self._seen: Any = None
         self._patience_s = self._quiet_since = 0.0
         self._asked, self._forming_s = False, FORMING_S[0]
 
     def started(self) -> None:
         runtime = self.node.runtime
-        self.memories, self._peers = Memories(runtime), Peers(runtime)
+        self.memories, self._peers = Memories(runtime), PeerMemory(runtime)
         self._board = Board(runtime)
-        self._boards: dict[int, list[Place]] = {}
+        self._boards: dict[int, list[BoardSlot]] = {}
         self._look()
 
     # -- the chief ----------------------------------------------------------------------------------------------
@@ -164,7 +179,7 @@ class Member(Actor):
     def begin(self, flow: Flow, given: Region, result: Region) -> None:
         """Begin an operation, the next one."""
         flow.number = self.completed + 1
-        work = self.works[flow.number] = Work(flow, given, result)
+        work = self.works[flow.number] = PendingOperation(flow, given, result)
         self._patience_s, self._quiet_since = FIRST_S, self.node.now()
         self._look_after(FIRST_S)
         flow.begin()
@@ -198,7 +213,7 @@ class Member(Actor):
         self._forming_s = min(2 * self._forming_s, FORMING_S[1]) if forming else FORMING_S[0]
         self._look_after(self._forming_s if forming else min(self._patience_s, ASK_AGAIN_S))
 
-    def _look_at(self, work: Work) -> None:
+    def _look_at(self, work: PendingOperation) -> None:
         seen, now = work.flow.progress, self.node.now()
         if seen != self._seen:
             self._seen, self._patience_s, self._quiet_since = seen, FIRST_S, now
@@ -304,7 +319,7 @@ class Member(Actor):
             flow.wholes[message.rank] = whole
         return whole[span]
 
-    def _carry_out(self, work: Work) -> None:
+    def _carry_out(self, work: PendingOperation) -> None:
         """Send the messages of the operation, and note whether it is complete."""
         flow = work.flow
         while flow.out:
@@ -350,7 +365,7 @@ class Member(Actor):
                     board = self._peers.whole(other.memory)
                 except Unavailable:
                     continue
-                found[rank], self._boards[rank] = 1, [Place(board, which) for which in (0, 1)]
+                found[rank], self._boards[rank] = 1, [BoardSlot(board, which) for which in (0, 1)]
         return found
 
     def leave(self, final: bool, then: Callable[[Exception | None], None]) -> None:
@@ -364,3 +379,38 @@ class Member(Actor):
 
         message = LeaveGroup(self.who.group, self.who.task, self.who.member, self.completed, final)
         self.node.ask(self._chief, message, ASK_S, answered)
+
+
+class CallersNode(Node):
+    """A `Node` that is not started: one thread at a time runs it by `work`. Between two calls libzmq's threads
+    receive."""
+
+    def begin(self) -> None:
+        """Start the actors."""
+        self._turned_at = self._time.now()
+        for actor in list(self.actors.values()):
+            actor.started()
+
+    def work(self, until: Callable[[], bool], timeout_s: float) -> bool:
+        """Handle messages and timers until `until()` is true (True) or the time is over. Blocks."""
+        self._outbox.flush()
+        deadline = self._time.now() + timeout_s
+        while not until():
+            left_s = deadline - self._time.now()
+            if left_s <= 0:
+                return until()
+            self._turn(left_s)
+        self._outbox.flush()
+        return True
+
+    def close(self) -> None:
+        """Close its sockets. A second call does nothing."""
+        self._endpoint.close()
+
+
+def beside(binding: Binding) -> Binding:
+    """The binding of a second node of a task: as the first one, at another port."""
+    if "://" in binding.address:
+        return replace(binding, address="", advertise="")
+    address, advertise = binding.address, split(binding.advertise)[0]
+    return replace(binding, address=at_port(address, 0) if split(address)[1] else address, advertise=advertise)

@@ -6,6 +6,7 @@ one before. So when an operation is complete, nobody of a generation reads any m
 
 from __future__ import annotations
 
+import platform
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,7 @@ class Memories:
         self._regions.clear()
 
 
-class Peers:
+class PeerMemory:
     """The memory of other members, as this one reads it."""
 
     def __init__(self, runtime: Runtime) -> None:
@@ -75,3 +76,49 @@ class Peers:
             for old in same[1:-8]:  # a process has a board, four runs, and those that it had before
                 del self._attached[old]
         return found
+
+
+PLACE_NBYTES = 256 << 10
+"""The largest part."""
+HEAD_NBYTES = 256
+"""The header of a part: the number of the operation, and the length of its description; the description follows."""
+TEXT = 16
+BOARD_NBYTES = 2 * (HEAD_NBYTES + PLACE_NBYTES)
+USABLE = platform.machine() in ("x86_64", "AMD64")
+
+
+class BoardSlot:
+    """One of the two places of a board, this member's own or a peer's."""
+
+    def __init__(self, board: Array, which: int) -> None:
+        first = which * (HEAD_NBYTES + PLACE_NBYTES)
+        head = board[first : first + HEAD_NBYTES]
+        self._numbers, self._text = head[:TEXT].view(np.int64), head[TEXT:]
+        self._data = board[first + HEAD_NBYTES : first + HEAD_NBYTES + PLACE_NBYTES]
+
+    def room(self, nbytes: int) -> Array:
+        """The memory to which a part is written."""
+        return self._data[:nbytes]
+
+    def show(self, number: int, what: str) -> None:
+        """Publish the part that was written, as that of this operation."""
+        text = what.encode()[: self._text.size]
+        self._text[: len(text)] = np.frombuffer(text, np.uint8)
+        self._numbers[1] = len(text)
+        self._numbers[0] = number
+
+    def look(self, number: int, nbytes: int) -> tuple[str, Array] | None:
+        """The description of an operation, and a copy of the part; None if they are not there yet."""
+        if self._numbers[0] != number:
+            return None
+        what, data = bytes(self._text[: self._numbers[1]]).decode(errors="replace"), self._data[:nbytes].copy()
+        return (what, data) if self._numbers[0] == number else None
+
+
+class Board:
+    """This member's board. `name` is [] if no memory can be shared."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._region = Region(runtime, BOARD_NBYTES, USABLE)
+        self.name = self._region.name
+        self.places = [BoardSlot(self._region.array, which) for which in (0, 1)]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
-from dps.transport.message import Message
-from dps.transport.roles import ANSWER, CHIEF_ONLY, PS_ONLY, WORKERS
+from dps.transport.message import ANSWER, CHIEF_ONLY, PS_ONLY, WORKERS, Message
 from dps.transport.wire import Array
 
 GROUPS = "groups"
@@ -120,3 +119,54 @@ class Serve(Message, kind=144, roles=CHIEF_ONLY):
     generation: int
     members: list[Any]
     """The members, as in GroupIs; [] when the group is over."""
+
+
+class Who(NamedTuple):
+    """A worker, as it joins."""
+
+    group: str
+    task: int
+    member: int
+    replicas: int
+    through: bool
+    """Whether it sums through a ps."""
+
+
+class Other(NamedTuple):
+    """A member, as the chief describes it."""
+
+    task: int
+    member: int
+    address: str
+    ticket: str
+    key: str
+    replicas: int
+    memory: list[Any]
+
+    @property
+    def name(self) -> str:
+        return f"worker:{self.task}"
+
+
+class Helper(NamedTuple):
+    """The ps that sums for a group, as the chief describes it."""
+
+    task: int
+    address: str
+    ticket: str
+    key: str
+
+    @property
+    def name(self) -> str:
+        return f"ps:{self.task}"
+
+
+class Formed(NamedTuple):
+    """A generation of the group."""
+
+    generation: int
+    members: tuple[Other, ...]
+    rank: int
+    """The rank of this member."""
+    ps: Helper | None = None
+    """Its rank is the number of the members."""

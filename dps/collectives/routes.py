@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from dps.transport.wire import Array
 
 SLACK = 8
 """A slice may be larger than its share by one of so many parts."""
 
 
-class Part(NamedTuple):
+class RunSegment(NamedTuple):
     """A piece of a run: elements `start` to `stop`. `root` is the member that has its result first."""
 
     start: int
@@ -89,23 +91,23 @@ def _others(rank: int, size: int) -> tuple[int, ...]:
     return tuple(other for other in range(size) if other != rank)
 
 
-def parts_of(count: int, size: int, most: int) -> list[Part]:
+def parts_of(count: int, size: int, most: int) -> list[RunSegment]:
     """A run of elements in pieces of at most `most`; the roots take turns, and each has at least one if there are
     enough elements."""
     length = max(1, min(most, -(-count // size)))
-    return [Part(start, min(start + length, count), i % size) for i, start in enumerate(range(0, count, length))]
+    return [RunSegment(start, min(start + length, count), i % size) for i, start in enumerate(range(0, count, length))]
 
 
-def slots(counts: list[int], most: int) -> list[Part]:
+def slots(counts: list[int], most: int) -> list[RunSegment]:
     """What the members bring, one after the other, in pieces of at most `most` elements."""
     parts, first = [], 0
     for root, count in enumerate(counts):
-        parts += [Part(at, min(at + most, first + count), root) for at in range(first, first + count, most)]
+        parts += [RunSegment(at, min(at + most, first + count), root) for at in range(first, first + count, most)]
         first += count
     return parts
 
 
-def owned(sizes: list[int], size: int, most: int) -> tuple[list[Part], list[int]]:
+def owned(sizes: list[int], size: int, most: int) -> tuple[list[RunSegment], list[int]]:
     """Arrays that lie one after the other, in as many slices as there are members, each with a root of its own, and
     these in pieces; and where each slice begins. Slices end where arrays do, if that makes them nearly equal."""
     ends = list(itertools.accumulate(sizes))
@@ -117,7 +119,32 @@ def owned(sizes: list[int], size: int, most: int) -> tuple[list[Part], list[int]
         first.append(max(first[-1], near if abs(near - target) * SLACK <= count // size else target))
     slices = [parts_of(b - a, 1, most) for a, b in zip(first, [*first[1:], count], strict=True)]
     parts = [
-        Part(first[root] + of[i].start, first[root] + of[i].stop, root)
+        RunSegment(first[root] + of[i].start, first[root] + of[i].stop, root)
         for i in range(max(map(len, slices))) for root, of in enumerate(slices) if i < len(of)
     ]  # fmt: skip
     return parts, first
+
+
+SMALL_NBYTES = 256 << 10
+"""Up to this many bytes of all members together, each member sends its part to all others."""
+PAIR_NBYTES = 1 << 20
+"""The same for two members."""
+PS = "ps"
+"""The name of sums through a ps."""
+Own = Callable[[Sequence[Array]], Any]
+"""An algorithm of the user's: a function that gets the arrays of all members, in their order, and returns the sum."""
+
+
+def chosen(asked: str, op: str, nbytes: int, size: int, together: bool, shown: bool) -> Algorithm:
+    """The algorithm for a run of so many bytes of each of `size` members; the same on all of them. `together`: they can
+    read each other's memory. `shown`: they look at each other's boards. "auto" never takes the ps, which is at no size
+    clearly faster than the best of the others (docs/performance.md)."""
+    if asked == PS and op == "sum" and size > 1:
+        return through
+    if asked not in ("auto", PS):
+        return ALGORITHMS[asked]
+    if together:
+        return everyone if shown else direct
+    if nbytes * size <= SMALL_NBYTES or (size == 2 and nbytes <= PAIR_NBYTES):
+        return everyone
+    return direct if size == 2 else ring

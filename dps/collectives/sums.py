@@ -10,13 +10,12 @@ import numpy as np
 
 from dps.actors.actor import Actor
 from dps.actors.ref import Ref, Sender
-from dps.collectives.formed import Other
-from dps.collectives.messages import MEMBER, Phase, Piece, Serve
+from dps.collectives.messages import MEMBER, Other, Phase, Piece, Serve
 from dps.errors import NotAuthenticated, ProtocolError
 from dps.transport.wire import Array
 
 
-class Sum:
+class SumOperation:
     """One operation: the parts that have come, and the sums that are made, by piece."""
 
     def __init__(self, what: str, first: int) -> None:
@@ -39,7 +38,7 @@ class Sum:
 
     def _add(self, index: int) -> None:
         """All parts of a piece are here: add them in the order of ranks."""
-        from dps.kernels.totals import total  # loads numba
+        from dps.kernels.gradients import total  # loads numba
 
         parts = self._parts.pop(index)
         out = np.empty_like(parts[0])
@@ -51,20 +50,20 @@ class Sum:
         return [rank for rank in range(size) if rank not in self._parts.get(index, ())]
 
 
-class Served:
+class ServedGroup:
     """One generation of a group, and its operations: the last complete one and the one under way."""
 
     def __init__(self, message: Serve) -> None:
         self.generation, self.group = message.generation, message.group
         self.members = [Other(*member) for member in message.members]
-        self.sums: dict[int, Sum] = {}
+        self.sums: dict[int, SumOperation] = {}
 
     @property
     def age(self) -> tuple[int, bool]:
         """A later one is larger; one without members is the end of the group."""
         return self.generation, not self.members
 
-    def sum(self, message: Piece) -> Sum | None:
+    def sum(self, message: Piece) -> SumOperation | None:
         """The operation of a message; None for one that all have completed. Whoever begins an operation knows that all
         have begun the one before, and so have completed the one before that."""
         newest = max(self.sums, default=message.op)
@@ -72,24 +71,24 @@ class Served:
             return None
         for number in [number for number in self.sums if number < message.op - 1]:
             del self.sums[number]
-        return self.sums.setdefault(message.op, Sum(message.what, message.rank))
+        return self.sums.setdefault(message.op, SumOperation(message.what, message.rank))
 
 
 class Sums(Actor):
     """All groups that sum through this ps."""
 
     def __init__(self) -> None:
-        self._groups: dict[str, Served] = {}
-        self._by_ticket: dict[str, Served] = {}
+        self._groups: dict[str, ServedGroup] = {}
+        self._by_ticket: dict[str, ServedGroup] = {}
 
     def on_Serve(self, message: Serve, sender: Sender) -> None:
-        served, before = Served(message), self._groups.get(message.group)
+        served, before = ServedGroup(message), self._groups.get(message.group)
         if before is None or served.age > before.age:
             self._groups[message.group] = served
             self._change(before, served)
         self.node.answer(sender)
 
-    def _change(self, before: Served | None, now: Served) -> None:
+    def _change(self, before: ServedGroup | None, now: ServedGroup) -> None:
         kept = {member.address for member in now.members}
         for member in before.members if before is not None else ():
             self._by_ticket.pop(member.ticket, None)
@@ -125,12 +124,13 @@ class Sums(Actor):
             for rank in range(len(served.members)):
                 self._send_sum(served, message, rank, found)
 
-    def _send_sum(self, served: Served, of: Piece, to: int, found: Sum) -> None:
+    def _send_sum(self, served: ServedGroup, of: Piece, to: int, found: SumOperation) -> None:
         arrays = (found.made[of.index],)
         self._send(served, of, to, len(served.members), Phase.DOWN, found.what, arrays)
 
     def _send(
-        self, served: Served, of: Piece, to: int, rank: int, phase: Phase, what: str, arrays: tuple[Array, ...] = ()
+        self, served: ServedGroup, of: Piece, to: int, rank: int, phase: Phase, what: str,
+        arrays: tuple[Array, ...] = (),
     ) -> None:  # fmt: skip
         """`rank`: of whom it is."""
         piece = Piece(of.generation, of.op, of.index, rank, int(phase), what, [], arrays)

@@ -20,9 +20,9 @@ from dps.calls.messages import (
     Returned,
     Serves,
 )
-from dps.coordinator.schedule import Assignment, Schedule, ScheduledCall
+from dps.coordinator.schedule import Assignment, CallSchedule, ScheduledCall
 from dps.errors import PermissionDenied, Unavailable, remote_error
-from dps.run_protocol import CHIEF, AskCluster, ClusterIs
+from dps.messages.runs import CHIEF, AskCluster, ClusterIs
 from dps.transport.message import Message
 
 LOOK_S = 1.0
@@ -47,7 +47,9 @@ class Dispatcher(Actor):
     """Carries out the decisions of the schedule. It runs on the node's thread. `lock` guards the schedule, which the
     threads of the program use, too."""
 
-    def __init__(self, schedule: Schedule, lock: AbstractContextManager[object], changed: Callable[[], None]) -> None:
+    def __init__(
+        self, schedule: CallSchedule, lock: AbstractContextManager[object], changed: Callable[[], None]
+    ) -> None:
         """`changed` is called after each event."""
         self._schedule, self._lock, self._changed = schedule, lock, changed
         self.names: dict[str, str] = {}

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 from dps.errors import Cancelled
 
 if TYPE_CHECKING:
-    from dps.calls.arguments import Packed
+    from dps.calls.functions import Packed
 
 MakeError = Callable[[], Exception]
 """Makes the error of a call, a new one each time it is raised."""
 
 
-class State(Enum):
+class ScheduledState(Enum):
     """The state of a call."""
 
     WAITING = "waiting"
@@ -33,7 +33,7 @@ class State(Enum):
     CANCELLED = "cancelled"
 
 
-OVER = (State.RETURNED, State.FAILED, State.CANCELLED)
+OVER = (ScheduledState.RETURNED, ScheduledState.FAILED, ScheduledState.CANCELLED)
 
 
 class ScheduledCall:
@@ -44,7 +44,7 @@ class ScheduledCall:
         self.function, self.arguments, self.needs = function, arguments, list(needs)
         self.dependents: list[ScheduledCall] = []
         """The calls that need the value of this one."""
-        self.state = State.WAITING
+        self.state = ScheduledState.WAITING
         self.ps_errors = 0
         """How often it failed because a ps did not answer."""
         self.value: Packed | None = None
@@ -55,7 +55,9 @@ class ScheduledCall:
         """Whether it has its outcome."""
         return self.state in OVER
 
-    def end(self, state: State, value: Packed | None = None, error: MakeError | None = None) -> list[ScheduledCall]:
+    def end(
+        self, state: ScheduledState, value: Packed | None = None, error: MakeError | None = None
+    ) -> list[ScheduledCall]:
         """The call has its outcome. Returns the calls that need the value. Nothing else of it is kept."""
         dependents, self.dependents, self.needs, self.arguments = self.dependents, [], [], (b"", ())
         self.state, self.value, self.error = state, value, error
@@ -66,7 +68,7 @@ Assignment = tuple[str, ScheduledCall]
 """A worker, and the call that it has to run now."""
 
 
-class Schedule:
+class CallSchedule:
     """The calls that are not over, and the workers. Each event returns the calls that workers have to begin now."""
 
     def __init__(self, most_ps_errors: int = 5) -> None:
@@ -102,20 +104,20 @@ class Schedule:
         return self._assign()
 
     def _look_at_needs(self, call: ScheduledCall) -> None:
-        lost = next((need for need in call.needs if need.over and need.state is not State.RETURNED), None)
+        lost = next((need for need in call.needs if need.over and need.state is not ScheduledState.RETURNED), None)
         if lost is not None:
             why = f"{call.function} was not run: {lost.function}, whose value it needs, has none"
             del self.waiting[call]
             self._fail(call, lambda: Cancelled(why))
         elif all(need.over for need in call.needs):
             del self.waiting[call]
-            call.state = State.QUEUED
+            call.state = ScheduledState.QUEUED
             self.queue.append(call)
 
     def returned(self, worker: str, call: ScheduledCall, value: Packed) -> list[Assignment]:
         """A worker has the value of a call."""
         if self._ends(worker, call):
-            for dependent in call.end(State.RETURNED, value):
+            for dependent in call.end(ScheduledState.RETURNED, value):
                 if dependent in self.waiting:
                     self._look_at_needs(dependent)
         return self._assign()
@@ -139,11 +141,11 @@ class Schedule:
         return True
 
     def _run_again(self, call: ScheduledCall) -> None:
-        call.state = State.QUEUED
+        call.state = ScheduledState.QUEUED
         self.queue.appendleft(call)
 
     def _fail(self, call: ScheduledCall, error: MakeError) -> None:
-        call.end(State.FAILED, error=error)
+        call.end(ScheduledState.FAILED, error=error)
         if self.error is None:
             self.error = error
         self.cancel(f"{call.function} had failed: {error()}")
@@ -155,7 +157,7 @@ class Schedule:
         self.waiting.clear()
         for call in cancelled:
             text = f"{call.function} was cancelled before it ran, for {why}"
-            call.end(State.CANCELLED, error=lambda text=text: Cancelled(text))  # type: ignore[misc]
+            call.end(ScheduledState.CANCELLED, error=lambda text=text: Cancelled(text))  # type: ignore[misc]
 
     # -- workers -----------------------------------------------------------------------------------------------
 
@@ -178,6 +180,6 @@ class Schedule:
         found: list[Assignment] = []
         while self.queue and self.free:
             worker, call = self.free.popleft(), self.queue.popleft()
-            self.running[worker], call.state = call, State.RUNNING
+            self.running[worker], call.state = call, ScheduledState.RUNNING
             found.append((worker, call))
         return found

@@ -8,15 +8,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from dps import config
 from dps.calls.actor import CallsActor
-from dps.calls.arguments import SESSION, pack_value, unpack_arguments
-from dps.calls.functions import Served
+from dps.calls.functions import SESSION, ServedFunctions, pack_value, unpack_arguments
 from dps.calls.messages import CALLS, Call, Raised, Returned
 from dps.client.session import Session, join_run
 from dps.errors import Aborted, DeadlineExceeded, DpsError, TaskLost, Unavailable, usual_name
-from dps.server import Server
-from dps.telemetry import log
+from dps.process import config
+from dps.process.telemetry import log
+from dps.task.server import Server
 from dps.transport.message import Message
 
 LOOK_S = 0.5
@@ -28,7 +27,7 @@ OF_PS = (Aborted, DeadlineExceeded, TaskLost, Unavailable)
 class Worker:
     """The thread of a worker that serves. The node's thread hands it calls, and clients to forget."""
 
-    def __init__(self, server: Server, served: Served) -> None:
+    def __init__(self, server: Server, served: ServedFunctions) -> None:
         self._server, self._served = server, served
         self._changed = server.runtime.condition()
         self._calls: deque[Call] = deque()

@@ -8,10 +8,9 @@ from typing import Any, Self
 
 from dps.data.arrays import Arrays
 from dps.data.prefetching import Prefetch
-from dps.data.shuffling import Shuffle
 from dps.data.sources import ArraySource, FileSource, GeneratorSource
 from dps.data.stage import Cursor, Stage, State
-from dps.data.stages import Batch, Map, Repeat, Rows, sharded
+from dps.data.stages import BatchStage, Map, Repeat, RowNumbers, Shuffle, sharded
 from dps.errors import ConfigError
 from dps.transport.current import runtime
 
@@ -37,7 +36,7 @@ class Iterator:
     def __init__(self, stage: Stage, epoch: int, at: State | None) -> None:
         self._epoch = epoch
         self._cursor: Cursor = stage.open(epoch, at)
-        self._rows = Rows(self._cursor, stage.arrays)
+        self._rows = RowNumbers(self._cursor, stage.arrays)
 
     def __iter__(self) -> Self:
         return self
@@ -131,7 +130,7 @@ class Dataset:
             ConfigError: A size below 1.
             DataError: While it is read: examples of different nestings, shapes or dtypes.
         """
-        return Dataset(Batch(self.stage, _whole("batch: n", n, 1), drop_remainder))
+        return Dataset(BatchStage(self.stage, _whole("batch: n", n, 1), drop_remainder))
 
     def repeat(self, n: int | None = None) -> Dataset:
         """Several epochs one after the other.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dps.transport.message import Message
-from dps.transport.roles import ANSWER, TASKS
+from dps.transport.message import ANSWER, TASKS, Message
 from dps.transport.wire import Array
 
 
@@ -79,7 +78,7 @@ class PositionIs(Message, kind=107, roles=ANSWER):
     position: dict[str, Any]
 
 
-class Finish(Message, kind=108, roles=TASKS):
+class FinishBatches(Message, kind=108, roles=TASKS):
     """The worker has finished batches, and asks for none. Answered with Done, once they are given to nobody else."""
 
     client: int

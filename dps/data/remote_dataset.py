@@ -2,14 +2,278 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import Any, NamedTuple, Self
+from weakref import WeakMethod
 
+from dps.actors.answers import ends
 from dps.actors.caller import Caller
-from dps.data.finding import Finder
-from dps.data.messages import AskPosition, PositionIs
-from dps.data.remote_pass import Remote, RemotePass
-from dps.errors import ConfigError
-from dps.server import Server
+from dps.actors.ref import Ref
+from dps.data.messages import AskPosition, PositionIs, feed_name
+from dps.data.stream import Stream
+from dps.errors import Aborted, ConfigError, DeadlineExceeded, TaskLost
+from dps.hooks.hook import Hook
+from dps.messages.replies import Push
+from dps.process.telemetry import log
+from dps.queues.directory import DIRECTORY, Find, FoundAddresses
+from dps.task.server import Server
+from dps.variables.items import unpack
+
+LOOK_S = 0.2
+
+
+class Finder:
+    """Finds the tasks that serve under one name. `tasks`: how many are wanted; None: as many as they report, else
+    one."""
+
+    def __init__(self, server: Server, name: str, tasks: int | None, timeout_s: float) -> None:
+        self._server, self._name, self._tasks, self._timeout_s = server, name, tasks, timeout_s
+
+    def find(self, caller: Caller) -> list[Ref]:
+        """The tasks, when as many as are wanted are there. Blocks. Raises DeadlineExceeded with how many are."""
+        began, there, wanted = caller.now(), 0, self._tasks or 1
+        while True:
+            left = self._timeout_s - (caller.now() - began)
+            if left <= 0:
+                raise DeadlineExceeded(
+                    f"{self._server.name}: dataset {self._name!r} is served by {there} of {wanted} tasks after "
+                    f"{self._timeout_s:.1f} s; start one with --job dataset, or dps.data.serve"
+                )
+            if self._server.exit_code is not None:
+                raise TaskLost(f"dataset {self._name!r}: {self._server.reason or 'the run has ended'}")
+            found, said = self.now(caller, left)
+            there, wanted = len(found), self._tasks or said or 1
+            if there >= wanted:
+                return found
+            self._server.runtime.sleep(min(LOOK_S, left))
+
+    def now(self, caller: Caller, timeout_s: float) -> tuple[list[Ref], int]:
+        """The tasks that serve now, and how many there are to be, as they report it; 0 if they do not. Blocks."""
+        answer = caller.ask(Ref(self._server.target, DIRECTORY), Find(self._name), timeout_s)
+        assert isinstance(answer, FoundAddresses), answer
+        for address, role in zip(answer.addresses, answer.keys, strict=False):
+            caller.expect(address, role or "chief")  # of the chief's own node it is not known
+        return [Ref(address, feed_name(self._name)) for address in answer.addresses], answer.tasks
+
+
+_last: ContextVar[Finishing | None] = ContextVar("dps_last_taken", default=None)
+"""The hook of the pass from which the running thread has taken its last batch."""
+
+
+class Finishing(Hook):
+    """The hook of one pass. It acts only if the push is certainly one of the batch in use: the thread that pushes took
+    the batch, and the push began after that, with no other one in flight."""
+
+    def __init__(self, confirm: Callable[[], None]) -> None:
+        """`confirm`: a method of the pass; a pass that is dropped ends."""
+        self._confirm = WeakMethod(confirm)
+        self._in_flight, self._certain = 0, False
+
+    def taken(self) -> None:
+        """The loop has got another batch."""
+        self._certain = self._in_flight == 0
+        _last.set(self)
+
+    def before_run(self, session: Any) -> None:
+        self._in_flight += 1
+
+    def after_run(self, session: Any, push: Push, loss: Any) -> None:
+        self._in_flight -= 1
+        confirm = self._confirm()
+        if push.accepted and self._certain and not self._in_flight and _last.get() is self and confirm is not None:
+            confirm()
+
+
+LEAVE_S = 2.0
+REPORT_S = 10.0
+CONFIRM_S = 10.0
+"""How long a task may take to confirm that a batch is finished."""
+FOLLOW_S = 1.0
+"""How often it is asked where a task serves whose connection is broken."""
+
+
+class Remote(NamedTuple):
+    """What the passes over one remote dataset share."""
+
+    server: Server
+    name: str
+    finder: Finder
+    window: int
+    """The most batches that are here or on their way."""
+    timeout: float
+    """Seconds that a loop waits for a batch at most."""
+    epochs: dict[str, int]
+    """The next epoch, by the address of the task that serves; 0 at first."""
+
+
+class RemotePass:
+    """One pass over a remote dataset. It belongs to one thread.
+
+    Made by `iter(remote)`.
+
+    Args:
+        remote: The dataset.
+
+    Example:
+        ```pycon
+        >>> letters = dps.data.from_arrays(np.arange(5)).batch(2)
+        >>> serving = dps.data.serve(letters, server, "letters")
+        >>> batches = iter(dps.data.remote(server, "letters"))
+        >>> next(batches), next(batches)
+        (array([0, 1]), array([2, 3]))
+        >>> batches.close()  # the second batch was not finished: the next one gets it
+        >>> [batch.tolist() for batch in dps.data.remote(server, "letters")]
+        [[2, 3], [4]]
+        ```
+    """
+
+    def __init__(self, remote: Remote) -> None:
+        self._remote, self._server = remote, remote.server
+        self._caller = Caller(self._server.runtime, self._server.name, self._server.home().keys)
+        self._closed = False
+        self._using: tuple[Stream, int] | None = None
+        """The batch that the loop has, and the stream that it came from."""
+        self._finishing = Finishing(self.confirm)
+        self._streams: list[Stream] = []
+        for to in remote.finder.find(self._caller):
+            stream = Stream(self._caller, to, self._server, remote.window)
+            stream.join(remote.timeout, remote.epochs.get(to.address, 0))
+            self._streams.append(stream)
+        self._server.home().hooks.append(self._finishing)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def done(self) -> None:
+        """The batch in use is finished, as an accepted push or asking for the next one says, too. Does not wait.
+
+        Call it where batches are used for anything but pushes of a `dps.Session`, and much is done before the next one.
+        """
+        if self._using is not None and not self._closed:
+            stream, number = self._using
+            self._using = None
+            stream.finish(number)
+
+    def confirm(self) -> None:
+        """As `done`, and wait until the task that serves has heard it: from then on nobody else gets the batch. Blocks.
+
+        When a push of the batch is accepted, the session calls it before it returns.
+        """
+        if self._using is None or self._closed:
+            return
+        stream, number = self._using
+        self._using = None
+        told, away = stream.confirm(number), self._caller.away
+
+        def stop() -> bool:
+            return self._server.exit_code is not None or stream.to.address in away
+
+        if not self._caller.wait([told], CONFIRM_S, stop) and self._server.exit_code is None:
+            log.warning("%s has not confirmed that a batch is finished; it may be given again", self._named(stream))
+
+    def __next__(self) -> Any:
+        if self._closed:
+            raise StopIteration
+        self.done()
+        self._caller.poll()
+        while True:
+            for stream in self._streams:
+                found = stream.take()
+                if found is not None:
+                    self._using = stream, found[0]
+                    self._finishing.taken()
+                    self._streams.append(self._streams.pop(self._streams.index(stream)))  # the others come first now
+                    return unpack(found[1].form, found[1].arrays)
+            self._mend()
+            if all(stream.ended for stream in self._streams):
+                self._remote.epochs.update({stream.to.address: stream.epoch + 1 for stream in self._streams})
+                self.close()
+                raise StopIteration
+            self._wait()
+
+    def _named(self, stream: Stream) -> str:
+        return f"{self._server.name}: dataset {self._remote.name!r}: {stream.task} ({stream.to.address})"
+
+    def _mend(self) -> None:
+        for stream in self._streams:
+            if isinstance(stream.error, Aborted):
+                log.warning("%s: %s; the batches that it had given are read again", self._server.name, stream.error)
+                stream.join(self._remote.timeout, stream.epoch)
+            elif stream.error is not None:
+                raise stream.error
+
+    def _follow(self) -> bool:
+        """Join tasks that were started again at another address; returns whether there were any."""
+        lost = [stream for stream in self._going() if stream.to.address in self._caller.away]
+        found: list[Ref] = []
+        if lost:
+            with contextlib.suppress(DeadlineExceeded):  # who does not serve is named when the time is over
+                found, _ = self._remote.finder.now(self._caller, FOLLOW_S)
+        known = {stream.to.address for stream in self._streams}
+        moved = list(zip(lost, [to for to in found if to.address not in known], strict=False))
+        for stream, to in moved:
+            log.warning(
+                "%s serves at %s now; the batches that it had given are read again", self._named(stream), to.address
+            )
+            stream.to = to
+            stream.join(self._remote.timeout, stream.epoch)
+        return bool(moved)
+
+    def _going(self) -> Sequence[Stream]:
+        return [stream for stream in self._streams if not stream.ended]
+
+    def _wait(self) -> None:
+        """Until something comes. Raises DeadlineExceeded that names who is waited for."""
+        began = self._caller.now()
+        report_at, end_at = began + REPORT_S, began + self._remote.timeout
+        going, server = self._going(), self._server
+        requests = [request for stream in going for request in stream.open.values()]
+
+        def stop() -> bool:
+            changed = any(stream.came or stream.ended or stream.error is not None for stream in going)
+            return changed or server.exit_code is not None
+
+        while not stop():
+            now = self._caller.now()
+            least = min(report_at, end_at, now + FOLLOW_S if self._caller.away else end_at)
+            if self._caller.wait(requests, max(0.0, least - now), stop) or stop() or self._follow():
+                break
+            now = self._caller.now()
+            who = "; ".join(stream.reason or f"{stream.task} ({stream.to.address}) does not answer" for stream in going)
+            text = f"{server.name}: dataset {self._remote.name!r}: {who}"
+            if now >= end_at:
+                raise DeadlineExceeded(f"{text}; waited {now - began:.1f} s")
+            if now >= report_at:
+                report_at += REPORT_S
+                log.warning("%s; has waited %.0f s", text, now - began)
+        if server.exit_code is not None:
+            raise TaskLost(f"dataset {self._remote.name!r}: {server.reason or 'the run has ended'}")
+
+    def close(self) -> None:
+        """End the pass: batches that this worker has not finished go to others.
+
+        Blocks until the tasks that serve have answered, for a short time at most. A second call does nothing.
+        """
+        if not self._closed:
+            self._end()
+            asked = [self._caller.start(s.to, s.leave(), ends) for s in self._streams]
+            self._caller.wait(asked, LEAVE_S)
+            self._caller.close()
+
+    def _end(self) -> None:
+        self._closed = True
+        with contextlib.suppress(ValueError):  # a pass that could not begin is not there
+            self._server.home().hooks.remove(self._finishing)
+
+    def __del__(self) -> None:
+        if not self._closed:
+            self._end()
+            for stream in self._streams:
+                self._caller.post(stream.to, stream.leave())
+            self._caller.close()
+
 
 MOST_AHEAD = 32
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from dps.checkpoint.files import MANIFEST_FILE, POSITION_FILE, join
 from dps.checkpoint.folder import candidates
-from dps.checkpoint.names import MANIFEST_FILE, POSITION_FILE, join
 from dps.data.dataset import Iterator
 from dps.data.remote_dataset import RemoteDataset
 from dps.errors import CheckpointError, ConfigError
@@ -15,7 +15,7 @@ from dps.transport.current import runtime
 
 if TYPE_CHECKING:
     from dps.checkpoint.storage import Storage
-    from dps.hooks.loop import Loop
+    from dps.hooks.hook import Loop
 
 
 class InputSaver(CheckpointSaver):

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from dps.actors.answers import Done, Failed, Waiting
 from dps.actors.caller import Caller
-from dps.actors.messages import Done, Failed, Waiting
 from dps.actors.ref import Ref
 from dps.actors.requests import Request
 from dps.errors import ConfigError, DeadlineExceeded, QueueClosed, TaskLost
+from dps.process.telemetry import log
 from dps.queues.messages import (
     QUEUES,
     AskPut,
     AskSize,
     CloseQueue,
-    Finish,
     Finished,
+    FinishGet,
     Get,
     Item,
     LeaveQueue,
@@ -28,8 +29,7 @@ from dps.queues.messages import (
     Withdraw,
     Withdrawn,
 )  # fmt: skip
-from dps.server import Server
-from dps.telemetry import log
+from dps.task.server import Server
 from dps.transport.message import Message
 from dps.variables.items import pack, unpack
 
@@ -138,7 +138,7 @@ class Queue:
                 except DeadlineExceeded as error:
                     self._withdraw(0, self._gets, error, "")
                     raise
-            finish = Finish(self.name, self._client, self._came.number)
+            finish = FinishGet(self.name, self._client, self._came.number)
             yours = self._ask(finish, Finished, "get", max(deadline - self._caller.now(), WITHDRAW_S)).yours
             item, self._came = self._came, None
             if yours:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dps.actors.answers import Failed, Waiting, ends
 from dps.actors.caller import Caller
-from dps.actors.messages import Failed, Waiting, ends
 from dps.actors.ref import Ref
 from dps.actors.requests import Question, Request
-from dps.data.messages import Batch, EpochEnded, FeedIs, Finish, JoinFeed, LeaveFeed, Want
-from dps.server import Server
+from dps.data.messages import Batch, EpochEnded, FeedIs, FinishBatches, JoinFeed, LeaveFeed, Want
+from dps.task.server import Server
 from dps.transport.message import Message
 
 
@@ -107,7 +107,7 @@ class Stream:
         numbers.finish(number)
 
         def message() -> Message:
-            return Finish(client, epoch, numbers.floor, sorted(numbers.finished))
+            return FinishBatches(client, epoch, numbers.floor, sorted(numbers.finished))
 
         told = Question(ends, message, lambda: None)
         self._caller.open(self.to, message(), told)

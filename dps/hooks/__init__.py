@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dps.parts import at_first_use
+from dps.process.lazy_imports import at_first_use
 
 if TYPE_CHECKING:
-    from dps.hooks.chain import Chain
-    from dps.hooks.counter import StepCounter
-    from dps.hooks.final import FinalOps
-    from dps.hooks.hook import Hook
-    from dps.hooks.listener import CheckpointSaverListener
-    from dps.hooks.metrics import LogMetrics
-    from dps.hooks.nan import NanGuard
+    from dps.hooks.ending import FinalOps, NanGuard, StopAtStep
+    from dps.hooks.hook import Chain, Hook
+    from dps.hooks.metrics import LogMetrics, StepCounter
     from dps.hooks.profiler import Profiler
-    from dps.hooks.saver import CheckpointSaver
-    from dps.hooks.stop import StopAtStep
-    from dps.hooks.summary import SummarySaver
+    from dps.hooks.saver import CheckpointSaver, CheckpointSaverListener
+    from dps.hooks.summary import SummarySaver, SummaryWriter
     from dps.hooks.timer import Timer
-    from dps.hooks.waiter import GlobalStepWaiter
-    from dps.hooks.writer import SummaryWriter
+    from dps.hooks.waiting import GlobalStepWaiter
 
 __all__ = [
     "Chain",
@@ -43,19 +37,19 @@ if not TYPE_CHECKING:
     __getattr__ = at_first_use(
         __name__,
         {
-            "Chain": "chain",
-            "StepCounter": "counter",
-            "FinalOps": "final",
+            "Chain": "hook",
+            "StepCounter": "metrics",
+            "FinalOps": "ending",
             "Hook": "hook",
-            "CheckpointSaverListener": "listener",
+            "CheckpointSaverListener": "saver",
             "LogMetrics": "metrics",
-            "NanGuard": "nan",
+            "NanGuard": "ending",
             "Profiler": "profiler",
             "CheckpointSaver": "saver",
-            "StopAtStep": "stop",
+            "StopAtStep": "ending",
             "SummarySaver": "summary",
-            "SummaryWriter": "writer",
+            "SummaryWriter": "summary",
             "Timer": "timer",
-            "GlobalStepWaiter": "waiter",
+            "GlobalStepWaiter": "waiting",
         },
     )  # fmt: skip

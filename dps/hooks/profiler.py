@@ -13,11 +13,11 @@ from dps.errors import CheckpointError, ConfigError
 from dps.hooks.hook import Hook
 from dps.hooks.scalars import as_number
 from dps.hooks.timer import Timer
-from dps.reply import Push
-from dps.telemetry import log
+from dps.messages.replies import Push
+from dps.process.telemetry import log
 
 if TYPE_CHECKING:
-    from dps.hooks.loop import Loop
+    from dps.hooks.hook import Loop
 
 
 CALLS = ("pull", "push", "step", "lookup", "gradients", "averages", "save", "restore", "stats")
@@ -62,7 +62,7 @@ class Profiler(Hook):
         if isinstance(length, bool) or not isinstance(length, int) or length < 1:
             raise ConfigError(f"Profiler: got length={length!r}, wanted the pushes of one trace, a whole number from 1")
         self._directory, self._length = directory, length
-        self._trace: Trace | None = None
+        self._trace: ChromeTrace | None = None
 
     def after_create_session(self, session: Loop) -> None:
         self._directory = self._directory or session.checkpoint_dir
@@ -92,7 +92,7 @@ class Profiler(Hook):
     def _begin(self, session: Loop, step: int) -> None:
         if self._timer is not None:
             self._timer.fired(step)
-        self._trace = Trace(session)
+        self._trace = ChromeTrace(session)
 
     def _write(self, session: Loop, step: int) -> None:
         assert self._trace is not None
@@ -107,7 +107,7 @@ class Profiler(Hook):
             log.info("%s: the trace of the steps up to %d is in %s", session.name, step, path)
 
 
-class Trace:
+class ChromeTrace:
     """The events of one trace, in Chrome's Trace Event Format. While it is taken, the session's calls go through it."""
 
     def __init__(self, session: Loop) -> None:

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dps.checkpoint.names import parse_folder_name
+from dps.checkpoint.files import parse_folder_name
 from dps.errors import CheckpointError, ConfigError
 from dps.hooks.hook import Hook
 from dps.hooks.timer import Timer
-from dps.reply import Push
-from dps.telemetry import log
+from dps.messages.replies import Push
+from dps.process.telemetry import log
 
 if TYPE_CHECKING:
-    from dps.hooks.listener import CheckpointSaverListener
-    from dps.hooks.loop import Loop
+    from dps.hooks.hook import Loop
 
 
 class CheckpointSaver(Hook):
@@ -96,7 +95,6 @@ class CheckpointSaver(Hook):
 
 def _checked(listeners: object) -> list[CheckpointSaverListener]:
     """The listeners. Raises ConfigError for what is none."""
-    from dps.hooks.listener import CheckpointSaverListener
 
     found: list[Any] = list(listeners) if isinstance(listeners, Iterable) else [listeners]
     for listener in found:
@@ -107,3 +105,56 @@ def _checked(listeners: object) -> list[CheckpointSaverListener]:
                 "dps.CheckpointSaverListener"
             )
     return found
+
+
+class CheckpointSaverListener:
+    """Code to run before and after each checkpoint. Subclass it and give instances to `dps.CheckpointSaver`.
+
+    Listeners are called in list order, on the session's thread, before all and after all. Only the leading session
+    saves, so only its listeners hear of checkpoints; `begin` and `end` are called in every session. An exception ends
+    the session, as one of a hook does.
+
+    Example:
+        ```python
+        class Notes(dps.CheckpointSaverListener):
+            def after_save(self, session, global_step_value):
+                print("saved step", global_step_value)
+
+        saver = dps.CheckpointSaver(steps=100, listeners=[Notes()])
+        with dps.Session(server, {"w": np.zeros(3)}, optimizer=dps.optim.SGD(0.1),
+                         checkpoint_dir="run", hooks=[saver]) as session:
+            session.push({"w": np.ones(3)})
+        ```
+    """
+
+    def begin(self) -> None:
+        """Called before the session opens."""
+
+    def before_save(self, session: Any, global_step_value: int) -> None:
+        """Called before a checkpoint is written.
+
+        Args:
+            session: The session.
+            global_step_value: The global step that the session knows of.
+        """
+
+    def after_save(self, session: Any, global_step_value: int) -> bool | None:
+        """Called when the checkpoint is on disk; not where the disk refused it.
+
+        Args:
+            session: The session.
+            global_step_value: The global step of the checkpoint. Where other workers push meanwhile it may be higher
+                than before.
+
+        Returns:
+            True to end the loop: `should_stop` is true from then on.
+        """
+        return None
+
+    def end(self, session: Any, global_step_value: int) -> None:
+        """Called when the loop ended well, after the last checkpoint.
+
+        Args:
+            session: The session.
+            global_step_value: The global step.
+        """

@@ -2,18 +2,179 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import importlib
+import json
+import math
+import os
+import struct
+from typing import TYPE_CHECKING, Any, Protocol
 
-from dps.errors import ConfigError
-from dps.hooks.files import EventFile
+from dps.checkpoint.storage import Storage
+from dps.errors import CheckpointError, ConfigError, MissingExtra
 from dps.hooks.hook import Hook
-from dps.hooks.scalars import as_number
+from dps.hooks.scalars import RESERVED, as_number
 from dps.hooks.timer import Timer
-from dps.hooks.writer import SummaryWriter
-from dps.reply import Push
+from dps.messages.replies import Push
+from dps.process.telemetry import log
+from dps.transport.current import runtime
 
 if TYPE_CHECKING:
-    from dps.hooks.loop import Loop
+    from dps.hooks.hook import Loop
+
+
+class SummaryFile(Protocol):
+    """A file that only grows. Each write adds a whole row or, after an error, nothing."""
+
+    def write(self, wall_time: float, row: dict[str, Any]) -> None:
+        """Add a row. Raises CheckpointError if the disk refuses. Blocks."""
+
+
+class JsonLines:
+    """One JSON object per line. Numbers that JSON cannot represent (NaN, infinities) become null."""
+
+    def __init__(self, storage: Storage, path: str) -> None:
+        self._storage, self._path = storage, path
+
+    def write(self, wall_time: float, row: dict[str, Any]) -> None:
+        """As SummaryFile.write."""
+        strict = {key: None if _not_finite(value) else value for key, value in row.items()}
+        line = json.dumps({"wall_time": wall_time, **strict}, ensure_ascii=False, allow_nan=False)
+        self._storage.append(self._path, line.encode() + b"\n")
+
+
+class EventFile:
+    """TensorBoard's format: records of length, its checksum, an `Event` message of protobuf, and its checksum.
+
+    Every number of a row becomes a scalar under its name. A row with `event` becomes a session start at its step, so
+    TensorBoard discards what it has read of that step and later ones.
+    """
+
+    def __init__(self, storage: Storage, path: str) -> None:
+        self.check_installed()
+        self._storage, self._path = storage, path
+        self._begun = False
+
+    @staticmethod
+    def check_installed() -> None:
+        """Raises ConfigError, with the name of the extra, if tensorboardX is missing. Imports it, which may take
+        seconds if torch is installed."""
+        try:
+            importlib.import_module("tensorboardX")
+        except ImportError:
+            raise MissingExtra(
+                "event files need tensorboardX, which is not installed; pip install 'dps[tensorboard]'"
+            ) from None
+
+    def write(self, wall_time: float, row: dict[str, Any]) -> None:
+        """As SummaryFile.write."""
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        data = b"" if self._begun else _record(Event(wall_time=wall_time, file_version="brain.Event:2"))
+        if "event" in row:
+            start = SessionLog(status=SessionLog.START)
+            data += _record(Event(wall_time=wall_time, step=row["step"], session_log=start))
+        else:
+            values = [
+                Summary.Value(tag=tag, simple_value=value)
+                for tag, value in row.items()
+                if tag != "step" and isinstance(value, int | float) and not isinstance(value, bool)
+            ]
+            data += _record(Event(wall_time=wall_time, step=row["step"], summary=Summary(value=values)))
+        self._storage.append(self._path, data)
+        self._begun = True
+
+
+def _not_finite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def _record(event: Any) -> bytes:
+    """A TFRecord: little-endian length (uint64), its masked CRC-32C, the bytes, their masked CRC-32C."""
+    data: bytes = event.SerializeToString()
+    length = struct.pack("<Q", len(data))
+    return length + struct.pack("<I", _masked(length)) + data + struct.pack("<I", _masked(data))
+
+
+def _masked(data: bytes) -> int:
+    """CRC-32C, rotated right by 15 bits plus a constant, as readers of TFRecord files expect."""
+    from tensorboardX.crc32c import crc32c
+
+    crc = int(crc32c(data))
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+class SummaryWriter:
+    """Adds rows of scalars to `DIRECTORY/summaries.jsonl`, such as those that an evaluator computes.
+
+    A row has wall_time (seconds since 1970, UTC), step, worker and the scalars. In a folder below that of a
+    `dps.SummarySaver`, TensorBoard shows them beside those of the training. Files only grow. If the disk refuses, dps
+    logs one line, and later rows are tried again. Writing blocks on the disk.
+
+    Args:
+        directory: The folder, which is made.
+        name: Who writes, such as `server.name`.
+        tensorboard: Whether to write an event file for TensorBoard, too (needs dps[tensorboard]).
+
+    Raises:
+        MissingExtra: `tensorboard` without the extra.
+
+    Example:
+        ```pycon
+        >>> summaries = dps.SummaryWriter("logs/evaluator")
+        >>> summaries.write(100, accuracy=0.93)
+        >>> import json, pathlib
+        >>> row = json.loads(pathlib.Path("logs/evaluator/summaries.jsonl").read_text())
+        >>> row["step"], row["worker"], row["accuracy"]
+        (100, 'evaluator:0', 0.93)
+        ```
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], name: str = "evaluator:0", tensorboard: bool = False) -> None:
+        self._name, self._failing = name, False
+        folder, storage = os.fspath(directory), runtime().storage
+        self._files: list[SummaryFile] = [JsonLines(storage, f"{folder}/summaries.jsonl")]
+        if tensorboard:
+            file = f"events.out.tfevents.{int(runtime().wall()):010d}.{name.replace(':', '-')}"
+            self._files.append(EventFile(storage, f"{folder}/{file}"))
+
+    def write(self, step: int, **scalars: Any) -> None:
+        """Add a row.
+
+        Args:
+            step: The global step to which the scalars belong.
+            **scalars: Numbers by name; arrays and tensors of one element are allowed, too.
+
+        Raises:
+            ConfigError: A reserved name, such as `worker` or `event`, or a value that is not a number.
+        """
+        row: dict[str, Any] = {"step": step, "worker": self._name}
+        for name, value in scalars.items():
+            if name in RESERVED and name != "loss":
+                raise ConfigError(f"summary: got the name {name!r}, wanted none of {', '.join(RESERVED)}")
+            try:
+                row[name] = as_number(value, name)
+            except (TypeError, ValueError) as error:
+                raise ConfigError(f"summary: {error}") from None
+        self.add(row)
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Add a row as it is.
+
+        Args:
+            row: Plain values by name, with `step`.
+        """
+        try:
+            for file in self._files:
+                file.write(runtime().wall(), row)
+        except CheckpointError as error:
+            if not self._failing:
+                log.error("%s: no summaries from step %d on: %s", self._name, row["step"], error)
+            self._failing = True
+        else:
+            if self._failing:
+                log.warning("%s: summaries are written again from step %d on", self._name, row["step"])
+            self._failing = False
 
 
 class SummarySaver(Hook):

@@ -9,10 +9,12 @@ More than 9 parameters: kernels are compiled for arrays and numbers, not for obj
 
 from __future__ import annotations
 
+import math
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from dps.kernels import cuda_rules as rules
-from dps.kernels.cuda_reduce import all_finite
 from dps.kernels.cuda_rows import (
     adagrad_rows,
     adam_rows,
@@ -24,7 +26,27 @@ from dps.kernels.cuda_rows import (
     sgd_rows,
 )
 from dps.kernels.cuda_rowwise import adagrad_rowwise, adagrad_rowwise_rows
-from dps.kernels.device import cuda, gpu_kernel, launch_each
+from dps.kernels.device import cuda, gpu_kernel, launch_each, to_device, to_host
+
+Array: TypeAlias = Any
+Stream: TypeAlias = Any
+
+
+def all_finite(a: Array, stream: Stream = 0) -> bool:
+    """Whether no element is inf or nan. True for no elements."""
+    if a.size == 0:
+        return True
+    found = to_device(np.zeros(1, np.int32), stream)
+    launch_each(_not_finite, a.size, stream, found, a)
+    return not to_host(found, stream=stream)[0]
+
+
+@gpu_kernel
+def _not_finite(found: Array, a: Array) -> None:
+    for i in range(cuda.grid(1), a.size, cuda.gridsize(1)):
+        if not math.isfinite(a[i]):
+            found[0] = 1  # all threads write the same value
+
 
 __all__ = [
     "adagrad",
@@ -47,9 +69,7 @@ __all__ = [
     "sgd_rows",
 ]
 
-Array: TypeAlias = Any
 Scalar: TypeAlias = Any
-Stream: TypeAlias = Any
 
 
 def sgd(out: Array, w: Array, g: Array, lr: Scalar, weight_decay: Scalar, stream: Stream = 0) -> None:

@@ -69,7 +69,7 @@ def _load(cache: Any, signature: Any, context: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompileCounts:
     """Kernel versions in this process: their number, how many came from the cache, and the cache's folders."""
 
     versions: int
@@ -77,8 +77,8 @@ class Compiled:
     folders: tuple[str, ...]
 
 
-def compiled_here() -> Compiled:
+def compiled_here() -> CompileCounts:
     """The kernels that were compiled or loaded in this process until now."""
     hits = sum(sum(kernel.stats.cache_hits.values()) for kernel in _kernels)
     folders = {kernel.stats.cache_path for kernel in _kernels} - {None}
-    return Compiled(sum(len(kernel.signatures) for kernel in _kernels), hits, tuple(sorted(folders)))
+    return CompileCounts(sum(len(kernel.signatures) for kernel in _kernels), hits, tuple(sorted(folders)))

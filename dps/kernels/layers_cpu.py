@@ -96,7 +96,7 @@ def embedding_scatter_add(
 ) -> None:
     """dtable[rows[s]] += the sum of dout[order[i]] for i from starts[s] up to starts[s + 1].
 
-    `dps.kernels.layers_rows.row_order` makes `rows`, `order` and `starts` from the row numbers of a gather; `rows` are
+    `dps.kernels.layers_cpu.row_order` makes `rows`, `order` and `starts` from the row numbers of a gather; `rows` are
     distinct, or have nothing to add. The order of the sums is the same in every run. Shapes (rows, dim), (d,), (n,),
     (d + 1,), (n, dim).
     """
@@ -133,3 +133,15 @@ def put_columns(out: Array, x: Array, start: int, stream: Any = None) -> None:
 def take_columns(out: Array, x: Array, start: int, stream: Any = None) -> None:
     """out = x[:, start : start + n], with shapes (rows, n), (rows, columns)."""
     out[...] = x[:, start : start + out.shape[1]]
+
+
+def row_order(rows: Rows) -> tuple[Rows, Rows, Rows]:
+    """The distinct row numbers, sorted; the positions of each in order of occurrence; where these positions begin.
+
+    Shapes (d,), (n,), (d + 1,), int64. The positions of distinct[s] are order[starts[s]:starts[s + 1]].
+    """
+    order = np.argsort(rows, kind="stable")
+    in_order = rows[order]
+    begins = np.flatnonzero(np.diff(in_order, prepend=in_order[:1] - 1))
+    starts = np.append(begins, len(rows))
+    return in_order[begins], order, starts

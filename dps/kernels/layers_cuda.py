@@ -14,8 +14,7 @@ import numba
 import numpy as np
 
 from dps.kernels.device import cuda, gpu_function, gpu_kernel, launch, simulated
-from dps.kernels.layers_activation import CODES, activations
-from dps.kernels.layers_product import product
+from dps.kernels.layers_product import CODES, activations, product
 
 Array: TypeAlias = Any
 

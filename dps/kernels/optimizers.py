@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dps.kernels import cpu, fused
-from dps.optim import SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RMSProp
-from dps.schedules import rate_at
+from dps.training.optimizers import SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RMSProp
+from dps.training.schedules import rate_at
 
 Array: TypeAlias = npt.NDArray[Any]
 Scalars: TypeAlias = tuple[float, ...]  # in double; a bool stays a bool
@@ -48,7 +48,7 @@ class _Binding:
     scalars: Callable[[Any, float, int], Scalars]
 
 
-class Bound:
+class BoundOptimizer:
     """An optimizer with its kernels, for arrays of one dtype that are known to fit: nothing is checked here. A ps keeps
     one for each arena.
 

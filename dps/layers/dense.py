@@ -9,7 +9,7 @@ import numpy as np
 
 from dps.kernels.layers_cpu import ACTIVATIONS
 from dps.layers import arrays
-from dps.layers.place import Place
+from dps.layers.place import ComputePlace
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,9 @@ class Dense:
         """Check the network's input, if this is the first layer."""
         return arrays.features(x, self.n_in, dtype)
 
-    def forward(self, place: Place, name: str, params: Any, x: Any, dtype: np.dtype[Any], scores: Any) -> DensePass:
+    def forward(
+        self, place: ComputePlace, name: str, params: Any, x: Any, dtype: np.dtype[Any], scores: Any
+    ) -> DensePass:
         """`x` is on the device. `scores` is the host array that gets the result, or None."""
         w = place.bring(arrays.parameter(params["w"], f"{name}/w", (self.n_in, self.n_out), dtype))
         b = place.bring(arrays.parameter(params["b"], f"{name}/b", (self.n_out,), dtype))
@@ -76,7 +78,9 @@ class Dense:
         place.kernels.dense_forward(out, x, w, b, self.activation, place.stream)
         return DensePass(x, w, out)
 
-    def backward(self, place: Place, name: str, made: DensePass, dout: Any, out: Any, first: bool) -> tuple[Any, Any]:
+    def backward(
+        self, place: ComputePlace, name: str, made: DensePass, dout: Any, out: Any, first: bool
+    ) -> tuple[Any, Any]:
         """The gradients by the parameters, in the arrays of `out` if given, and by `x` unless this layer is first."""
         dtype = made.w.dtype
         given = {} if out is None else out

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from dps.kernels.layers_rows import row_order
+from dps.kernels.layers_cpu import row_order
 from dps.layers import arrays
-from dps.layers.place import Place
+from dps.layers.place import ComputePlace
 from dps.variables.tree import Rows, Variable
 
 
@@ -77,7 +77,9 @@ class Embedding:
         shapes = ((-1, self.fields), (-1,)) if self.fields == 1 else ((-1, self.fields),)
         return arrays.whole_numbers(x, "x", shapes, self.rows)
 
-    def forward(self, place: Place, name: str, params: Any, x: Any, dtype: np.dtype[Any], scores: Any) -> EmbeddingPass:
+    def forward(
+        self, place: ComputePlace, name: str, params: Any, x: Any, dtype: np.dtype[Any], scores: Any
+    ) -> EmbeddingPass:
         """`x` is on the host. `scores` is the host array that gets the result, or None."""
         ids, names, table = x.reshape(-1), None, params["table"]
         if isinstance(table, Rows):
@@ -102,7 +104,7 @@ class Embedding:
         return names, positions, table.values
 
     def backward(
-        self, place: Place, name: str, made: EmbeddingPass, dout: Any, out: Any, first: bool
+        self, place: ComputePlace, name: str, made: EmbeddingPass, dout: Any, out: Any, first: bool
     ) -> tuple[Any, Any]:
         """The gradient by the table, each row once. The device sums the gradients of repeated rows.
 

@@ -11,16 +11,16 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 
-from dps import config
 from dps.monitor.setting import Setting
-from dps.server import Server
+from dps.process import config
+from dps.task.server import Server
 from dps.transport.current import runtime
 
 PATIENCE_S = 60.0
 IDLE, END = "idle", "end"
 
 
-class Beside:
+class ExtraWorker:
     """An additional worker: sends it orders and receives its answers."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ def work(server: Server, setting: Setting, orders: queue.Queue[str], answer: Cal
 
 
 @contextlib.contextmanager
-def workers(target: str, setting: Setting) -> Iterator[list[Beside]]:
+def workers(target: str, setting: Setting) -> Iterator[list[ExtraWorker]]:
     """All workers but the first; threads if the cluster is in this process."""
     with contextlib.ExitStack() as stack:
         made = [stack.enter_context(_worker(target, setting, task)) for task in range(1, setting.workers)]
@@ -64,8 +64,8 @@ def workers(target: str, setting: Setting) -> Iterator[list[Beside]]:
 
 
 @contextlib.contextmanager
-def _worker(target: str, setting: Setting, task: int) -> Iterator[Beside]:
-    beside = Beside()
+def _worker(target: str, setting: Setting, task: int) -> Iterator[ExtraWorker]:
+    beside = ExtraWorker()
     if target.startswith("inproc"):
 
         def run() -> None:
@@ -89,7 +89,7 @@ def _worker(target: str, setting: Setting, task: int) -> Iterator[Beside]:
             process.kill()
 
 
-def _told(process: subprocess.Popen[str], beside: Beside) -> None:
+def _told(process: subprocess.Popen[str], beside: ExtraWorker) -> None:
     assert process.stdin is not None
     order = ""
     with contextlib.suppress(BrokenPipeError, ValueError):
@@ -99,7 +99,7 @@ def _told(process: subprocess.Popen[str], beside: Beside) -> None:
             process.stdin.flush()
 
 
-def _heard(process: subprocess.Popen[str], beside: Beside) -> None:
+def _heard(process: subprocess.Popen[str], beside: ExtraWorker) -> None:
     assert process.stdout is not None
     with contextlib.suppress(ValueError):
         for line in process.stdout:

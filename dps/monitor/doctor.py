@@ -8,7 +8,6 @@ import platform
 import resource
 from dataclasses import dataclass
 
-from dps.config import THREADS
 from dps.errors import ConfigError, DpsError
 from dps.monitor.machine import (
     affinity,
@@ -19,6 +18,7 @@ from dps.monitor.machine import (
     shared_folder,
     shmem_huge_pages,
 )
+from dps.process.config import THREADS
 from dps.transport.current import runtime
 
 PACKAGES = ("dps", "numpy", "numba", "pyzmq", "msgpack", "safetensors")

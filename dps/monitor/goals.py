@@ -14,13 +14,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dps import config, optim
 from dps.cluster.partition import MinSize
 from dps.cluster.placement import Greedy
 from dps.monitor import loops, works
 from dps.monitor.rounds import PROBE_NBYTES, Rounds, Turn
 from dps.monitor.setting import Setting, kernel, loop
 from dps.monitor.works import IN_PLACE, REPEATED
+from dps.process import config
+from dps.training import optimizers as optim
 from dps.transport import limits
 from dps.transport.current import runtime
 from dps.variables.planning import plan_of

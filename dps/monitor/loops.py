@@ -31,7 +31,7 @@ Params = Mapping[str, Array]
 
 
 @dataclass(frozen=True)
-class Loop:
+class MeasuredLoop:
     """A loop whose step computes `batches` batches and uses the gradients of the last: more computing, the same bytes.
 
     One call of a loop makes `steps` steps, and finally waits for pending pushes.
@@ -129,8 +129,8 @@ def _gradients(params: Params, images: Array, labels: Array, out: dict[str, Arra
     }
 
 
-def loop_of(computing_s: float) -> Loop:
+def loop_of(computing_s: float) -> MeasuredLoop:
     """A loop whose step computes for about `computing_s` on this machine: a whole number of batches, at least one."""
-    computing, params = Computing(1), Loop().params()
+    computing, params = Computing(1), MeasuredLoop().params()
     batches = max(1, round(computing_s / statistics.median(seconds(lambda: computing.gradients(params), 0.1))))
-    return Loop(batches, max(LEAST_STEPS, STEPS // batches))
+    return MeasuredLoop(batches, max(LEAST_STEPS, STEPS // batches))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from dps import config
 from dps.errors import ConfigError
+from dps.process import config
 
 CGROUP = Path("/sys/fs/cgroup")
 PROC_SYS = Path("/proc/sys")

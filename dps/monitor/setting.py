@@ -10,15 +10,15 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from dps import config
 from dps.client.session import Session
 from dps.monitor import works
-from dps.monitor.loops import LOCAL, Loop, loop_of
+from dps.monitor.loops import LOCAL, MeasuredLoop, loop_of
 from dps.monitor.works import IN_PLACE, OPTIMIZERS, Table
-from dps.server import Server
+from dps.process import config
+from dps.task.server import Server
+from dps.training.update_modes import Async, SyncReplicas
 from dps.transport import limits
 from dps.transport.current import runtime
-from dps.update import Async, SyncReplicas
 
 TRANSPORTS = ("inproc", "ipc", "tcp", "socket")
 """`socket` is tcp without shared memory, as between two machines."""
@@ -78,8 +78,8 @@ class Setting:
         return self.transport != "socket"
 
     @property
-    def loop(self) -> Loop:
-        return Loop(self.batches, self.steps)
+    def loop(self) -> MeasuredLoop:
+        return MeasuredLoop(self.batches, self.steps)
 
     def moved(self, work: str) -> int:
         """Bytes that a work transfers in both directions; for a loop, those of one step."""
@@ -247,11 +247,11 @@ def kernel(optimizer: str, nbytes: int) -> Call:
     """The update kernel alone, in place, on `nbytes` of float32: the least work of a ps."""
     import numpy as np
 
-    from dps.kernels.optimizers import Bound, initial_slots
+    from dps.kernels.optimizers import BoundOptimizer, initial_slots
 
     # Adjacent arrays with a power-of-two size take 2.7 times as long; a ps has each in pages of its own.
     chosen, count, page = OPTIMIZERS[optimizer], nbytes // 4, 1 << 10
     values, gradient = np.zeros(count + page, np.float32)[:count], np.ones(count + page, np.float32)[:count]
-    bound = Bound(chosen, np.float32)
+    bound = BoundOptimizer(chosen, np.float32)
     slots = bound.ordered(initial_slots(chosen, count, np.float32))
     return lambda: bound.apply(values, values, slots, (gradient,), 0, 1, 1, 1.0)

@@ -7,20 +7,18 @@ from statistics import median
 
 import numpy as np
 
-from dps.actors.caller import Caller
+from dps.actors.caller import Caller, to_reach
 from dps.actors.ref import Ref
-from dps.actors.unreached import to_reach
-from dps.chief.examiner import EXAMINER, LONGEST_NBYTES, Examine, Examined, version
+from dps.chief.operators import EXAMINER, LONGEST_NBYTES, Examine, Examined, version
 from dps.cluster.address import parse
-from dps.cluster.environment import trusts_network
+from dps.cluster.identity import trusts_network
 from dps.errors import DeadlineExceeded, DpsError, NotAuthenticated, Unavailable
+from dps.messages.runs import CHIEF, AskCluster, ClusterIs
 from dps.monitor.doctor import Finding
-from dps.run_protocol import CHIEF, AskCluster, ClusterIs
-from dps.transport.address import is_loopback, resolve
 from dps.transport.current import keys_for, runtime
-from dps.transport.interfaces import greets, reaching
 from dps.transport.message import Message
-from dps.transport.probing import ASKED, expected, marked
+from dps.transport.shared_memory import ASKED, expected, marked
+from dps.transport.sockets.addresses import greets, is_loopback, reaching, resolve
 
 ANSWER_S = 3.0
 """How long each answer may take."""

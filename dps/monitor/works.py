@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from dps import optim
 from dps.client.session import Session
 from dps.errors import ConfigError
+from dps.messages.replies import Version
 from dps.monitor import loops
-from dps.reply import Version
+from dps.training import optimizers as optim
 from dps.transport.limits import read
 from dps.variables.tree import Rows, Variable
 

@@ -13,7 +13,7 @@ from dps.errors import ConfigError, DataError
 from dps.strategy.values import array_of
 
 
-class Batch(NamedTuple):
+class ModelBatch(NamedTuple):
     """A batch: the arrays of the model's inputs in their order, and the targets; None for a prediction."""
 
     xs: list[Any]
@@ -37,10 +37,10 @@ class Batches:
         """`targets`: whether there must be a y. Raises ConfigError and DataError."""
         self.what, self._targets, self._names = what, targets, _names(x)
         self._source: Iterable[Any] | None = None
-        self._whole: Batch | None = None
+        self._whole: ModelBatch | None = None
         self._pass: Iterator[Any] | None = None
         """Batches of an iterator, which is read once over all epochs."""
-        self._begun: tuple[Batch, Iterator[Any]] | None = None
+        self._begun: tuple[ModelBatch, Iterator[Any]] | None = None
         """The first batch, and a pass that begins with it: of a dataset, each pass is another one."""
         if y is None and targets and _is_arrays(x, targets):
             raise DataError(f"{what}: got x without y; wanted the targets, too, or batches (x, y)")
@@ -82,8 +82,8 @@ class Batches:
         if not 0 < kept < size:
             raise ConfigError(f"{said}: {share} of {size} examples leaves none to train on or to validate with")
         back = copy.copy(self)
-        back.what, back._whole = "validation_split", Batch([x[kept:] for x in xs], y[kept:])
-        self._whole = Batch([x[:kept] for x in xs], y[:kept])
+        back.what, back._whole = "validation_split", ModelBatch([x[kept:] for x in xs], y[kept:])
+        self._whole = ModelBatch([x[:kept] for x in xs], y[:kept])
         return back
 
     def goes_on(self) -> None:
@@ -91,7 +91,7 @@ class Batches:
         if self._source is not None and self._pass is None:
             self._pass = iter(self._source)
 
-    def first(self) -> Batch:
+    def first(self) -> ModelBatch:
         """The first batch, to build a model for. It is not lost."""
         if self._whole is not None:
             return self._whole
@@ -103,7 +103,7 @@ class Batches:
             self._begun = self._batch(found, f"{self.what}: the first batch"), _after(found, batches)
         return self._begun[0]
 
-    def epoch(self, number: int = 0, seed: int | None = None) -> Iterator[Batch]:
+    def epoch(self, number: int = 0, seed: int | None = None) -> Iterator[ModelBatch]:
         """One pass. `seed`: shuffles arrays, in another order in each epoch; None: in their order."""
         if self._whole is not None:
             yield from self._cut(self._whole, number, seed)
@@ -125,13 +125,13 @@ class Batches:
         assert self._source is not None
         return iter(self._source) if self._pass is None else self._pass
 
-    def _cut(self, whole: Batch, number: int, seed: int | None) -> Iterator[Batch]:
+    def _cut(self, whole: ModelBatch, number: int, seed: int | None) -> Iterator[ModelBatch]:
         order = None if seed is None else np.random.default_rng([seed, number]).permutation(whole.size)
         for start in range(0, whole.size, self._size):
             rows = slice(start, start + self._size) if order is None else order[start : start + self._size]
-            yield Batch([x[rows] for x in whole.xs], None if whole.y is None else whole.y[rows])
+            yield ModelBatch([x[rows] for x in whole.xs], None if whole.y is None else whole.y[rows])
 
-    def _batch(self, found: Any, where: str) -> Batch:
+    def _batch(self, found: Any, where: str) -> ModelBatch:
         x, y = found, None
         if isinstance(found, tuple | list) and len(found) == 2 and self._targets:
             x, y = found
@@ -146,7 +146,7 @@ class Batches:
         sizes = [len(array) for array in (*xs, *ys)]
         if len(set(sizes)) > 1:
             raise DataError(f"{where} has arrays of {' and '.join(map(str, sizes))} examples, wanted as many in each")
-        return Batch(xs, ys[0] if ys else None)
+        return ModelBatch(xs, ys[0] if ys else None)
 
 
 @contextlib.contextmanager

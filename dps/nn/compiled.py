@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from dps import optim
 from dps.errors import ConfigError
 from dps.nn.losses import Loss, loss_of
 from dps.nn.metrics import Metric, measured, metrics_of
+from dps.training import optimizers as optim
 
 OPTIMIZERS: dict[str, optim.Optimizer] = {
     "sgd": optim.SGD(0.01), "momentum": optim.Momentum(0.01), "adagrad": optim.Adagrad(0.001),
@@ -19,7 +19,7 @@ OPTIMIZERS: dict[str, optim.Optimizer] = {
 """By the names and with the rates that Keras users know."""
 
 
-class Compiled:
+class CompileSettings:
     """The settings of `compile`, checked."""
 
     def __init__(self, optimizer: Any, loss: Any, metrics: Sequence[Any]) -> None:

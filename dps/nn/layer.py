@@ -3,13 +3,80 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from itertools import accumulate
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
 from dps.errors import ConfigError
-from dps.layers.place import Place
-from dps.nn.symbol import Symbol, shape_of
+from dps.layers.place import ComputePlace
+
+
+class Symbol:
+    """A batch that is not there yet. `Input` makes one, and a layer that is called with some returns another one.
+
+    Args:
+        shape: The shape of one example.
+        layer: The layer that makes it. None: it is an input of the model.
+        inputs: What that layer was called with.
+
+    Example:
+        ```pycon
+        >>> x = dps.nn.Input((4,))
+        >>> dps.nn.Dense(3)(x).shape
+        (3,)
+        ```
+    """
+
+    def __init__(self, shape: tuple[int, ...], layer: Layer | None = None, inputs: Sequence[Symbol] = ()) -> None:
+        self.shape, self.layer, self.inputs = shape, layer, tuple(inputs)
+
+    def __add__(self, other: Any) -> Symbol:
+
+        return Add()([self, other])
+
+    def __array__(self, *of: Any, **more: Any) -> NoReturn:
+        raise ConfigError(
+            "a model is put together of layers: got a symbol where numpy wants numbers; use dps.nn layers, or make one "
+            "of your own with forward and backward"
+        )
+
+    def __repr__(self) -> str:
+        return f"<symbol of shape (batch, {', '.join(map(str, self.shape))})>"
+
+
+def Input(shape: int | Sequence[int]) -> Symbol:
+    """An input of a functional model.
+
+    Args:
+        shape: The shape of one example, without the batch.
+
+    Returns:
+        A symbol, to call layers with.
+
+    Raises:
+        ConfigError: Not whole numbers from 1.
+
+    Example:
+        ```pycon
+        >>> x = dps.nn.Input((4,))
+        >>> h = dps.nn.Dense(8, activation="relu")(x)
+        >>> model = dps.nn.Model(inputs=x, outputs=dps.nn.Dense(3)(h))
+        >>> model.predict(np.ones((2, 4))).shape
+        (2, 3)
+        ```
+    """
+    return Symbol(shape_of(shape, "Input: shape"))
+
+
+def shape_of(shape: Any, what: str) -> tuple[int, ...]:
+    """The shape of one example, as a tuple. ConfigError for anything else than whole numbers from 1."""
+    found = (shape,) if hasattr(shape, "__index__") else shape
+    if not isinstance(found, tuple | list) or not all(
+        hasattr(n, "__index__") and not isinstance(n, bool) and n > 0 for n in found
+    ):
+        raise ConfigError(f"{what}: got {shape!r:.60}, wanted whole numbers from 1 without the batch, as (784,)")
+    return tuple(int(n) for n in found)
 
 
 class Computation:
@@ -31,7 +98,11 @@ class Computation:
     """
 
     def __init__(
-        self, place: Place, dtype: np.dtype[Any], training: bool = False, random: np.random.Generator | None = None
+        self,
+        place: ComputePlace,
+        dtype: np.dtype[Any],
+        training: bool = False,
+        random: np.random.Generator | None = None,
     ) -> None:
         self.place, self.dtype, self.training, self.random = place, dtype, training, random
         self.kernels, self.stream = place.kernels, place.stream
@@ -186,3 +257,101 @@ def one_row(layer: Layer, shapes: Sequence[tuple[int, ...]]) -> int:
         what = f"{type(layer).__name__}{f' {layer.name}' if layer.name else ''}"
         raise ConfigError(f"{what}: got {said}, wanted one input (batch, n); put dps.nn.Flatten() before it")
     return shapes[0][0]
+
+
+class Add(Layer):
+    """The sum of inputs of one shape. `a + b` of two symbols is the same.
+
+    Args:
+        name: As of `Layer`.
+
+    Raises:
+        ConfigError: When it is called: fewer than two inputs, or different shapes.
+
+    Example:
+        ```pycon
+        >>> x = dps.nn.Input((2,))
+        >>> model = dps.nn.Model(inputs=x, outputs=dps.nn.Add()([x, x]))
+        >>> model.predict(np.ones((1, 2))).tolist()
+        [[2.0, 2.0]]
+        ```
+    """
+
+    kind = "add"
+
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__(name)
+
+    def output_shape(self, *shapes: tuple[int, ...]) -> tuple[int, ...]:
+        """As Layer.output_shape."""
+        if len(shapes) < 2 or len(set(shapes)) > 1:
+            raise ConfigError(f"Add: got {_said(shapes)}, wanted two inputs or more of one shape")
+        return shapes[0]
+
+    def forward(self, computation: Computation, params: Mapping[str, Any], *inputs: Any) -> tuple[Any, Any]:
+        """As Layer.forward."""
+        total = inputs[0]
+        for x in inputs[1:]:
+            out = computation.empty(x.shape)
+            computation.kernels.add(out, total, x, computation.stream)
+            total = out
+        return total, len(inputs)
+
+    def backward(
+        self, computation: Computation, params: Mapping[str, Any], kept: Any, dout: Any
+    ) -> tuple[Sequence[Any], dict[str, Any]]:
+        """As Layer.backward."""
+        return [dout, *(computation.copy(dout) for _ in range(kept - 1))], {}
+
+
+class Concatenate(Layer):
+    """The columns of several inputs (batch, n) beside each other.
+
+    Args:
+        name: As of `Layer`.
+
+    Raises:
+        ConfigError: When it is called: fewer than two inputs, or examples that are no rows.
+
+    Example:
+        ```pycon
+        >>> x, y = dps.nn.Input((2,)), dps.nn.Input((1,))
+        >>> model = dps.nn.Model(inputs=[x, y], outputs=dps.nn.Concatenate()([x, y]))
+        >>> model.predict([np.ones((1, 2)), np.zeros((1, 1))]).tolist()
+        [[1.0, 1.0, 0.0]]
+        ```
+    """
+
+    kind = "concatenate"
+
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__(name)
+
+    def output_shape(self, *shapes: tuple[int, ...]) -> tuple[int, ...]:
+        """As Layer.output_shape."""
+        if len(shapes) < 2 or any(len(shape) != 1 for shape in shapes):
+            raise ConfigError(f"Concatenate: got {_said(shapes)}, wanted two inputs or more of (batch, n)")
+        return (sum(shape[0] for shape in shapes),)
+
+    def forward(self, computation: Computation, params: Mapping[str, Any], *inputs: Any) -> tuple[Any, Any]:
+        """As Layer.forward."""
+        widths = [x.shape[1] for x in inputs]
+        out = computation.empty((inputs[0].shape[0], sum(widths)))
+        for x, start in zip(inputs, accumulate(widths, initial=0), strict=False):
+            computation.kernels.put_columns(out, x, start, computation.stream)
+        return out, widths
+
+    def backward(
+        self, computation: Computation, params: Mapping[str, Any], kept: Any, dout: Any
+    ) -> tuple[Sequence[Any], dict[str, Any]]:
+        """As Layer.backward."""
+        found = []
+        for width, start in zip(kept, accumulate(kept, initial=0), strict=False):
+            dx = computation.empty((dout.shape[0], width))
+            computation.kernels.take_columns(dx, dout, start, computation.stream)
+            found.append(dx)
+        return found, {}
+
+
+def _said(shapes: Sequence[tuple[int, ...]]) -> str:
+    return ", ".join(f"(batch, {', '.join(map(str, shape))})" for shape in shapes) or "none"

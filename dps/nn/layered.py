@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from dps.errors import ConfigError
+from dps.errors import CheckpointError, ConfigError
 from dps.nn.batches import Batches
-from dps.nn.compiled import Compiled
-from dps.nn.graph import Graph
-from dps.nn.layer import Layer
-from dps.nn.network import Network
-from dps.nn.symbol import Symbol, shape_of
+from dps.nn.compiled import CompileSettings
+from dps.nn.layer import Layer, Symbol, shape_of
+from dps.nn.network import BuiltModel, Graph
+from dps.process.own_files import make_folder, opener
 from dps.strategy.default import get_strategy
-from dps.strategy.variables import Variables
+from dps.strategy.strategy import Variables
 from dps.variables.tree import Nesting, Variable, leaves, to_array
 
 
@@ -34,8 +34,8 @@ class LayeredModel:
         """The strategy in whose scope the model was made."""
         self.stop_training = False
         """A callback sets it to end the training after this epoch."""
-        self._network: Network | None = None
-        self._compiled: Compiled | None = None
+        self._network: BuiltModel | None = None
+        self._compiled: CompileSettings | None = None
         self._variables: Variables | None = None
         self._weights: dict[str, Any] = {}
         """The parameters until a strategy keeps them."""
@@ -81,7 +81,7 @@ class LayeredModel:
         self._take([Graph(_symbols(given), _symbol(call(given, training=training))) for training in (True, False)])
 
     def _take(self, graphs: list[Graph]) -> None:
-        self._network = Network(graphs[0], graphs[-1], self.dtype, self.seed)
+        self._network = BuiltModel(graphs[0], graphs[-1], self.dtype, self.seed)
         self._weights = self._network.initial()
 
     @property
@@ -94,7 +94,7 @@ class LayeredModel:
         return None
 
     @property
-    def _built(self) -> Network:
+    def _built(self) -> BuiltModel:
         if self._network is None and (shapes := self._known_shapes()) is not None:
             self.build(shapes)
         if self._network is None:
@@ -104,7 +104,7 @@ class LayeredModel:
             )
         return self._network
 
-    def build_for(self, batches: Batches) -> Network:
+    def build_for(self, batches: Batches) -> BuiltModel:
         """Build the model for the first data that it is given, if it is not built yet."""
         if not self.built and self._known_shapes() is None:
             shapes = batches.first().shapes
@@ -124,7 +124,7 @@ class LayeredModel:
 
     # -- parameters -------------------------------------------------------------------------------------------------
 
-    def _ready(self, what: str) -> Compiled:
+    def _ready(self, what: str) -> CompileSettings:
         if self._compiled is None:
             raise ConfigError(f"{what}: call compile(optimizer=..., loss=...) before")
         return self._compiled
@@ -189,10 +189,9 @@ class LayeredModel:
             ConfigError: The model is not built yet.
             CheckpointError: The file cannot be written.
         """
-        from dps.nn import weights
 
         values = self._values() if self._built else {}
-        weights.save(path, {name: values[name] for name in self._weights})
+        write_weights(path, {name: values[name] for name in self._weights})
 
     def load_weights(self, path: str | os.PathLike[str]) -> None:
         """Set the parameters to those of a file.
@@ -204,10 +203,9 @@ class LayeredModel:
             ConfigError: The model is not built yet.
             CheckpointError: The file cannot be read, or is of another model.
         """
-        from dps.nn import weights
 
         values = self._values() if self._built else {}
-        found = weights.load(path, {name: values[name] for name in self._weights})
+        found = read_weights(path, {name: values[name] for name in self._weights})
         self.set_weights([found[name] for name, _ in leaves(self._weights)])
 
     @property
@@ -225,7 +223,6 @@ class LayeredModel:
         Raises:
             ConfigError: The model is not built yet.
         """
-        from dps.nn.describing import summary_of
 
         print_fn(summary_of(self.name, self._built, self._weights))
 
@@ -247,3 +244,54 @@ def _like(leaf: Any, array: Any) -> Any:
     if not isinstance(leaf, Variable):
         return array
     return Variable(array, sparse=leaf.sparse)
+
+
+def summary_of(name: str, network: BuiltModel, weights: Any) -> str:
+    """The table: layers, the shapes of their results, and how many parameters they have."""
+    shapes = {id(call.layer): call.shape for call in network.graphs[False].calls}
+    rows = [("Layer (type)", "Output Shape", "Param #")]
+    for layer in network.layers:
+        count = sum(math.prod(array.shape) for _, array in leaves(weights.get(network.name(layer), {})))
+        shape = ", ".join(map(str, shapes.get(id(layer), ())))
+        rows.append((f"{network.name(layer)} ({type(layer).__name__})", f"(batch, {shape})", f"{count:,}"))
+    total = sum(math.prod(array.shape) for _, array in leaves(weights))
+    widths = [max(len(row[column]) for row in rows) + 2 for column in range(3)]
+    lines = ["".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    rule = "=" * sum(widths)
+    return "\n".join([f"Model: {name!r}", lines[0], rule, *lines[1:], rule, f"Total params: {total:,}"])
+
+
+def write_weights(path: str | os.PathLike[str], values: Mapping[str, Any]) -> None:
+    """Write a file, or leave the one that is there as it is. Raises CheckpointError."""
+    from safetensors.numpy import save_file
+
+    path = os.fspath(path)
+    folder, unfinished = os.path.dirname(path), f"{path}.unfinished"
+    try:
+        if folder:
+            make_folder(folder)
+        with open(unfinished, "wb", opener=opener):  # with its mode
+            pass
+        save_file({name: array.copy() for name, array in leaves(values)}, unfinished)
+        os.replace(unfinished, path)
+    except OSError as error:
+        raise CheckpointError(f"save_weights: {path} cannot be written: {error}") from None
+
+
+def read_weights(path: str | os.PathLike[str], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays of a file by name, which are as many and of the same shapes as `values`. Raises CheckpointError."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    path = os.fspath(path)
+    try:
+        found: dict[str, Any] = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"load_weights: {path} cannot be read: {error}") from None
+    wanted = dict(leaves(values))
+    for name in [*wanted, *found]:
+        has = found[name].shape if name in found else "no such array"
+        needs = wanted[name].shape if name in wanted else "no such parameter"
+        if has != needs:
+            raise CheckpointError(f"load_weights: {path} has {has} for {name}, the model has {needs}")
+    return found

@@ -9,11 +9,12 @@ import numpy as np
 
 from dps.errors import ConfigError
 from dps.hooks.hook import Hook
-from dps.nn.batches import Batch, Batches, named, whole_from_1
+from dps.nn.batches import Batches, ModelBatch, named, whole_from_1
 from dps.nn.callbacks import Callback, History
-from dps.nn.compiled import Compiled
+from dps.nn.compiled import CompileSettings
+from dps.nn.layer import Layer
 from dps.nn.layered import LayeredModel
-from dps.nn.network import Network
+from dps.nn.network import BuiltModel
 from dps.strategy.default import get_strategy, has_strategy
 from dps.strategy.values import PerReplica
 from dps.transport.current import runtime
@@ -76,7 +77,7 @@ class Model(LayeredModel):
             raise ConfigError(
                 "compile: the model is trained already, and its strategy keeps the slots; make another one"
             )
-        self._compiled = Compiled(optimizer, loss, metrics)
+        self._compiled = CompileSettings(optimizer, loss, metrics)
 
     def fit(
         self, x: Any, y: Any = None, *, epochs: int = 1, batch_size: int | None = None, validation_data: Any = None,
@@ -166,7 +167,7 @@ class Model(LayeredModel):
         since, seen = runtime().now(), [0]
         logs = self._evaluated(batches, seen)
         if verbose and self.leads:
-            from dps.nn.progress import line
+            from dps.nn.callbacks import line
 
             print(line(seen[0], seen[0], runtime().now() - since, logs, verbose == 1), flush=True)
         if return_dict:
@@ -201,9 +202,9 @@ class Model(LayeredModel):
     def _progress(self, verbose: int, epochs: int, steps: int | None) -> list[Callback]:
         if not verbose or self.strategy.first_replica:
             return []
-        from dps.nn.progress import Progress
+        from dps.nn.callbacks import EpochProgress
 
-        return [Progress(verbose, epochs, steps)]
+        return [EpochProgress(verbose, epochs, steps)]
 
     def _evaluated(self, batches: Batches | None, seen: list[int] | None = None) -> dict[str, float]:
         """Loss and metrics over batches; none without batches. `seen`: gets the number of batches."""
@@ -220,7 +221,7 @@ class Model(LayeredModel):
                 seen[0] = number
         return compiled.logs(sums)
 
-    def _outputs(self, network: Network, values: Any, batch: Batch) -> Any:
+    def _outputs(self, network: BuiltModel, values: Any, batch: ModelBatch) -> Any:
         """The outputs of a batch, each replica of this process having computed its part."""
         from dps.nn.training import parts_of
 
@@ -238,3 +239,72 @@ def _callbacks(callbacks: Sequence[Any]) -> tuple[list[Callback], list[Hook]]:
             raise ConfigError(f"fit: callbacks: got {callback!r:.60}, wanted instances of dps.nn.Callback or dps.Hook")
     hooks = [callback for callback in callbacks if isinstance(callback, Hook)]
     return [callback for callback in callbacks if isinstance(callback, Callback)], hooks
+
+
+class Sequential(Model):
+    """Layers one after the other.
+
+    Args:
+        layers: The layers.
+        name: As of `Model`.
+        dtype: As of `Model`.
+        seed: As of `Model`.
+
+    Raises:
+        ConfigError: Something else than layers.
+
+    Example:
+        ```pycon
+        >>> model = dps.nn.Sequential([
+        ...     dps.nn.Dense(8, activation="relu", input_shape=(4,)),
+        ...     dps.nn.Dense(3),
+        ... ])
+        >>> model.summary()
+        Model: 'sequential'
+        Layer (type)     Output Shape  Param #
+        ========================================
+        dense (Dense)    (batch, 8)    40
+        dense_1 (Dense)  (batch, 3)    27
+        ========================================
+        Total params: 67
+        ```
+    """
+
+    def __init__(
+        self, layers: Sequence[Layer] = (), name: str | None = None, dtype: str = "float32", seed: int = 0
+    ) -> None:  # fmt: skip
+        super().__init__(name=name, dtype=dtype, seed=seed)
+        self._row: list[Layer] = []
+        for layer in layers:
+            self.add(layer)
+
+    def add(self, layer: Layer) -> None:
+        """Put a layer at the end.
+
+        Args:
+            layer: The layer.
+
+        Raises:
+            ConfigError: No layer, or the model is built already.
+        """
+        if not isinstance(layer, Layer):
+            raise ConfigError(f"Sequential: got {layer!r:.60}, wanted layers of dps.nn")
+        if self.built:
+            raise ConfigError("Sequential: add: the model is built already; add all layers first")
+        self._row.append(layer)
+
+    def call(self, inputs: Any) -> Any:
+        """The layers one after the other.
+
+        Args:
+            inputs: The symbol of the input.
+
+        Returns:
+            What the last layer returned.
+        """
+        for layer in self._row:
+            inputs = layer(inputs)
+        return inputs
+
+    def _known_shapes(self) -> Any:
+        return self._row[0].input_shape if self._row else None

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dps.client.following import follow
 from dps.errors import ConfigError
-from dps.following import follow
-from dps.hooks.writer import SummaryWriter
+from dps.hooks.summary import SummaryWriter
 from dps.nn.batches import Batches
 from dps.nn.model import Model
-from dps.server import Server
+from dps.process.telemetry import log
 from dps.strategy.default import get_strategy
-from dps.telemetry import log
+from dps.task.server import Server
 from dps.variables.tree import leaves
 
 

@@ -9,27 +9,80 @@ from typing import Any
 import numpy as np
 
 from dps.cluster.partition import split_rows
-from dps.errors import DataError
-from dps.hooks.chain import Chain
-from dps.hooks.hook import Hook
-from dps.nn.batches import Batch, Batches, named
+from dps.errors import ConfigError, DataError
+from dps.hooks.hook import Chain, Hook
+from dps.hooks.scalars import Scalars
+from dps.nn.batches import Batches, ModelBatch, named
 from dps.nn.callbacks import Callback
-from dps.nn.compiled import Compiled
-from dps.nn.loop import LocalLoop
-from dps.nn.network import Network
-from dps.nn.totals import SharedTotals
-from dps.optim import SGD
-from dps.strategy.strategy import Strategy
+from dps.nn.compiled import CompileSettings
+from dps.nn.metrics import SharedTotals
+from dps.nn.network import BuiltModel
+from dps.process import config
+from dps.strategy.strategy import Strategy, Variables
 from dps.strategy.values import PerReplica
-from dps.strategy.variables import Variables
+from dps.training.optimizers import SGD
+from dps.transport.current import runtime
+from dps.transport.endpoint import Runtime
 
 
-def parts_of(batch: Batch, parts: int) -> list[Batch]:
+class LocalLoop:
+    """As much of `dps.Session` as there is without a ps; see `dps.hooks.hook.Loop`."""
+
+    name = "model"
+
+    def __init__(self, variables: Variables) -> None:
+        self._variables, self._stop = variables, False
+        self.scalars, self.global_step = Scalars(), int(getattr(variables, "step", 0))
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is the one that writes files."""
+        return not self._variables.strategy.first_replica
+
+    @property
+    def checkpoint_dir(self) -> str | None:
+        """Where this process keeps checkpoints, if its strategy does."""
+        found: str | None = getattr(self._variables.strategy, "checkpoint_dir", None)
+        return found if hasattr(self._variables, "save") else None
+
+    @property
+    def runtime(self) -> Runtime:
+        """The clock and the storage."""
+        return runtime()
+
+    def should_stop(self) -> bool:
+        """Whether a hook, or Ctrl-C, asked for the end."""
+        return self._stop or config.stop_requested.is_set()
+
+    def request_stop(self) -> None:
+        """Make `should_stop` true."""
+        self._stop = True
+
+    def summary(self, name: str, value: Any) -> None:
+        """Keep a number for hooks."""
+        self.scalars.put(name, value)
+
+    def stats(self) -> dict[str, Any]:
+        """There are no ps, and no counters of theirs."""
+        return {}
+
+    def pull(self) -> Any:
+        """The values now."""
+        return self._variables.read()
+
+    def save(self, timeout: float | None = None, position: bytes = b"") -> str:
+        """Write a checkpoint, if the strategy can without ps; else ConfigError."""
+        if hasattr(self._variables, "save"):
+            return str(self._variables.save(position))
+        raise ConfigError("a model without ps has no run checkpoints; use dps.nn.ModelCheckpoint, or ParameterServer")
+
+
+def parts_of(batch: ModelBatch, parts: int) -> list[ModelBatch]:
     """A batch in parts; the first ones have an example more where it does not divide."""
     found, start = [], 0
     for rows in split_rows(batch.size, parts):
         xs = [x[start : start + rows] for x in batch.xs]
-        found.append(Batch(xs, None if batch.y is None else batch.y[start : start + rows]))
+        found.append(ModelBatch(xs, None if batch.y is None else batch.y[start : start + rows]))
         start += rows
     return found
 
@@ -38,7 +91,7 @@ class Training:
     """One call of `fit`."""
 
     def __init__(
-        self, network: Network, compiled: Compiled, strategy: Strategy, variables: Variables,
+        self, network: BuiltModel, compiled: CompileSettings, strategy: Strategy, variables: Variables,
         callbacks: Sequence[Callback], hooks: Sequence[Hook],
     ) -> None:  # fmt: skip
         self._network, self._compiled, self._strategy, self._variables = network, compiled, strategy, variables
@@ -92,7 +145,7 @@ class Training:
             sums = self._shared.end(count, sums)
         return self._compiled.logs(sums)
 
-    def _step(self, batch: Batch) -> Any:
+    def _step(self, batch: ModelBatch) -> Any:
         """One step of all replicas; the sums of those of this process."""
         strategy, first = self._strategy, self._strategy.first_replica
         self._hooks.call("before_run", self._loop)
@@ -106,7 +159,7 @@ class Training:
         self._hooks.call("after_run", self._loop, push, self._compiled.logs(total).get("loss"))
         return total
 
-    def _replica(self, part: Batch, size: int) -> list[Any]:
+    def _replica(self, part: ModelBatch, size: int) -> list[Any]:
         """One replica's part of a step."""
         sums, loss, grads = self._compiled.nothing(), None, dict[str, Any]()
         if part.size:
@@ -127,7 +180,7 @@ class Training:
             getattr(callback, method)(*arguments)
 
 
-def _at_most(batches: Iterator[Batch], steps: int | None) -> Iterator[Batch]:
+def _at_most(batches: Iterator[ModelBatch], steps: int | None) -> Iterator[ModelBatch]:
     return batches if steps is None else islice(batches, steps)
 
 

@@ -6,13 +6,26 @@ from collections.abc import Iterable
 from typing import Any
 
 from dps.actors.actor import Actor
-from dps.actors.messages import Waiting
+from dps.actors.answers import Waiting
+from dps.actors.authorization import Unproven, digest
 from dps.actors.ref import Sender
-from dps.actors.tickets import Unproven, digest
 from dps.checkpoint import load_told
 from dps.errors import Aborted, ConfigError, DpsError, NotAuthenticated, ProtocolError
-from dps.outer import as_applied
-from dps.protocol import (
+from dps.messages.runs import (
+    AskServing,
+    AskStats,
+    AskStatus,
+    Configure,
+    Configured,
+    ConfiguredBefore,
+    CutShard,
+    Init,
+    Members,
+    MembersKnown,
+    SaveShard,
+    Stats,
+)
+from dps.messages.sessions import (
     WINDOW,
     Credit,
     Decide,
@@ -28,10 +41,9 @@ from dps.protocol import (
     Release,
     Report,
 )
-from dps.ps.intake.intake import State
+from dps.ps.intake.intake import IntakeState, Staged
 from dps.ps.intake.ledger import Ledger
 from dps.ps.intake.receiving import receive
-from dps.ps.intake.staged import Staged
 from dps.ps.modes.asynchronous import AsyncMode, BoundedMode
 from dps.ps.modes.mode import Mode
 from dps.ps.modes.sync import SyncMode
@@ -39,24 +51,10 @@ from dps.ps.serving.saving import restore
 from dps.ps.shard import Shard
 from dps.ps.store.memory import check_device
 from dps.ps.warm import warm
-from dps.run_protocol import (
-    AskServing,
-    AskStats,
-    AskStatus,
-    Configure,
-    Configured,
-    CutShard,
-    Init,
-    Members,
-    MembersKnown,
-    SaveShard,
-    Serving,
-    Stats,
-)
+from dps.training.update_modes import Async, Bounded, SyncReplicas, Update, from_wire, on_ps
 from dps.transport.endpoint import Memory
-from dps.transport.probing import ASKED, ASKER, expected, marked, proof
-from dps.update import Async, Bounded, SyncReplicas, Update, from_wire, on_ps
-from dps.variables.plan import Plan
+from dps.transport.shared_memory import ASKED, ASKER, expected, marked, proof
+from dps.variables.plan import Plan, as_applied
 
 
 class PsActor(Actor):
@@ -140,11 +138,11 @@ class PsActor(Actor):
     def on_AskServing(self, message: AskServing, sender: Sender) -> None:
         shard, told = self.shard, self._configuration
         if shard is None or told is None:
-            self.node.answer(sender, Serving(0, False, 0, {}, {}, "", "", {}))
+            self.node.answer(sender, ConfiguredBefore(0, False, 0, {}, {}, "", "", {}))
             return
         what = told.plan, told.settings, told.checkpoint_dir, told.restore
         notes = {} if shard.members is None else shard.members.notes
-        self.node.answer(sender, Serving(shard.epoch, shard.ready, shard.store.step, *what, notes))
+        self.node.answer(sender, ConfiguredBefore(shard.epoch, shard.ready, shard.store.step, *what, notes))
 
     def on_SaveShard(self, message: SaveShard, sender: Sender) -> None:
         shard = self._shard(message.epoch)
@@ -263,7 +261,7 @@ class PsActor(Actor):
                 shard.mode.completed(came, sender)
                 if (key := (sender.incarnation, number)) in shard.credits.held:
                     self._needs_no_credit(shard, key)
-            elif came.state is State.LOST:
+            elif came.state is IntakeState.LOST:
                 self.node.answer(sender, PushMissing(number))
             else:
                 shard.credits.heard((sender.incarnation, number), came.ranges.nbytes, self.node.runtime.now())

@@ -5,18 +5,18 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from dps.actors.node import Node
 from dps.actors.ref import Ref, Sender
-from dps.actors.system import Node
 from dps.errors import Aborted
-from dps.protocol import Pushed
+from dps.messages.runs import Members
+from dps.messages.sessions import Pushed
 from dps.ps.intake.borrowed import Borrowed
 from dps.ps.intake.credit import Credits
 from dps.ps.intake.ledger import Ledger
 from dps.ps.modes.mode import Mode
-from dps.ps.serving.reading import Reading
+from dps.ps.serving.reading import ShardReads
 from dps.ps.serving.saving import Saving
 from dps.ps.store.store import Store
-from dps.run_protocol import Members
 from dps.variables.plan import Plan, ShardLayout
 
 
@@ -56,7 +56,7 @@ class Shard:
         self.mode: Mode
         self.counts = {"applied": 0, "dropped": 0, "refused": 0, "pulls": 0, "copied_pulls": 0, "aborted": 0}
         self.credits = Credits(self.layout.gradient_nbytes, node.runtime.tuning)
-        self.reading = Reading(self)
+        self.reading = ShardReads(self)
 
     @property
     def ready(self) -> bool:

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from dps import optim
 from dps.ps.intake.rowlists import checked, row_gradient
 from dps.ps.modes.combine import combined
 from dps.ps.store.gradients import Gradient, is_finite
 from dps.ps.store.store import Store
-from dps.transport.real import real_runtime
+from dps.training import optimizers as optim
+from dps.transport.runtime import real_runtime
 from dps.transport.tuning import ORDINARY
 from dps.variables.plan import Arena, Part, ShardLayout
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dps.actors.actor import Actor
-from dps.actors.messages import Waiting
+from dps.actors.answers import Waiting
 from dps.actors.ref import Sender
 from dps.errors import Aborted, ConfigError, QueueClosed
 from dps.queues.line import MISSING, REFUSED, Action, Client, Ended, Given, Line, checked_capacity
@@ -11,8 +11,8 @@ from dps.queues.messages import (
     AskPut,
     AskSize,
     CloseQueue,
-    Finish,
     Finished,
+    FinishGet,
     Get,
     Item,
     LeaveQueue,
@@ -112,7 +112,7 @@ class QueuesActor(Actor):
         if line.get_waits(client, message.number):
             self.node.answer(sender, Waiting(self._empty(line)))
 
-    def on_Finish(self, message: Finish, sender: Sender) -> None:
+    def on_FinishGet(self, message: FinishGet, sender: Sender) -> None:
         yours, actions = self._line(message.queue).finish(sender.client(message.client), message.number)
         self._carry_out(message.queue, actions)
         self.node.answer(sender, Finished(yours))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dps.actors.actor import Actor
 from dps.actors.ref import Ref, Sender
-from dps.run_protocol import AGENT, StopTask
-from dps.transport.message import Message
-from dps.transport.roles import ANSWER, NODES, TASKS
+from dps.messages.runs import AGENT, StopTask
+from dps.transport.message import ANSWER, NODES, TASKS, Message
 
 DIRECTORY = "directory"
 """The actor's name, on the chief's node."""
@@ -35,7 +34,7 @@ class Find(Message, kind=96, roles=NODES):
     name: str
 
 
-class Found(Message, kind=97, roles=ANSWER):
+class FoundAddresses(Message, kind=97, roles=ANSWER):
     """The addresses under a name, sorted."""
 
     addresses: list[str]
@@ -73,7 +72,7 @@ class Directory(Actor):
     def on_Find(self, message: Find, sender: Sender) -> None:
         found = sorted(self._addresses.get(message.name, {}).values())
         tasks = max((tasks for _, _, tasks in found), default=0)
-        self.node.answer(sender, Found([told for told, _, _ in found], [user for _, user, _ in found], tasks))
+        self.node.answer(sender, FoundAddresses([told for told, _, _ in found], [user for _, user, _ in found], tasks))
 
     def lost(self, address: str, silent_s: float) -> None:
         for addresses in self._addresses.values():

@@ -23,7 +23,7 @@ ACCEPTED, WAITING, MISSING, REFUSED = "accepted", "waiting", "missing", "refused
 """The outcome of a put. Missing: it has not come, or was withdrawn. Refused: the queue is closed."""
 
 
-class Entry(NamedTuple):
+class QueuedItem(NamedTuple):
     """An item that was accepted; `order` rises."""
 
     order: int
@@ -38,7 +38,7 @@ class Given(NamedTuple):
     value: Any
 
 
-class Taken(NamedTuple):
+class PutDone(NamedTuple):
     """An action: a put has its result."""
 
     asker: Any
@@ -52,7 +52,7 @@ class Ended(NamedTuple):
     asker: Any
 
 
-Action = Given | Taken | Ended
+Action = Given | PutDone | Ended
 Client = int | tuple[str, int]
 """A user of a queue: the ticket of a process and the number that the process gave, or a number within this process."""
 
@@ -66,7 +66,7 @@ class Known:
     put_number: int = 0
     put_result: str = MISSING
     floor: int = 1
-    given: dict[int, Entry] = field(default_factory=dict)
+    given: dict[int, QueuedItem] = field(default_factory=dict)
     """The items that were given and not acknowledged, by the number of the get."""
     finished: set[int] = field(default_factory=set)
     """The gets from the floor on whose items are the client's."""
@@ -79,7 +79,7 @@ class Line:
     def __init__(self, name: str, capacity: int) -> None:
         self.name, self.capacity, self.closed = name, capacity, False
         self.clients: dict[Client, Known] = {}
-        self.items: list[Entry] = []
+        self.items: list[QueuedItem] = []
         """The items, in order."""
         self._accepted = 0
         self._putting: dict[Client, tuple[Any, Any]] = {}
@@ -135,7 +135,7 @@ class Line:
         self._putting.pop(client, None)  # a later put: the one before is not waited for any more
         known.put_number, known.put_result = number, REFUSED if self.closed else WAITING
         if self.closed:
-            return [Taken(asker, number, REFUSED)]
+            return [PutDone(asker, number, REFUSED)]
         self._putting[client] = value, asker
         return self._settle()
 
@@ -146,7 +146,7 @@ class Line:
         if result == WAITING:
             self._putting[client] = self._putting[client][0], asker
             return []
-        return [Taken(asker, number, result)]
+        return [PutDone(asker, number, result)]
 
     def put_waits(self, client: Client, number: int) -> bool:
         """Whether a put waits for room."""
@@ -217,7 +217,7 @@ class Line:
         for client, (_, asker) in self._putting.items():
             known = self.clients[client]
             known.put_result = REFUSED
-            refused.append(Taken(asker, known.put_number, REFUSED))
+            refused.append(PutDone(asker, known.put_number, REFUSED))
         self._putting.clear()
         return [*refused, *self._settle()]
 
@@ -234,14 +234,14 @@ class Line:
             self._getting.clear()
         return actions
 
-    def _accept(self) -> Taken:
+    def _accept(self) -> PutDone:
         client = next(iter(self._putting))
         value, asker = self._putting.pop(client)
         self._accepted += 1
-        self.items.append(Entry(self._accepted, value))
+        self.items.append(QueuedItem(self._accepted, value))
         known = self.clients[client]
         known.put_result, self.last_put = ACCEPTED, known.name
-        return Taken(asker, known.put_number, ACCEPTED)
+        return PutDone(asker, known.put_number, ACCEPTED)
 
     def _give(self) -> Given:
         client, number = asked = next(iter(self._getting))
@@ -255,7 +255,7 @@ class Line:
         """Whether it is closed and no item can come any more; an item that was given may still come back."""
         return self.closed and not self.items and not any(client.given for client in self.clients.values())
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[QueuedItem]:
         """All items that were accepted and are not finished."""
         yield from self.items
         for client in self.clients.values():

@@ -7,8 +7,7 @@ that comes again has the same number, and changes nothing.
 
 from __future__ import annotations
 
-from dps.transport.message import Message
-from dps.transport.roles import ANSWER, TASKS
+from dps.transport.message import ANSWER, TASKS, Message
 from dps.transport.wire import Array
 
 QUEUES = "queues"
@@ -78,7 +77,7 @@ class Item(Message, kind=86, roles=ANSWER):
     arrays: tuple[Array, ...] = ()
 
 
-class Finish(Message, kind=87, roles=TASKS):
+class FinishGet(Message, kind=87, roles=TASKS):
     """The client has received the item of this get. Answered with Finished."""
 
     queue: str

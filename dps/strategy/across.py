@@ -13,7 +13,7 @@ from dps.strategy.values import array_of, each_leaf
 from dps.transport.wire import Array
 
 
-class Workers(Protocol):
+class StrategyWorkers(Protocol):
     """The workers of a strategy, as one of them uses them. All make the same calls in the same order."""
 
     def all_reduce(self, arrays: Sequence[Array], op: str = "sum") -> list[Array]:
@@ -26,7 +26,7 @@ class Workers(Protocol):
 class AcrossWorkers(Strategy):
     """A strategy of several workers: `reduce` and `gather` reach the replicas of all."""
 
-    def _all_workers(self) -> Workers | None:
+    def _all_workers(self) -> StrategyWorkers | None:
         """None: there is one worker."""
         raise NotImplementedError
 

@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from dps.errors import ConfigError
-from dps.optim import Optimizer
 from dps.strategy.context import ReplicaContext, replica_now, scope_now
-from dps.strategy.strategy import Strategy
-from dps.strategy.variables import Variables
+from dps.strategy.strategy import Strategy, Variables
+from dps.training.optimizers import Optimizer
 
 
 class DefaultStrategy(Strategy):

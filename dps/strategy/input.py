@@ -10,7 +10,7 @@ import numpy as np
 
 from dps.cluster.partition import split_rows
 from dps.errors import ConfigError
-from dps.record import record
+from dps.process.record import record
 from dps.strategy.values import each_leaf, regrouped
 
 if TYPE_CHECKING:

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dps.cluster.device import Device
-from dps.copies import Copy, GpuCopy, HostCopy, ready
 from dps.errors import ConfigError
-from dps.optim import Optimizer, from_wire
-from dps.reply import Push
+from dps.messages.replies import Push
 from dps.strategy.context import ReplicaContext
-from dps.strategy.reduction import reduced
-from dps.strategy.summing import not_finite, summed
+from dps.strategy.reduction import not_finite, reduced, summed
+from dps.strategy.strategy import Variables
 from dps.strategy.values import PerReplica, array_of
-from dps.strategy.variables import Variables
+from dps.training.optimizers import Optimizer, from_wire
 from dps.transport.wire import Array
+from dps.variables.copies import Copy, GpuCopy, HostCopy, ready
 from dps.variables.layout import check_gradients
 from dps.variables.plan import Plan
 from dps.variables.planning import plan_of

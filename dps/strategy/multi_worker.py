@@ -10,11 +10,11 @@ import numpy as np
 from dps.cluster.device import Device
 from dps.collectives.group import Group
 from dps.errors import ConfigError
-from dps.optim import Optimizer
-from dps.server import Server
 from dps.strategy.across import AcrossWorkers
-from dps.strategy.devices import gpu_of, present
-from dps.strategy.variables import Variables
+from dps.strategy.one_machine import gpu_of, present
+from dps.strategy.strategy import Variables
+from dps.task.server import Server
+from dps.training.optimizers import Optimizer
 
 ALGORITHMS = ("auto", "ring", "tree", "direct", "all", "ps")
 ON_LOSS = ("continue", "end")
@@ -80,7 +80,7 @@ class MultiWorkerMirrored(AcrossWorkers):
         if save_steps is not None and (isinstance(save_steps, bool) or save_steps < 1):
             raise ConfigError(f"save_steps: got {save_steps!r}, wanted a whole number from 1, or None")
         if server.cluster and server.is_first:  # one of the workers says it
-            from dps.cluster import jobs
+            from dps.cluster import spec as jobs
 
             fit = (("ps",), ()) if cross_device_ops == "ps" else ((), ("ps",))
             jobs.warn(jobs.unfit(server.cluster, "MultiWorkerMirrored", *fit))

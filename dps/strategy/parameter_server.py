@@ -3,21 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dps.client.session import Session
+from dps.client.session import Session, exchanging
 from dps.errors import ConfigError
-from dps.optim import Optimizer
-from dps.record import replace
-from dps.server import Server
-from dps.strategy.across import AcrossWorkers, Workers
+from dps.messages.replies import Push
+from dps.process.record import replace
+from dps.strategy.across import AcrossWorkers, StrategyWorkers
 from dps.strategy.reduction import reduced
-from dps.strategy.session_variables import SessionVariables
-from dps.strategy.variables import Variables
+from dps.strategy.strategy import Variables
+from dps.task.server import Server
+from dps.training.optimizers import Optimizer
+from dps.training.update_modes import SyncReplicas, Update, parse
 from dps.transport.wire import Array
-from dps.update import SyncReplicas, Update, parse
+from dps.variables.tree import leaves
+
+if TYPE_CHECKING:
+    from dps.strategy.strategy import Strategy
+
+
+class SessionVariables(Variables):
+    """The values of a run. `session` is the session, for `should_stop`, hooks and checkpoints."""
+
+    def __init__(self, strategy: Strategy, session: Session) -> None:
+        super().__init__(strategy)
+        self.session, self.exchanging = session, exchanging(session)
+        self._read: Any = None
+
+    def read(self, on_device: bool = False) -> Any:
+        """As Variables.read: a pull; in a replica one for each step."""
+        inside = self._replica("read") is not None
+        if self._read is None or not inside:
+            self._read = self.session.pull()
+            for _, value in leaves(self._read):
+                value.flags.writeable = False
+        return self._read
+
+    def apply_gradients(self, grads: Any, loss: Any = None) -> Push:
+        """As Variables.apply_gradients: a push. A synchronous ps sums those of all workers."""
+        self._replica("apply_gradients")
+        push: Push | None = None
+        try:
+            push = self.session.push(grads, loss=loss)
+        finally:
+            self.exchanging.pushed(push)
+        self._read = None
+        return push
+
+    def assign(self, values: Any) -> None:
+        """As Variables.assign. In sync mode values are set with the next step."""
+        self._replica("assign")
+        self.session.assign(values)
+        self._read = None
 
 
 class ParameterServer(AcrossWorkers):
@@ -65,7 +104,7 @@ class ParameterServer(AcrossWorkers):
         self._made: SessionVariables | None = None
 
     def _check_jobs(self, server: Server) -> None:
-        from dps.cluster import jobs
+        from dps.cluster import spec as jobs
 
         jobs.warn(jobs.unfit(server.cluster, type(self).__name__, needs=("ps",), leaves=()))
 
@@ -98,7 +137,7 @@ class ParameterServer(AcrossWorkers):
             raise ConfigError(f"{self.server.name} is none of the workers {tasks} that are in sync")
         return tasks.index(self.server.task)
 
-    def _all_workers(self) -> Workers | None:
+    def _all_workers(self) -> StrategyWorkers | None:
         if self.num_replicas_in_sync == 1:
             return None
         if self._made is None:

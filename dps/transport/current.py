@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dps.transport.endpoint import Runtime
 
 if TYPE_CHECKING:
-    from dps.transport.keys import Credentials
+    from dps.transport.keys.keyring import Credentials
 
 current_runtime: ContextVar[Runtime | None] = ContextVar("dps_runtime", default=None)
 """The simulated runtime of the task that runs now; None outside the simulator."""
@@ -20,7 +20,7 @@ def runtime() -> Runtime:
     simulated = current_runtime.get()
     if simulated is not None:
         return simulated
-    from dps.transport.real import real_runtime
+    from dps.transport.runtime import real_runtime
 
     return real_runtime()
 
@@ -35,9 +35,9 @@ def keys_for(
     path = path or os.environ.get("DPS_KEYS")
     if runtime().simulated or (not path and chief.startswith(("ipc://", "inproc://"))):
         return None
-    from dps.cluster.environment import trusts_network
-    from dps.transport.keys import credentials
-    from dps.transport.own_keys import of_run
+    from dps.cluster.identity import trusts_network
+    from dps.transport.keys.files import of_run
+    from dps.transport.keys.keyring import credentials
 
     trusted = trusts_network(os.environ) if trusted is None else trusted
     return credentials(path or of_run(chief, trusted), *roles)
@@ -50,6 +50,6 @@ def others_may_join(chief: str, keys: Credentials | None) -> bool:
         return False
     if keys is None:
         return not chief.startswith("ipc://")
-    from dps.transport.own_keys import is_own
+    from dps.transport.keys.files import is_own
 
     return not is_own(keys.folder.path)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from dps.record import record
+from dps.process.record import record
 
 if TYPE_CHECKING:
     from random import Random
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from dps.checkpoint.storage import Storage
-    from dps.transport.address import Binding
-    from dps.transport.keys import Credentials
+    from dps.transport.keys.keyring import Credentials
+    from dps.transport.sockets.addresses import Binding
     from dps.transport.tuning import Tuning
 
 Route = str | bytes
@@ -38,7 +38,7 @@ class Delivery(NamedTuple):
     header: bytes
     frames: list[memoryview]
     source: Any = None
-    """An object that knows the sender's host, for `dps.transport.address.origin`; None: this process, or unknown."""
+    """An object that knows the sender's host, for `addresses.origin`; None: this process, or unknown."""
 
 
 @record
@@ -67,8 +67,8 @@ class Refused:
 Event = Delivery | Connected | Disconnected | Refused
 
 
-class Accepted(Protocol):
-    """The connections that peers opened to an endpoint; `dps.transport.connections` says more."""
+class AcceptedConnections(Protocol):
+    """The connections that peers opened to an endpoint; `dps.transport.sockets.connections` says more."""
 
     admitted: Callable[[Route], bool]
     """Whether the process at a route was admitted."""
@@ -95,7 +95,7 @@ class Endpoint(Protocol):
     """Whether it is bound for peers with keys only. Then `Delivery.source` knows the role of a message's sender."""
 
     @property
-    def accepted(self) -> Accepted:
+    def accepted(self) -> AcceptedConnections:
         """The connections that peers opened to it, and bounds on what they bring. Only of one that is bound."""
 
     @property
@@ -108,8 +108,8 @@ class Endpoint(Protocol):
         False if its datagrams are not heard, so that it must not be told this endpoint's name."""
 
     def expect(self, address: str, user: str) -> None:
-        """Note whose key the node at an address has: a role, or one that joined by a token (`Accepted.user`). Unless
-        this was called, it is the chief's; "" changes nothing."""
+        """Note whose key the node at an address has: a role, or one that joined by a token (`AcceptedKeys.user`).
+        Unless this was called, it is the chief's; "" changes nothing."""
 
     def paired(self, name: bytes) -> Route | None:
         """The route of the peer whose `direct` is `name`; None if it has not paired."""
@@ -151,7 +151,7 @@ class Memory(Protocol):
     array: npt.NDArray[np.uint8]
 
 
-class Task(Protocol):
+class TaskHandle(Protocol):
     """A thread, or a simulated one."""
 
     name: str
@@ -173,7 +173,7 @@ class Condition(Protocol):
         """Wait until `ready()` is true; returns False if it is not after `timeout_s`. Blocks."""
 
 
-class Place(NamedTuple):
+class ProcessLocation(NamedTuple):
     """Identifies a process and its machine."""
 
     host: str
@@ -212,7 +212,7 @@ class Runtime(Protocol):
         """Whether people read the log of this process and that of the chief in one place."""
 
     @property
-    def place(self) -> Place:
+    def place(self) -> ProcessLocation:
         """Which process this is, on which machine: for people, and for locks in files."""
 
     def lives(self, pid: int) -> bool:
@@ -255,7 +255,7 @@ class Runtime(Protocol):
     def secret(self) -> bytes:
         """16 random bytes that nobody else can guess."""
 
-    def spawn(self, name: str, target: Callable[[], None]) -> Task:
+    def spawn(self, name: str, target: Callable[[], None]) -> TaskHandle:
         """Run `target` as a task of this process, with the caller's context variables."""
 
     def compute(self) -> None:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import numpy as np
 import zmq
 
-from dps.config import environment
+from dps.process.config import environment
 from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
 

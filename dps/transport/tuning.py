@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from dps.record import record, replace
+from dps.process.record import record, replace
 
 T = TypeVar("T")
 

@@ -12,14 +12,46 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from dps import config
+from dps.process import config
 from dps.transport.dtypes import FLOATS, dtype_of, wire_name
 from dps.transport.wire import DTYPES, MAX_DIMS
-from dps.variables.parts import Part, VariableSpec
+
+
+class VariableSpec(NamedTuple):
+    """A logical variable, as clients see it. `optimizer` is its wire form; None: it is never updated."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    optimizer: dict[str, Any] | None
+    sparse: bool = False
+
+
+class Part(NamedTuple):
+    """Rows `row0` to `row0 + rows` of a variable, on one ps; the only part of an unsplit variable has all."""
+
+    index: int  # type: ignore[assignment]  # a tuple's own `index` is not wanted
+    variable: int
+    name: str
+    shape: tuple[int, ...]
+    row0: int
+    ps: int
+    device: str = ""
+    """The device on its ps: "CPU:0", "GPU:1", or "" for the ps's default."""
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def row_size(self) -> int:
+        """Elements of one row."""
+        return math.prod(self.shape[1:])
+
 
 _K = TypeVar("_K")
 _T = TypeVar("_T")

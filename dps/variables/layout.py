@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dps.optim import counts_updates
+from dps.training.optimizers import counts_updates
 from dps.transport.dtypes import wire_name
 from dps.transport.wire import Array
 from dps.variables.packed import Packed, PackedGradient

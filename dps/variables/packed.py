@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from dps.errors import ProtocolError
-from dps.record import record
+from dps.process.record import record
 from dps.transport.wire import Array
 from dps.variables.plan import Part, ShardLayout
 

@@ -12,9 +12,9 @@ import numpy as np
 from dps.cluster.device import Device
 from dps.cluster.partition import split_rows
 from dps.errors import ConfigError, PlacementError, ProtocolError
-from dps.record import record, replace
+from dps.process.record import record, replace
 from dps.variables import columns
-from dps.variables.parts import Part, VariableSpec
+from dps.variables.columns import Part, PerObject, VariableSpec
 from dps.variables.runs import ALIGN, Arena, Piece, ShardLayout, cut, picker, piece_size
 
 __all__ = [
@@ -170,7 +170,7 @@ def _described(wire: dict[str, Any] | None) -> str:
     """An optimizer in the words of a program."""
     if wire is None:
         return "none (it is not trained)"
-    from dps.optim import from_wire  # here: it is for an error
+    from dps.training.optimizers import from_wire
 
     more = {key: value for key, value in wire.items() if key in ("moving_average", "inner")}
     try:
@@ -186,3 +186,21 @@ def _memory(name: str, placed: int | Device) -> str:
     if placed.device_type not in ("CPU", "GPU"):
         raise PlacementError(f"{name} was placed on {placed}; wanted the memory of a CPU or a GPU, as /gpu:0")
     return f"{placed.device_type}:{placed.device_index or 0}"
+
+
+def as_applied(plan: Plan, update: Mapping[str, Any]) -> Plan:
+    """The plan with the optimizers that the ps apply. In local mode that is the outer one for all trained variables,
+    which has the workers' own noted beside it. `update`: the wire form of the mode."""
+    if update["mode"] != "local":
+        return plan
+
+    def outer(own: dict[str, Any] | None) -> dict[str, Any] | None:
+        if own is None:
+            return None
+        averaged = {key: own[key] for key in ("moving_average",) if key in own}
+        return {**update["outer"], **averaged, "inner": own}
+
+    applied = PerObject(outer)
+    return replace(
+        plan, variables=tuple(spec._replace(optimizer=applied.of(spec.optimizer)) for spec in plan.variables)
+    )

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dps import config
 from dps.cluster.device import Device, Setter, current_device, current_setter
 from dps.cluster.partition import num_parts
 from dps.cluster.setter import replica_device_setter
 from dps.errors import ConfigError, PlacementError
-from dps.optim import Optimizer, checked
-from dps.record import replace
+from dps.process import config
+from dps.process.record import replace
+from dps.training.optimizers import Optimizer, checked
 from dps.transport.dtypes import FLOATS, is_float, wire_name
 from dps.transport.wire import DTYPES, Array
 from dps.variables.columns import PerObject
@@ -23,10 +23,10 @@ from dps.variables.sharing import tied
 from dps.variables.tree import Variable, leaves, to_array
 
 if TYPE_CHECKING:
-    from dps.averages import MovingAverage
+    from dps.training.averages import MovingAverage
 
 KEY = "moving_average"
-"""As `dps.averages.KEY`, without its module."""
+"""As `dps.training.averages.KEY`, without its module."""
 TRAINED = "float16, bfloat16, float32 or float64"
 PLAIN = Variable(None, device=None)
 """The settings of a plain array."""

@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 import numpy as np
 
-from dps.record import record
+from dps.process.record import record
 from dps.transport.tuning import ORDINARY, RowListTuning
 from dps.transport.wire import Array
 from dps.variables.plan import Part

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from dps.errors import ProtocolError
-from dps.record import record
+from dps.process.record import record
 from dps.transport.wire import Array
-from dps.variables.columns import PerObject, as_json
-from dps.variables.parts import Part, VariableSpec
+from dps.variables.columns import Part, PerObject, VariableSpec, as_json
 
 ALIGN = 64
 ITEM = 8

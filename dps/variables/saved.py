@@ -6,7 +6,7 @@ import numpy as np
 
 from dps.checkpoint import Manifest, SavedVariable
 from dps.errors import CheckpointError
-from dps.variables.parts import VariableSpec
+from dps.variables.columns import VariableSpec
 from dps.variables.plan import Plan
 
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from dps.cluster.device import Device, current_device
 from dps.errors import ConfigError
-from dps.optim import Optimizer
-from dps.record import made, record
+from dps.process.record import made, record
+from dps.training.optimizers import Optimizer
 from dps.transport.dtypes import BFLOAT16, dtype_of, wire_name
 
 

@@ -8,15 +8,14 @@ from math import inf
 from typing import Any, NamedTuple
 
 from dps.actors.actor import Actor
-from dps.actors.patience import FIRST_S, Patience
+from dps.actors.authorization import digest
 from dps.actors.ref import Ref, Sender
-from dps.actors.tickets import digest
+from dps.actors.standing import OUTSIDE
 from dps.errors import DeadlineExceeded, DpsError, Unavailable
-from dps.run_protocol import CHIEF, AskRun, Drain, Leave, Register, Registered, RunIs, StopTask
-from dps.standing import OUTSIDE
-from dps.telemetry import log
+from dps.messages.runs import CHIEF, AskRun, Drain, Leave, Register, Registered, RunIs, StopTask
+from dps.process.telemetry import FIRST_S, LogThrottle, log
 from dps.transport.message import Message
-from dps.worker.finding import find_chief
+from dps.worker.joining import find_chief
 
 BEAT_S = 2.0
 """How often a node registers again, so that a restarted chief learns of it."""
@@ -47,7 +46,7 @@ class Told(NamedTuple):
     """Returns how far the task's training has come, as `Register` has it."""
 
 
-class State(Enum):
+class AgentState(Enum):
     """The state of an agent."""
 
     JOINING = "joining"
@@ -76,9 +75,9 @@ class Agent(Actor):
         """`start_the_chief` is the command shown while the chief is missing, or ""."""
         self.job, self.task, self.chief, self.process = job, task, Ref(chief, CHIEF), process
         self._update, self._told = update, told
-        self._state = State.JOINING
+        self._state = AgentState.JOINING
         self._heard_at = 0.0
-        self._start_the_chief, self._patience = start_the_chief, Patience()
+        self._start_the_chief, self._patience = start_the_chief, LogThrottle()
         self._beats = 0
         self._told_at = -inf
         """When the chief last told this node to wait."""
@@ -96,14 +95,14 @@ class Agent(Actor):
 
     def stopping(self) -> None:
         """The program ends by itself: tell the chief, so that it does not look for this node at the end of the run."""
-        if self._state is not State.OVER and self.job == "worker" and self.task >= 0:
+        if self._state is not AgentState.OVER and self.job == "worker" and self.task >= 0:
             self.node.tell(self.chief, Leave(self.job, self.task, ""))
 
     def leave(self, why: str) -> None:
         """This task was told to end: ask the chief for permission first. Runs on the node's thread."""
         if not self._stays:
             return
-        known, self._state = self._state is State.KNOWN, State.LEAVING
+        known, self._state = self._state is AgentState.KNOWN, AgentState.LEAVING
         if not known:
             self._end(0, "")
             return
@@ -119,12 +118,12 @@ class Agent(Actor):
     def program_over(self) -> None:
         """The program of this worker, which hosts the chief, is over: register no more, as if it came back."""
         if self._stays:
-            self._state = State.LEAVING
+            self._state = AgentState.LEAVING
 
     @property
     def _stays(self) -> bool:
         """Whether this task neither ends nor was told to."""
-        return self._state in (State.JOINING, State.KNOWN)
+        return self._state in (AgentState.JOINING, AgentState.KNOWN)
 
     def _register(self) -> None:
         if not self._stays:
@@ -160,7 +159,7 @@ class Agent(Actor):
             return
         now = self.node.now()
         if isinstance(answer, Registered):
-            self._heard_at, self._state = now, State.KNOWN
+            self._heard_at, self._state = now, AgentState.KNOWN
             self._beats += 1
             self._patience.over()
             self.task = answer.task
@@ -225,6 +224,6 @@ class Agent(Actor):
         self._told.drained(message.reason)
 
     def _end(self, code: int, reason: str) -> None:
-        if self._state is not State.OVER:
-            self._state = State.OVER
+        if self._state is not AgentState.OVER:
+            self._state = AgentState.OVER
             self._told.ended(code, reason)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dps.actors.answers import Done, Waiting
 from dps.actors.caller import Caller
-from dps.actors.messages import Done, Waiting
 from dps.actors.ref import Ref
 from dps.errors import DeadlineExceeded, RemoteError, Unavailable
-from dps.protocol import Credit, Enter, Token
-from dps.run_protocol import AskState, AskStats, Init, Stats
+from dps.messages.runs import AskState, AskStats, Init, Stats
+from dps.messages.sessions import Credit, Enter, Token
 from dps.transport.current import runtime
 from dps.transport.message import Message
 from dps.transport.sim import Network, World
-from dps.transport.sim.faults import Kill, Pause
+from dps.transport.sim.world import Kill, Pause
 from tests.actors.worlds import ECHO, Echo, with_echo
 
 

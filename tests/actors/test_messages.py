@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dps import errors
-from dps.actors.messages import Failed
+from dps.actors.answers import Failed
 from dps.actors.ref import Ref
 from dps.errors import Aborted, RemoteError
 

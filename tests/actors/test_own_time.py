@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dps.actors.own_time import OwnTime
+from dps.actors.pausable_clock import PausableClock
 
 
 class Stopped:
@@ -31,7 +31,7 @@ class Stopped:
 )
 def test_a_wait_that_took_much_longer_than_it_should_does_not_count(wait_s: float, took_s: float, counts: bool) -> None:
     world: Any = Stopped()
-    time = OwnTime(world)
+    time = PausableClock(world)
     world.takes = took_s
     time.receive(world, wait_s)
     assert time.now() == pytest.approx(100.0 + (took_s if counts else 0.0))
@@ -40,7 +40,7 @@ def test_a_wait_that_took_much_longer_than_it_should_does_not_count(wait_s: floa
 
 def test_time_between_waits_counts() -> None:
     world: Any = Stopped()
-    time = OwnTime(world)
+    time = PausableClock(world)
     world.time += 60.0
     time.receive(world, 1.0)
     assert time.now() == 160.0
@@ -51,7 +51,7 @@ def test_nothing_is_waited_for_exactly_when_the_time_to_wait_for_has_come() -> N
     world: Any = Stopped()
     draw = random.Random(1)
     for _ in range(10_000):
-        time = OwnTime(world)
+        time = PausableClock(world)
         world.time, time.stood_still_s = draw.uniform(0, 100), draw.uniform(0, 10)
         until = time.now() + draw.choice([0.0, 1e-15, -1e-15, 1e-14, -1e-14])
         time.receive(world, 5.0, until)

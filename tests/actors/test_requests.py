@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from dps.actors.ref import Ref
 from dps.actors.requests import Question, Request, Requests
-from dps.protocol import Enter, Token
+from dps.messages.sessions import Enter, Token
 from dps.transport.message import Message
 from dps.transport.tuning import ORDINARY
 

@@ -9,19 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dps.actors.answers import Done
 from dps.actors.caller import Caller
-from dps.actors.local import is_local
-from dps.actors.messages import Done
-from dps.actors.ref import Ref, Sender
-from dps.actors.system import Node
+from dps.actors.node import Node
+from dps.actors.ref import Ref, Sender, is_local
 from dps.errors import DeadlineExceeded, Unavailable
-from dps.protocol import Enter, Token
-from dps.run_protocol import AskState, AskStats, Init, Stats
+from dps.messages.runs import AskState, AskStats, Init, Stats
+from dps.messages.sessions import Enter, Token
 from dps.transport.current import runtime
 from dps.transport.endpoint import Delivery
 from dps.transport.message import Message
 from dps.transport.sim import World
-from dps.transport.sim.faults import Kill, Pause
+from dps.transport.sim.world import Kill, Pause
 from tests.actors.worlds import ADDRESS, ECHO, Echo, serve, with_echo
 
 OTHER = "127.0.0.1:6000"

@@ -7,13 +7,13 @@ import math
 import hypothesis.strategies as st
 from hypothesis import given
 
-from dps.actors.watch import Watch
+from dps.actors.failure_detector import FailureDetector
 
 A, B = "127.0.0.1:1", "127.0.0.1:2"
 
 
 def test_an_address_that_never_connects_is_lost_after_its_grace() -> None:
-    watch = Watch()
+    watch = FailureDetector()
     watch.add(A, grace_s=1.0, now=10.0)
     assert watch.next_at() == 11.0
     assert watch.due(10.9) == []
@@ -21,7 +21,7 @@ def test_an_address_that_never_connects_is_lost_after_its_grace() -> None:
 
 
 def test_a_loss_is_told_once_until_the_address_was_back() -> None:
-    watch = Watch()
+    watch = FailureDetector()
     watch.add(A, 1.0, 0.0)
     watch.connected(A)
     watch.disconnected(A, 5.0)
@@ -33,7 +33,7 @@ def test_a_loss_is_told_once_until_the_address_was_back() -> None:
 
 
 def test_who_is_back_within_the_grace_was_never_lost() -> None:
-    watch = Watch()
+    watch = FailureDetector()
     watch.add(A, 1.0, 0.0)
     watch.connected(A)
     watch.disconnected(A, 5.0)
@@ -42,14 +42,14 @@ def test_who_is_back_within_the_grace_was_never_lost() -> None:
 
 
 def test_each_address_has_its_own_grace() -> None:
-    watch = Watch()
+    watch = FailureDetector()
     watch.add(A, 1.0, 0.0)
     watch.add(B, 3.0, 0.0)
     assert watch.due(2.0) == [(A, 2.0)] and watch.next_at() == 3.0 and watch.due(3.0) == [(B, 3.0)]
 
 
 def test_strangers_and_those_no_longer_watched_are_nobodys_business() -> None:
-    watch = Watch()
+    watch = FailureDetector()
     watch.add(A, 1.0, 0.0)
     watch.remove(A)
     watch.remove(B)
@@ -58,14 +58,14 @@ def test_strangers_and_those_no_longer_watched_are_nobodys_business() -> None:
 
 
 def test_watching_twice_changes_nothing() -> None:
-    watch = Watch()
+    watch = FailureDetector()
     watch.add(A, 1.0, 0.0)
     watch.add(A, 9.0, 5.0)
     assert watch.due(1.0) == [(A, 1.0)]
 
 
 def test_the_time_that_the_watcher_itself_stood_still_is_forgiven() -> None:
-    watch = Watch()
+    watch = FailureDetector()
     watch.add(A, 1.0, 0.0)
     watch.add(B, 1.0, 0.0)
     watch.connected(B)
@@ -75,7 +75,7 @@ def test_the_time_that_the_watcher_itself_stood_still_is_forgiven() -> None:
 
 
 def test_forgiving_makes_nobody_away_in_the_future_and_brings_back_nobody_who_is_lost() -> None:
-    watch = Watch()
+    watch = FailureDetector()
     watch.add(A, 1.0, 0.0)
     watch.forgive(60.0, now=0.5)
     assert watch.next_at() == 1.5
@@ -85,7 +85,7 @@ def test_forgiving_makes_nobody_away_in_the_future_and_brings_back_nobody_who_is
 
 
 def test_a_watcher_that_was_stopped_gives_others_the_time_that_silence_takes() -> None:
-    watch = Watch(silence_s=5.0)
+    watch = FailureDetector(silence_s=5.0)
     for address in (A, B):
         watch.add(address, 1.0, 0.0)
         watch.connected(address)
@@ -100,7 +100,7 @@ def test_a_watcher_that_was_stopped_gives_others_the_time_that_silence_takes() -
 
 
 def test_nobody_who_was_told_lost_is_told_again_after_a_stop() -> None:
-    watch = Watch(silence_s=5.0)
+    watch = FailureDetector(silence_s=5.0)
     watch.add(A, 1.0, 0.0)
     assert watch.due(1.0) == [(A, 1.0)]
     watch.stood_still(2.0)
@@ -109,7 +109,7 @@ def test_nobody_who_was_told_lost_is_told_again_after_a_stop() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["up", "down", "wait", "forgive"]), st.floats(0.01, 2.0)), max_size=30))
 def test_nobody_is_lost_who_was_not_away_for_the_whole_grace(events: list[tuple[str, float]]) -> None:
-    watch, now, away_since, told = Watch(), 0.0, 0.0, False
+    watch, now, away_since, told = FailureDetector(), 0.0, 0.0, False
     watch.add(A, 1.0, 0.0)
     there = False
     for what, seconds in events:

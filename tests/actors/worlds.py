@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dps.actors.actor import Actor
+from dps.actors.answers import Waiting
 from dps.actors.caller import Caller
-from dps.actors.messages import Waiting
+from dps.actors.node import Node
 from dps.actors.ref import Ref, Sender
-from dps.actors.system import Node
-from dps.protocol import Credit, Enter, Token
-from dps.run_protocol import AskState, AskStats, Init, Stats
+from dps.messages.runs import AskState, AskStats, Init, Stats
+from dps.messages.sessions import Credit, Enter, Token
 from dps.transport.current import runtime
 from dps.transport.sim import Network, World
-from dps.transport.sim.faults import Fault
+from dps.transport.sim.world import Fault
 
 ADDRESS = "127.0.0.1:5000"
 ECHO = Ref(ADDRESS, "echo")

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import memory, soak
 from benchmarks.processes import Held, Watch, held
-from dps.transport.shared import SharedMemory, attach
+from dps.transport.shared_memory import SharedMemory, attach
 
 MB = 1 << 20
 

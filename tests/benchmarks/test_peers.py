@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.peers import run
-from dps.config import MALLOC
+from dps.process.config import MALLOC
 
 ROOT = Path(run.__file__).parents[2]
 

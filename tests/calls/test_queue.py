@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dps.calls.actor import Calls
 from dps.calls.messages import Call, CallMissing, Returned
-from dps.calls.queue import Calls
 
 
 def call(client: int, number: int) -> Call:

@@ -23,7 +23,7 @@ from dps.checkpoint import (
     newest_whole,
     retain,
 )
-from dps.checkpoint.sealed import seal, unseal
+from dps.checkpoint.files import seal, unseal
 from dps.errors import CheckpointError
 
 from .model import read_back, save, small_model, write_unfinished

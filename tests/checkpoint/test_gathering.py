@@ -11,21 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dps.checkpoint import (
-    Gathering,
     Manifest,
     MemoryStorage,
-    Run,
+    RowReader,
     SavedPart,
     SavedShard,
     SavedVariable,
     ShardFile,
     Storage,
+    TensorRun,
     commit,
     folder_name,
-    gathering,
     read_part,
     write_runs,
 )
+from dps.checkpoint import restore as gathering
 from dps.errors import CheckpointError
 
 from .model import Model, write_unfinished
@@ -55,8 +55,8 @@ def many(storage: Storage, in_order: bool = True) -> Manifest:
     names = [f"v{i}" for i in range(COUNT)]
     if in_order:
         runs = [
-            Run(names, [(DIM,)] * COUNT, values),
-            Run([f"{name}@m" for name in names], [(DIM,)] * COUNT, -values),
+            TensorRun(names, [(DIM,)] * COUNT, values),
+            TensorRun([f"{name}@m" for name in names], [(DIM,)] * COUNT, -values),
         ]
         file = write_runs(storage, folder, 0, 1, runs, {})
     else:  # as the library writes it: by name, values and slots in turn
@@ -75,7 +75,7 @@ def many(storage: Storage, in_order: bool = True) -> Manifest:
 
 
 def gathered(storage: Storage, manifest: Manifest, slot: str | None = None) -> np.ndarray[Any, Any]:
-    wanted = Gathering(storage, "run", manifest, slot, {})
+    wanted = RowReader(storage, "run", manifest, slot, {})
     out = np.full(COUNT * DIM, np.nan, np.float32)
     for i, variable in enumerate(manifest.variables):
         assert wanted.add(variable, 0, DIM, i * DIM) == DIM
@@ -111,7 +111,7 @@ def test_no_more_than_a_piece_is_read_at_a_time(monkeypatch: pytest.MonkeyPatch)
 def test_a_file_that_was_cut_short_meanwhile_is_told() -> None:
     storage = MemoryStorage()
     manifest = many(storage)
-    wanted = Gathering(storage, "run", manifest, None, {})
+    wanted = RowReader(storage, "run", manifest, None, {})
     for i, variable in enumerate(manifest.variables):
         wanted.add(variable, 0, DIM, i * DIM)
     storage.truncate(f"run/{manifest.name}/{FILE}", 20_000)
@@ -122,14 +122,14 @@ def test_a_file_that_was_cut_short_meanwhile_is_told() -> None:
 def test_what_the_manifest_names_and_no_shard_holds_is_told() -> None:
     manifest = many(MemoryStorage())
     storage = MemoryStorage()
-    run = Run(["v0"], [(DIM,)], np.zeros(DIM, np.float32))
+    run = TensorRun(["v0"], [(DIM,)], np.zeros(DIM, np.float32))
     write_runs(storage, f"run/{manifest.name}", 0, 1, [run], {})
-    wanted = Gathering(storage, "run", manifest, None, {})
+    wanted = RowReader(storage, "run", manifest, None, {})
     wanted.add(manifest.variables[0], 0, DIM, 0)
     with pytest.raises(CheckpointError, match="holds no tensor 'v1', which its manifest names"):
         wanted.add(manifest.variables[1], 0, DIM, DIM)
     with pytest.raises(CheckpointError, match="holds no slot 'v' of 'v0', it holds m; use the optimizer"):
-        Gathering(storage, "run", manifest, "v", {}).add(manifest.variables[0], 0, DIM, 0)
+        RowReader(storage, "run", manifest, "v", {}).add(manifest.variables[0], 0, DIM, 0)
     with pytest.raises(ValueError, match="'v0' has 5 rows; rows 3 to 6 were wanted"):
         wanted.add(manifest.variables[0], 3, 3, 0)
 
@@ -154,7 +154,7 @@ def test_any_rows_of_any_variables_come_as_each_alone(
     old = {name: data.draw(cuts(len(arrays[None]))) for name, arrays in model.items()}
     manifest = write_unfinished(storage, "run", typed, old, shards)
     commit(storage, "run", manifest)
-    wanted, alone, start = Gathering(storage, "run", manifest, None, {}), [], 3
+    wanted, alone, start = RowReader(storage, "run", manifest, None, {}), [], 3
     for variable in data.draw(st.permutations(manifest.variables)):
         row0 = data.draw(st.integers(0, variable.rows))
         rows = data.draw(st.integers(0, variable.rows - row0))

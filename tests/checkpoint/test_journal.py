@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dps.checkpoint import Journal, JournalState, LocalStorage, MemoryStorage
-from dps.checkpoint.sealed import seal
+from dps.checkpoint.files import seal
 from dps.errors import CheckpointError
 
 STATE = JournalState(

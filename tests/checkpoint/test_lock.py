@@ -17,7 +17,7 @@ import pytest
 
 from dps.checkpoint import LocalStorage, MemoryStorage, Storage
 from dps.checkpoint import claim as claims
-from dps.checkpoint.lock import BEAT_S, HELD, LOST, SILENT_S, Owner, RunLock, Taken, moment
+from dps.checkpoint.lock import BEAT_S, HELD, LOST, SILENT_S, LockTaken, Owner, RunLock, moment
 from dps.errors import CheckpointError
 
 FIRST = Owner("aa", "1", "box", "boot", 11, 0, "127.0.0.1:2220", moment(0.0))
@@ -70,7 +70,7 @@ def test_a_second_run_is_refused_with_the_first_ones_name_and_changes_nothing(st
     storage.write(f"{root}/journal.json", [b"{}"])
     before = content(storage, root)
     for owner in (SECOND, ELSEWHERE):
-        with pytest.raises(Taken, match=NAMED) as caught:
+        with pytest.raises(LockTaken, match=NAMED) as caught:
             RunLock(storage, root, owner).take(0.0)
         assert caught.value.exit_code == 2 and "\n" not in str(caught.value)
     assert content(storage, root) == before and storage.names(root) == ["journal.json", "run.lock"]
@@ -113,7 +113,7 @@ def test_a_chief_whose_launcher_is_there_may_come_back_and_is_waited_for(storage
     lock = RunLock(storage, root, SECOND, lives=lambda pid: pid == 77)
     assert not lock.take(0.0)
     again = held(storage, root, replace(FIRST, keeper=77, process="9"), restarted=True)
-    with pytest.raises(Taken):
+    with pytest.raises(LockTaken):
         lock.take(1.0)
     ended(storage, again)
     assert RunLock(storage, root, SECOND, lives=lambda pid: False).take(2.0), "its launcher is gone, too"
@@ -126,14 +126,14 @@ def test_a_restarted_chief_takes_its_runs_lock_up_again_under_its_id(storage: St
     body = json.loads(content(storage, root))
     assert (body["run"], body["process"], body["since"]) == ("aa", "9", FIRST.since)
     assert lock.beat(3.0) == ""
-    with pytest.raises(Taken):
+    with pytest.raises(LockTaken):
         RunLock(storage, root, SECOND).take(0.0)
 
 
 def test_a_restarted_chief_whose_lock_another_run_has_taken_meanwhile_is_refused(storage: Storage, root: str) -> None:
     ended(storage, held(storage, root))
     held(storage, root, SECOND)
-    with pytest.raises(Taken, match="127.0.0.1:2221"):
+    with pytest.raises(LockTaken, match="127.0.0.1:2221"):
         RunLock(storage, root, FIRST, restarted=True).take(0.0)
 
 
@@ -155,7 +155,7 @@ def test_a_change_while_it_is_watched_shows_that_the_run_goes_on(storage: Storag
     lock = RunLock(storage, root, FIRST)
     assert not lock.take(0.0)
     storage.write(f"{root}/run.lock", [json.dumps({**body, "beat": 8}).encode()])
-    with pytest.raises(Taken, match=r"10.0.0.3:2220 \(process 11 on far\)"):
+    with pytest.raises(LockTaken, match=r"10.0.0.3:2220 \(process 11 on far\)"):
         lock.take(SILENT_S - 1)
     assert not lock.take(SILENT_S), "it is watched anew"
 
@@ -183,7 +183,7 @@ def test_without_locks_of_the_file_system_the_beats_decide(monkeypatch: pytest.M
         first, second = held(storage, root), RunLock(storage, root, SECOND)
         assert not second.take(0.0)
         first.beat(3.0)
-        with pytest.raises(Taken, match="127.0.0.1:2220"):
+        with pytest.raises(LockTaken, match="127.0.0.1:2220"):
             second.take(4.0)
         second = RunLock(storage, root, SECOND)
         assert not second.take(10.0) and second.take(10.0 + SILENT_S), "the first one was killed, or stopped for long"
@@ -211,7 +211,7 @@ def test_a_lock_file_that_somebody_deleted_is_made_again(storage: Storage, root:
     lock = held(storage, root)
     storage.remove_tree(root)
     assert lock.beat(3.0) == ""
-    with pytest.raises(Taken):
+    with pytest.raises(LockTaken):
         RunLock(storage, root, SECOND).take(0.0)
 
 
@@ -297,7 +297,7 @@ def test_the_lock_of_a_killed_process_is_broken_and_that_of_a_stopped_one_is_not
     with subprocess.Popen([sys.executable, "-c", HOLDER, root, *arguments], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
         holder.send_signal(signal.SIGSTOP)
-        with pytest.raises(Taken, match=f"process {holder.pid} on box"):
+        with pytest.raises(LockTaken, match=f"process {holder.pid} on box"):
             RunLock(LocalStorage(), root, SECOND).take(0.0)
         holder.kill()
     held(LocalStorage(), root, SECOND)
@@ -325,7 +325,7 @@ def test_two_in_one_process_exclude_each_other_and_reading_the_file_gives_nothin
     held(storage, root)
     for _ in range(2):
         content(storage, root)
-        with pytest.raises(Taken):
+        with pytest.raises(LockTaken):
             RunLock(storage, root, SECOND).take(0.0)
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from dps.checkpoint import Manifest, SavedPart, SavedShard, SavedVariable, ShardFile
+from dps.checkpoint.files import seal, unseal
 from dps.checkpoint.manifest import decode, decode_shards, encode
-from dps.checkpoint.sealed import seal, unseal
 from dps.errors import CheckpointError
 
 

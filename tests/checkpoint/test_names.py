@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from dps.checkpoint import folder_name, parse_folder_name, shard_file_name, tensor_name
-from dps.checkpoint.names import join
+from dps.checkpoint.files import join
 
 
 def test_a_checkpoint_folder_is_named_after_step_and_epoch() -> None:

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from dps.checkpoint.sealed import seal, unseal, unseal_lines
+from dps.checkpoint.files import seal, unseal, unseal_lines
 from dps.errors import CheckpointError
 
 BODY = {"format_version": 1, "text": "ö \U0001f600", "numbers": [1, 0.1, -3e300], "map": {"b": None, "a": True}}

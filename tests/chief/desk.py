@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dps.actors.messages import Done
+from dps.actors.answers import Done
+from dps.actors.authorization import Peer
+from dps.actors.node import Then
 from dps.actors.ref import Ref, Sender
-from dps.actors.system import Then
-from dps.actors.tickets import Peer
 from dps.checkpoint import MemoryStorage
-from dps.transport.endpoint import Place
+from dps.transport.endpoint import ProcessLocation
 from dps.transport.message import Message
 
 
@@ -34,7 +34,7 @@ class Desk:
     def __init__(self, storage: Any = None) -> None:
         self.name, self.address, self.incarnation = "chief", "127.0.0.1:1", 7
         self.asker = self.user = ""
-        self.place = Place("box", "boot", 1)
+        self.place = ProcessLocation("box", "boot", 1)
         self.runtime = self
         self.storage = storage or MemoryStorage()
         self.questions: list[Question] = []

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from dps.actors.authorization import STRANGER, Peer
 from dps.actors.ref import Sender
-from dps.actors.tickets import STRANGER, Peer
 from dps.checkpoint import write_shard
 from dps.chief.server import ChiefActor
 from dps.errors import DpsError
-from dps.run_protocol import (
+from dps.messages.runs import (
     CloseSession,
     Configure,
     Configured,

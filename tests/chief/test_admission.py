@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from dps.actors.messages import Done, Waiting
+from dps.actors.answers import Done, Waiting
+from dps.actors.authorization import Peer
 from dps.actors.ref import Sender
-from dps.actors.tickets import Peer
 from dps.errors import Aborted, ConfigError, TaskLost, Unavailable
-from dps.run_protocol import AskState, CloseSession, Members, Register, Registered, SessionOpened, State
-from dps.update import Async, SyncReplicas, to_wire
+from dps.messages.runs import AskState, CloseSession, Members, Register, Registered, RunState, SessionOpened
+from dps.training.update_modes import Async, SyncReplicas, to_wire
 from tests.chief.led import Led, plan
 
 
@@ -55,7 +55,7 @@ def test_a_session_that_wants_another_layout_is_refused_and_forgotten() -> None:
     led = Led().train(0)
     answer = led.open(1, settings={"checkpoint_dir": "other"})
     assert isinstance(answer, ConfigError) and list(led.chief.sessions.known) == [0]
-    assert isinstance(led.tell(AskState(1), "state"), State)
+    assert isinstance(led.tell(AskState(1), "state"), RunState)
 
 
 def test_one_that_a_ps_has_refused_gets_another_incarnation_in_the_same_epoch() -> None:

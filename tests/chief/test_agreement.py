@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from dps import update
-from dps.chief.agreement import Agreement, check_fits
+from dps.chief.run import Agreement, check_fits
 from dps.errors import ConfigError
-from dps.update import Async, Bounded, SyncReplicas
+from dps.training import update_modes as update
+from dps.training.update_modes import Async, Bounded, SyncReplicas
 from dps.variables.plan import VariableSpec, make_plan
 from tests.variables.models import ADAM, SGD
 

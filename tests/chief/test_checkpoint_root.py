@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from dps.actors.messages import Waiting
+from dps.actors.answers import Waiting
 from dps.actors.ref import Sender
 from dps.checkpoint import Journal, JournalState, MemoryStorage
-from dps.chief.checkpoint_root import CheckpointRoot, is_below
+from dps.chief.checkpoint_folder import CheckpointRoot, is_below
 from dps.errors import CheckpointError
-from dps.run_protocol import CloseSession, OpenSession
+from dps.messages.runs import CloseSession, OpenSession
 from tests.chief.led import Led, plan
 
 ELSEWHERE = {"checkpoint_dir": "/elsewhere/run"}

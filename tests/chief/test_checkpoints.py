@@ -9,10 +9,10 @@ import pytest
 
 from dps.actors.ref import Ref
 from dps.checkpoint import MemoryStorage, load, write_shard
-from dps.checkpoint.names import tensor_name
+from dps.checkpoint.files import tensor_name
 from dps.chief.checkpoints import Checkpoints
 from dps.errors import Aborted, CheckpointError, DeadlineExceeded
-from dps.run_protocol import CutShard, SaveShard, ShardCut, ShardSaved
+from dps.messages.runs import CutShard, SaveShard, ShardCut, ShardSaved
 from dps.variables.plan import VariableSpec, make_plan
 from tests.chief.desk import Desk, Question
 from tests.variables.models import ADAM

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from dps.actors.messages import Done
+from dps.actors.answers import Done
 from dps.chief.ending import LAST_SAVE_TRIES
-from dps.chief.phase import END, FAILED, RUN
+from dps.chief.run import END, FAILED, RUN
 from dps.errors import CheckpointError, TaskLost
-from dps.run_protocol import SERVED, CloseSession, CutShard, Leave, Register, StopTask
+from dps.messages.runs import SERVED, CloseSession, CutShard, Leave, Register, StopTask
 from tests.chief.led import Led
 
 

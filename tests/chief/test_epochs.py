@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from dps.actors.messages import Done, Waiting
+from dps.actors.answers import Done, Waiting
 from dps.checkpoint import Journal, candidates, load
 from dps.checkpoint.manifest import encode
-from dps.chief.phase import CONFIGURE, END, FAILED, GATHER, INITIALISE, OPEN, RUN
+from dps.chief.run import CONFIGURE, END, FAILED, GATHER, INITIALISE, OPEN, RUN
 from dps.errors import Aborted, CheckpointError, ConfigError, DeadlineExceeded, TaskLost
-from dps.run_protocol import (
+from dps.messages.runs import (
     AskStatus,
     Configure,
     Configured,

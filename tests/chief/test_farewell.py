@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from dps.chief.farewell import Farewell
+from dps.chief.ending import Shutdown
 from dps.errors import DeadlineExceeded
-from dps.run_protocol import StopTask
+from dps.messages.runs import StopTask
 from tests.chief.desk import Desk
 
 
-def begun(addresses: list[str], linger_s: float = 0.0) -> tuple[Desk, Farewell, list[tuple[int, str]]]:
+def begun(addresses: list[str], linger_s: float = 0.0) -> tuple[Desk, Shutdown, list[tuple[int, str]]]:
     desk, ended = Desk(), list[tuple[int, str]]()
     node: Any = desk
-    farewell = Farewell(node, lambda code, reason: ended.append((code, reason)))
+    farewell = Shutdown(node, lambda code, reason: ended.append((code, reason)))
     farewell.begin(StopTask(3, "ps:1 is gone"), addresses, linger_s)
     return desk, farewell, ended
 
@@ -47,6 +47,6 @@ def test_with_nobody_to_tell_but_itself_it_ends_after_the_time_for_late_comers()
 def test_losses_before_the_end_are_none_of_its_business() -> None:
     desk = Desk()
     node: Any = desk
-    farewell = Farewell(node, lambda code, reason: None)
+    farewell = Shutdown(node, lambda code, reason: None)
     farewell.told("a:1")
     assert farewell.message is None and desk.timers == []

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dps.checkpoint import Journal, MemoryStorage
-from dps.chief.journaling import AGAIN_S, Journaling
-from dps.chief.members import Membership
+from dps.chief.checkpoint_folder import AGAIN_S, Journaling
+from dps.chief.members import RunMembers
 from tests.chief.desk import Desk
 
 
@@ -19,7 +19,7 @@ class Disk:
     def __init__(self) -> None:
         self.full = False
         self.storage = MemoryStorage(self._before)
-        self.desk, self.members, self.told = Desk(self.storage), Membership(["worker:0"]), list[str]()
+        self.desk, self.members, self.told = Desk(self.storage), RunMembers(["worker:0"]), list[str]()
         node: Any = self.desk
         self.journaling = Journaling(node, self.members, lambda: self.told.append("written"))
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dps.actors.messages import Done
-from dps.chief.kept import Kept
-from dps.chief.phase import END, GATHER, HOLD, RUN, SETTLE
-from dps.run_protocol import CutShard, Drain, Leave, Members, MembersKnown, OpenSession, SessionOpened, StopTask
-from dps.update import SyncReplicas, to_wire
+from dps.actors.answers import Done
+from dps.chief.run import END, GATHER, HOLD, RUN, SETTLE
+from dps.chief.takeover import AppliedPushes
+from dps.messages.runs import CutShard, Drain, Leave, Members, MembersKnown, OpenSession, SessionOpened, StopTask
+from dps.training.update_modes import SyncReplicas, to_wire
 from tests.chief.led import Led, plan
 
 
@@ -122,7 +122,7 @@ def test_a_session_that_comes_back_hears_which_of_its_pushes_the_values_have() -
 
 
 def test_an_earlier_checkpoint_has_none_of_them() -> None:
-    kept = Kept()
+    kept = AppliedPushes()
     kept.ended(0, [[1, 5, []]])
     kept.saved("step-000000000007-epoch-000001")
     kept.begins("step-000000000007-epoch-000001-values-000001")

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from dps.actors.messages import Waiting
+from dps.actors.answers import Waiting
 from dps.checkpoint import MemoryStorage
-from dps.checkpoint.lock import BEAT_S, SILENT_S, Taken
-from dps.chief.phase import CONFIGURE, FAILED, OPEN, RUN
+from dps.checkpoint.lock import BEAT_S, SILENT_S, LockTaken
+from dps.chief.run import CONFIGURE, FAILED, OPEN, RUN
 from dps.errors import CheckpointError
-from dps.transport.endpoint import Place
+from dps.transport.endpoint import ProcessLocation
 from tests.chief.led import Led
 
 LOCK = "run/run.lock"
@@ -23,7 +23,7 @@ LOCK = "run/run.lock"
 
 def led(storage: Any = None, incarnation: int = 1, boot: str = "boot", **chief: Any) -> Led:
     made = Led(checkpoint_dir="run", storage=storage, **chief)
-    made.desk.incarnation, made.desk.place = incarnation, Place("box", boot, incarnation)
+    made.desk.incarnation, made.desk.place = incarnation, ProcessLocation("box", boot, incarnation)
     return made
 
 
@@ -45,7 +45,9 @@ def test_a_second_run_is_refused_in_every_session_and_touches_nothing() -> None:
     before = files(first)
     for session in (0, 1):
         answer = second.open(session)
-        assert isinstance(answer, Taken) and "another run, whose chief is 127.0.0.1:1 (process 1 on box)" in str(answer)
+        assert isinstance(answer, LockTaken) and "another run, whose chief is 127.0.0.1:1 (process 1 on box)" in str(
+            answer
+        )
     assert phase(second) == (OPEN, 0) and second.ended == [] and files(first) == before
     first.chief.stop_run()
     second.open(0)
@@ -113,7 +115,7 @@ def test_a_lock_from_elsewhere_that_changes_while_it_is_waited_for_refuses_the_s
     second.desk.pass_time(5.0)
     first.desk.pass_time(BEAT_S)
     second.desk.pass_time(1.5)
-    assert isinstance(second.answered(0), Taken) and holder(second) == "1" and phase(second) == (OPEN, 0)
+    assert isinstance(second.answered(0), LockTaken) and holder(second) == "1" and phase(second) == (OPEN, 0)
 
 
 def test_a_restarted_chief_waits_for_a_lock_from_elsewhere_where_nobody_trains_meanwhile() -> None:
@@ -174,7 +176,7 @@ def test_a_restarted_chief_whose_directory_another_run_has_taken_is_refused() ->
     other.open(0)
     again = led(storage, 2, restarted=True).gather()
     before = files(other)
-    assert isinstance(again.open(0, epoch=1), Taken) and files(other) == before
+    assert isinstance(again.open(0, epoch=1), LockTaken) and files(other) == before
 
 
 def test_a_run_whose_lock_another_one_has_broken_fails_and_writes_nothing_more() -> None:

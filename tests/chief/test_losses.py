@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dps.chief.losses import Losses
+from dps.chief.epoch import LostSteps
 
 
-def over(*sessions: int) -> Losses:
+def over(*sessions: int) -> LostSteps:
     """Run epoch 3 has trained from step 40 on and is over; these sessions took part to the end."""
-    losses = Losses()
+    losses = LostSteps()
     losses.trains(3, 40)
     losses.over(sessions)
     return losses
 
 
-def told(losses: Losses, epoch: int = 3) -> tuple[int, bool]:
+def told(losses: LostSteps, epoch: int = 3) -> tuple[int, bool]:
     return losses.reached, losses.certain(epoch)
 
 
@@ -26,7 +26,7 @@ def test_it_is_certain_when_all_sessions_have_come_back() -> None:
 
 
 def test_a_session_that_closed_before_the_end_or_after_it_counts() -> None:
-    losses = Losses()
+    losses = LostSteps()
     losses.trains(3, 40)
     losses.closed(1, 3, 48)
     losses.over([2, 3])
@@ -59,7 +59,7 @@ def test_an_epoch_that_never_trained_changes_nothing() -> None:
 
 
 def test_another_chiefs_epoch_is_certain_only_where_its_step_ps_tells() -> None:
-    losses = Losses()
+    losses = LostSteps()
     losses.joins(1, 3, 47)
     assert told(losses) == (47, False)
     losses.counted(3, 48)
@@ -79,7 +79,7 @@ def test_a_session_that_closes_in_the_epoch_after_says_nothing_of_the_one_before
 
 
 def test_a_session_that_was_lost_before_the_end_may_have_been_told_of_more() -> None:
-    losses = Losses()
+    losses = LostSteps()
     losses.trains(3, 10)
     losses.lost(7)
     losses.over([8])

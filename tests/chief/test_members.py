@@ -6,13 +6,13 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dps.chief.members import Membership
+from dps.chief.members import RunMembers
 
 W0, W1 = "worker:0", "worker:1"
 
 
-def joined(*names: str) -> tuple[Membership, list[int]]:
-    members = Membership(["worker:0", "worker:1"])
+def joined(*names: str) -> tuple[RunMembers, list[int]]:
+    members = RunMembers(["worker:0", "worker:1"])
     return members, [members.admit(100 + i, name, int(name[-1]), True) for i, name in enumerate(names)]
 
 
@@ -32,7 +32,7 @@ def test_the_first_step_waits_for_those_that_are_expected() -> None:
 
 
 def test_where_the_number_is_not_known_those_that_joined_are_expected() -> None:
-    members = Membership()
+    members = RunMembers()
     assert members.waiting() == [] and not members.all_done()
     members.admit(1, "worker:7", 7, True)
     members.new_epoch()
@@ -69,7 +69,7 @@ def test_a_lost_worker_that_comes_back_takes_part_again() -> None:
 
 
 def test_a_worker_with_two_sessions_is_done_with_the_last() -> None:
-    members = Membership([W0])
+    members = RunMembers([W0])
     one, two = members.admit(1, W0, 0, True), members.admit(2, W0, 0, True)
     members.end(one, lost=False)
     assert members.finished == [] and not members.all_done()
@@ -78,7 +78,7 @@ def test_a_worker_with_two_sessions_is_done_with_the_last() -> None:
 
 
 def test_a_program_that_ended_with_an_error_is_noted_once_and_finished() -> None:
-    members = Membership([W0])
+    members = RunMembers([W0])
     for session in (1, 2):
         members.end(members.admit(session, W0, 0, True), lost=False, failed=True)
     assert members.failed == [W0] and members.finished == [W0]
@@ -95,7 +95,7 @@ def test_readers_take_part_in_nothing_but_the_list() -> None:
 
 
 def test_the_session_of_the_lowest_living_worker_leads() -> None:
-    members = Membership()
+    members = RunMembers()
     assert members.leader() is None
     members.admit(1, "client:0", 0, False)
     assert members.leader() == 1
@@ -116,7 +116,7 @@ def test_giving_up_ends_all_sessions_of_a_worker_and_strangers_are_not_given_up(
 
 
 def test_a_worker_that_finished_under_an_earlier_chief_is_done_here_too() -> None:
-    members = Membership([W0, W1])
+    members = RunMembers([W0, W1])
     members.done_elsewhere(W0)
     assert members.waiting() == [W1] and members.joined == [W0]
     live = members.admit(1, W0, 0, True)
@@ -132,7 +132,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.members = Membership(NAMES[:2])
+        self.members = RunMembers(NAMES[:2])
         self.used: list[int] = []
         self.session = 0
         self.seen: tuple[int, list[object]] = (-1, [])
@@ -187,7 +187,7 @@ TestAnyOrder.settings = settings(max_examples=50, stateful_step_count=25)
 
 
 def test_a_worker_whose_next_session_ends_well_has_succeeded() -> None:
-    members = Membership(["worker:0"])
+    members = RunMembers(["worker:0"])
     for failed in (True, False):
         members.end(members.admit(1, "worker:0", 0, True), lost=False, failed=failed)
         assert members.succeeded() is not failed

@@ -7,15 +7,15 @@ import pytest
 import dps
 from dps.actors.caller import Caller
 from dps.actors.ref import Ref
-from dps.chief.reaching import MOST, REACH_S, Reaching
+from dps.chief.cluster import MOST_DIALLED, REACH_S, Reachability
 from dps.errors import ConfigError, Unavailable
-from dps.run_protocol import CHIEF, Register, Registered
+from dps.messages.runs import CHIEF, Register, Registered
 from dps.transport.current import runtime
 from tests.chief.led import Led
 
 
 def test_an_address_is_given_up_after_ten_seconds_without_a_connection_and_never_once_it_was_reached() -> None:
-    reaching = Reaching()
+    reaching = Reachability()
     for address in ("a:1", "b:2"):
         reaching.tries(address, 100.0)
     reaching.reached("b:2")
@@ -29,15 +29,15 @@ def test_an_address_is_given_up_after_ten_seconds_without_a_connection_and_never
 
 
 def test_no_more_addresses_are_remembered_than_a_bound() -> None:
-    reaching = Reaching()
-    for number in range(MOST + 10):
+    reaching = Reachability()
+    for number in range(MOST_DIALLED + 10):
         reaching.tries(f"a:{number}", 0.0)
         reaching.reached(f"b:{number}")
-    assert len(reaching._tried_since) == len(reaching._reached) == MOST
+    assert len(reaching._tried_since) == len(reaching._reached) == MOST_DIALLED
 
 
 def test_the_problem_names_both_the_address_the_port_and_what_to_try() -> None:
-    reaching = Reaching(frozenset({"named:5000"}))
+    reaching = Reachability(frozenset({"named:5000"}))
     for address in ("10.0.0.2:5001", "named:5000"):
         reaching.tries(address, 0.0)
     text = reaching.problem("10.0.0.2:5001", "10.0.0.1:2220", "ps:0")

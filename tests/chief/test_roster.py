@@ -5,20 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from dps.actors.ref import Ref
-from dps.chief.members import Membership
-from dps.chief.roster import Roster
+from dps.chief.members import EpochRoster, RunMembers
 from dps.errors import Aborted, DeadlineExceeded
-from dps.run_protocol import Members
+from dps.messages.runs import Members
 from tests.chief.desk import Desk
 
 
 class Told:
     def __init__(self, ps: int = 2) -> None:
-        self.desk, self.members = Desk(), Membership(["worker:0", "worker:1"])
+        self.desk, self.members = Desk(), RunMembers(["worker:0", "worker:1"])
         self.heard, self.refused = 0, list[int]()
         node: Any = self.desk
         refs = {task: Ref(f"ps:{task}", "ps") for task in range(ps)}
-        self.roster = Roster(node, 3, refs, self.members, self._heard, self.refused.append)
+        self.roster = EpochRoster(node, 3, refs, self.members, self._heard, self.refused.append)
 
     def _heard(self, ps: int, ended: object) -> None:
         self.heard += 1

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dps.checkpoint import Journal, Manifest, MemoryStorage, SavedPart, SavedShard, SavedVariable, commit, write_shard
-from dps.chief.members import Membership
+from dps.chief.members import RunMembers
 from dps.chief.run import RESERVED, Run, ago, read_journal, write_journal
 from dps.variables.plan import VariableSpec, make_plan
 from tests.variables.models import SGD
@@ -76,7 +76,7 @@ def test_one_that_is_gone_when_its_turn_comes_is_replaced_by_the_newest(caplog: 
 
 
 def test_a_new_chief_knows_epoch_incarnations_and_who_has_finished() -> None:
-    storage, before = MemoryStorage(), Membership(["worker:0", "worker:1"])
+    storage, before = MemoryStorage(), RunMembers(["worker:0", "worker:1"])
     first = before.admit(1, "worker:0", 0, True)
     before.admit(2, "worker:1", 1, True)
     before.end(first, lost=False)
@@ -84,17 +84,17 @@ def test_a_new_chief_knows_epoch_incarnations_and_who_has_finished() -> None:
     state = Journal(storage, DIR).load()
     assert state is not None
     assert (state.run_epoch, state.ended, state.members) == (5, ((1, 1),), {"worker:1": 2})
-    after = Membership(["worker:0", "worker:1"])
+    after = RunMembers(["worker:0", "worker:1"])
     assert read_journal(storage, DIR, after) == 5
     assert after.next_incarnation == 3 + RESERVED and after.finished == ["worker:0"] and after.waiting() == ["worker:1"]
 
 
 def test_a_new_chief_knows_which_workers_have_come() -> None:
-    storage, before = MemoryStorage(), Membership(["worker:0", "worker:1", "worker:2"])
+    storage, before = MemoryStorage(), RunMembers(["worker:0", "worker:1", "worker:2"])
     before.end(before.admit(1, "worker:0", 0, True), lost=True)
     before.came("worker:1")
     write_journal(storage, DIR, 5, before, ended=False)
-    after = Membership(["worker:0", "worker:1", "worker:2"])
+    after = RunMembers(["worker:0", "worker:1", "worker:2"])
     read_journal(storage, DIR, after)
     for name in after.waiting():
         after.give_up(name)
@@ -102,12 +102,12 @@ def test_a_new_chief_knows_which_workers_have_come() -> None:
 
 
 def test_who_was_given_up_is_not_waited_for_again_and_who_took_part_is_known() -> None:
-    storage, before = MemoryStorage(), Membership()
+    storage, before = MemoryStorage(), RunMembers()
     for task in range(3):
         before.admit(task, f"worker:{task}", task, True)
     before.give_up("worker:1")
     write_journal(storage, DIR, 5, before, ended=False)
-    expected, unknown = Membership([f"worker:{task}" for task in range(3)]), Membership()
+    expected, unknown = RunMembers([f"worker:{task}" for task in range(3)]), RunMembers()
     for after in (expected, unknown):
         read_journal(storage, DIR, after)
         assert after.waiting() == ["worker:0", "worker:2"]
@@ -115,26 +115,26 @@ def test_who_was_given_up_is_not_waited_for_again_and_who_took_part_is_known() -
 
 
 def test_another_run_takes_only_the_numbers_of_one_that_crashed() -> None:
-    storage, before = MemoryStorage(), Membership(["worker:0", "worker:1"])
+    storage, before = MemoryStorage(), RunMembers(["worker:0", "worker:1"])
     before.end(before.admit(1, "worker:0", 0, True), lost=False)
     before.give_up("worker:1")
     write_journal(storage, DIR, 5, before, ended=False)
-    after = Membership(["worker:0", "worker:1"])
+    after = RunMembers(["worker:0", "worker:1"])
     assert read_journal(storage, DIR, after, same_run=False) == 5
     assert after.next_incarnation == 2 + RESERVED and after.waiting() == ["worker:0", "worker:1"]
 
 
 def test_of_a_run_that_ended_only_the_numbers_are_kept() -> None:
-    storage, before = MemoryStorage(), Membership(["worker:0"])
+    storage, before = MemoryStorage(), RunMembers(["worker:0"])
     before.end(before.admit(1, "worker:0", 0, True), lost=False)
     write_journal(storage, DIR, 2, before, ended=True)
-    after = Membership(["worker:0"])
+    after = RunMembers(["worker:0"])
     assert read_journal(storage, DIR, after) == 2
     assert after.next_incarnation == 2 + RESERVED and after.waiting() == ["worker:0"]
 
 
 def test_ended_incarnations_are_written_as_spans() -> None:
-    storage, members = MemoryStorage(), Membership()
+    storage, members = MemoryStorage(), RunMembers()
     numbers = [members.admit(i, f"worker:{i}", i, True) for i in range(6)]
     for number in (numbers[0], numbers[1], numbers[4]):
         members.end(number, lost=True)
@@ -146,10 +146,10 @@ def test_ended_incarnations_are_written_as_spans() -> None:
 def test_the_highest_epoch_that_any_checkpoint_names_is_never_used_again() -> None:
     storage = MemoryStorage()
     save(storage, 4, 7)
-    assert read_journal(storage, DIR, Membership()) == 7
-    write_journal(storage, DIR, 9, Membership(), ended=True)
-    assert read_journal(storage, DIR, Membership()) == 9
-    assert read_journal(MemoryStorage(), DIR, Membership()) == 0
+    assert read_journal(storage, DIR, RunMembers()) == 7
+    write_journal(storage, DIR, 9, RunMembers(), ended=True)
+    assert read_journal(storage, DIR, RunMembers()) == 9
+    assert read_journal(MemoryStorage(), DIR, RunMembers()) == 0
 
 
 def test_the_settings_of_a_run_are_data() -> None:
@@ -158,7 +158,7 @@ def test_the_settings_of_a_run_are_data() -> None:
 
 
 def test_what_the_journal_knows_of_ends_counts_where_the_ps_were_told_less() -> None:
-    storage, before = MemoryStorage(), Membership(["worker:0", "worker:1", "worker:2", "worker:3"])
+    storage, before = MemoryStorage(), RunMembers(["worker:0", "worker:1", "worker:2", "worker:3"])
     for name in ("worker:0", "worker:1", "worker:2"):
         before.admit(int(name[-1]), name, int(name[-1]), worker=True)
     told = before.notes()
@@ -167,7 +167,7 @@ def test_what_the_journal_knows_of_ends_counts_where_the_ps_were_told_less() -> 
     before.give_up("worker:3")
     write_journal(storage, DIR, 1, before, ended=False)
 
-    after = Membership(before.expected)
+    after = RunMembers(before.expected)
     read_journal(storage, DIR, after)
     after.take_up(told)
     assert list(after.live) == [3] and after.waiting() == []
@@ -175,7 +175,7 @@ def test_what_the_journal_knows_of_ends_counts_where_the_ps_were_told_less() -> 
 
 
 def test_what_the_ps_were_told_counts_where_the_journal_could_not_be_written() -> None:
-    storage, before = MemoryStorage(), Membership(["worker:0", "worker:1", "worker:2"])
+    storage, before = MemoryStorage(), RunMembers(["worker:0", "worker:1", "worker:2"])
     before.end(before.admit(0, "worker:0", 0, worker=True), lost=False)
     before.end(before.admit(1, "worker:1", 1, worker=True), lost=True)
     before.give_up("worker:2")
@@ -184,7 +184,7 @@ def test_what_the_ps_were_told_counts_where_the_journal_could_not_be_written() -
         before.admit(task, f"worker:{task}", task, worker=True)
     before.came("worker:2")
 
-    after = Membership(before.expected)
+    after = RunMembers(before.expected)
     read_journal(storage, DIR, after)
     after.take_up(before.notes())
     assert list(after.live) == [3, 4] and after.waiting() == ["worker:2"]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from dps.actors.ref import Sender
-from dps.chief.members import Membership
-from dps.chief.sessions import Session, Sessions
+from dps.chief.members import RunMembers
+from dps.chief.sessions import ClientSession, Sessions
 from dps.errors import Aborted
-from dps.run_protocol import OpenSession
+from dps.messages.runs import OpenSession
 
 
-def ask(sessions: Sessions, number: int, job: str = "worker", task: int = 0, plan: bool = True) -> Session:
+def ask(sessions: Sessions, number: int, job: str = "worker", task: int = 0, plan: bool = True) -> ClientSession:
     message = OpenSession(number, job, task, 1, f"{job}{task}:1", 0, {"variables": []} if plan else {}, {})
     return sessions.open(message, Sender("route", number, f"{job}:{task}", 0), message.address)
 
@@ -54,7 +54,7 @@ def test_sessions_are_found_by_node_and_by_task() -> None:
 
 
 def test_those_that_wait_are_admitted_once_and_only_trainers_count_as_workers() -> None:
-    sessions, members = Sessions(), Membership()
+    sessions, members = Sessions(), RunMembers()
     ask(sessions, 1)
     ask(sessions, 2, "client", plan=False)
     ask(sessions, 3, task=1, plan=False)
@@ -64,7 +64,7 @@ def test_those_that_wait_are_admitted_once_and_only_trainers_count_as_workers() 
 
 
 def test_a_session_is_told_when_every_ps_knows_the_version_with_it() -> None:
-    sessions, members = Sessions(), Membership()
+    sessions, members = Sessions(), RunMembers()
     first, second = ask(sessions, 1), ask(sessions, 2, task=1)
     sessions.admit(members)
     assert (first.version, second.version) == (1, 2)
@@ -75,7 +75,7 @@ def test_a_session_is_told_when_every_ps_knows_the_version_with_it() -> None:
 
 
 def test_an_epoch_later_nobody_can_be_told_before_being_admitted_again() -> None:
-    sessions, members = Sessions(), Membership()
+    sessions, members = Sessions(), RunMembers()
     ask(sessions, 1)
     sessions.admit(members)
     members.new_epoch()

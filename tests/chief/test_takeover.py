@@ -7,22 +7,21 @@ from typing import Any
 
 import pytest
 
-from dps.actors.messages import Done, Waiting
-from dps.chief.members import Membership
-from dps.chief.phase import CONFIGURE, END, FAILED, GATHER, OPEN, RUN
-from dps.chief.run import write_journal
+from dps.actors.answers import Done, Waiting
+from dps.chief.members import RunMembers
+from dps.chief.run import CONFIGURE, END, FAILED, GATHER, OPEN, RUN, write_journal
 from dps.errors import DeadlineExceeded, TaskLost
-from dps.run_protocol import (
+from dps.messages.runs import (
     AskServing,
     AskState,
     CloseSession,
+    ConfiguredBefore,
     CutShard,
     Members,
     Register,
+    RunState,
     Save,
-    Serving,
     SessionOpened,
-    State,
     StopTask,
 )
 from tests.chief.led import Led, plan
@@ -33,7 +32,7 @@ RESTORED = "step-000000000040-epoch-000004"
 
 def told(*sessions: int, gone: tuple[int, ...] = ()) -> dict[str, Any]:
     """Notes of a chief that has let in these sessions, of workers with the same numbers; of `gone` some were lost."""
-    members = Membership(["worker:0", "worker:1"])
+    members = RunMembers(["worker:0", "worker:1"])
     for session in sessions:
         members.admit(session, f"worker:{session}", session, True, True, f"worker:{session}", 1)
     for session in gone:
@@ -56,7 +55,7 @@ class Second(Led):
             if question.to.address == f"ps:{task}":
                 about = {**SETTINGS, **self.settings}, self.settings.get("checkpoint_dir", "")
                 served = (told(0, 1) if notes is None else notes) if trains else {}
-                question.answer(Serving(epoch, trains, 47, plan(2), *about, RESTORED, served))
+                question.answer(ConfiguredBefore(epoch, trains, 47, plan(2), *about, RESTORED, served))
             else:
                 self.desk.questions.append(question)
 
@@ -77,7 +76,7 @@ def test_an_epoch_that_all_ps_serve_goes_on_and_nobody_is_asked_to_join_again() 
     assert led.phase() == (RUN, 5) and led.live() == {1: "worker:0", 2: "worker:1"}
     members = [q.message for q in led.desk.take(Members)]
     assert [m.version for m in members if isinstance(m, Members)] == [3, 3]  # above what the ps have heard
-    assert led.tell(AskState(0), "asks") == State(5, True, True, "training; the chief waits for ps:0, ps:1")
+    assert led.tell(AskState(0), "asks") == RunState(5, True, True, "training; the chief waits for ps:0, ps:1")
     assert led.desk.watched >= {"worker:0", "worker:1"}
 
 
@@ -155,7 +154,7 @@ def test_questions_of_sessions_wait_until_the_chief_knows() -> None:
     assert isinstance(led.tell(AskState(0), "state"), Waiting) and isinstance(led.tell(Save(0), "save"), Waiting)
     led.come("ps", 1)
     led.serve(1)
-    assert isinstance(led.tell(AskState(0), "state"), State)
+    assert isinstance(led.tell(AskState(0), "state"), RunState)
     led.tell(Save(0), "save")
     assert len(led.desk.take(CutShard)) == 2
 
@@ -220,7 +219,7 @@ def test_where_not_all_ps_serve_one_epoch_that_trains_another_begins(other: str)
         led.serve(1, epoch=6 if other == "another epoch" else 5, trains=False)
     known = 5 if other == "none" else 6
     assert led.phase() == (OPEN, known) and led.live() == {}
-    assert led.tell(AskState(0), "state") == State(known, False, False, "the chief waits for a session to come back")
+    assert led.tell(AskState(0), "state") == RunState(known, False, False, "the chief waits for a session to come back")
 
 
 def test_without_a_checkpoint_dir_a_ps_that_has_lost_its_values_fails_the_run() -> None:
@@ -271,7 +270,7 @@ def test_a_session_that_comes_before_the_ps_of_its_plan_waits_for_them() -> None
 
 def test_a_run_that_had_ended_is_not_saved_again_and_ends_well() -> None:
     led = Second()
-    write_journal(led.desk.storage, "run", 5, Membership(), ended=True)
+    write_journal(led.desk.storage, "run", 5, RunMembers(), ended=True)
     led.come("ps", 0)
     led.serve(0)  # ps:1 was told of the end before the chief died, and does not come
     assert led.phase()[0] == END and led.chief.ending.farewell.message == StopTask(0, "")
@@ -280,7 +279,7 @@ def test_a_run_that_had_ended_is_not_saved_again_and_ends_well() -> None:
 @pytest.mark.parametrize(("epoch", "ended"), [(4, True), (5, False)])
 def test_a_journal_of_another_epoch_or_of_a_run_that_did_not_end_does_not_end_this_one(epoch: int, ended: bool) -> None:
     led = Second()
-    write_journal(led.desk.storage, "run", epoch, Membership(), ended)
+    write_journal(led.desk.storage, "run", epoch, RunMembers(), ended)
     led.come("ps", 0)
     led.serve(0)
     assert led.phase()[0] == GATHER and led.chief.ending.farewell.message is None

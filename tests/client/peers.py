@@ -9,7 +9,7 @@ import numpy as np
 
 from dps.actors.ref import Ref
 from dps.actors.requests import Request, Requests
-from dps.client.lanes import Peer
+from dps.client.lanes import PsPeer
 from dps.errors import Unavailable
 from dps.transport.message import Message
 from dps.transport.tuning import ORDINARY
@@ -85,6 +85,6 @@ def take(ps: int) -> np.ndarray[Any, Any]:
     return np.zeros(1 << 16, np.uint8)
 
 
-def peer(wire: Wire, layout: ShardLayout, lane: Memory | None = None, ps: int = 0) -> Peer:
+def peer(wire: Wire, layout: ShardLayout, lane: Memory | None = None, ps: int = 0) -> PsPeer:
     """The ps at the other end of a wire; without a `lane` it shares no memory."""
-    return Peer(wire, ps, PS, layout, lane or Memory(on=False), wire.abort)  # type: ignore[arg-type]
+    return PsPeer(wire, ps, PS, layout, lane or Memory(on=False), wire.abort)  # type: ignore[arg-type]

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from dps.client.arrived import arrived
+from dps.client.transfers import arrived
 from dps.errors import ProtocolError
-from dps.protocol import Pull, Values
+from dps.messages.sessions import Pull, Values
 from dps.transport.message import changed
 from dps.variables.plan import Plan, VariableSpec, make_plan
 from tests.client.test_transfers import pieces_of, pull, run_of, values_in

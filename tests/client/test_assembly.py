@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from dps.client.assembly import Assembly
-from dps.client.dense import Whole
+from dps.client.assembly import Assembly, Whole
 from dps.variables.plan import Plan, VariableSpec, make_plan
 from dps.variables.tree import Nesting, nested
 from tests.variables.models import SGD, plans, values_of

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 
 from dps.client.cargo import About, ArraysCargo
-from dps.protocol import Push
-from dps.ps.intake.intake import Gathering, State
-from dps.ps.intake.staged import PushOf
+from dps.messages.sessions import Push
+from dps.ps.intake.intake import Gathering, IntakeState, PushOf
 from dps.transport.tuning import ORDINARY
 from dps.variables.layout import split
 from dps.variables.plan import Plan, ShardLayout, VariableSpec, make_plan
@@ -55,9 +54,9 @@ def test_the_pieces_make_the_run_and_none_is_longer_than_it_may_be(plan: Plan, s
         for piece in pieces:
             assert (piece.epoch, piece.number, piece.step, piece.counter, piece.clock) == ABOUT[:5]
             assert 0 < sum(array.nbytes for array in piece.arrays) <= longest
-            assert intake.state is State.ARRIVING
+            assert intake.state is IntakeState.ARRIVING
             intake.take(piece)
-        assert intake.state is State.COMPLETE
+        assert intake.state is IntakeState.COMPLETE
         for arena, got in zip(layout.arenas, intake.staged().sound().flats(), strict=True):
             for part, start in zip(arena.parts, arena.starts, strict=True):
                 if arena.optimizer is not None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from dps.client.dense import Whole, fit, gather, is_whole
+from dps.client.assembly import Whole, fit, gather, is_whole
 from dps.transport.dtypes import BFLOAT16, dtype_of
 from dps.variables.layout import split
 from dps.variables.plan import Plan, VariableSpec, make_plan

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dps.client.cargo import About, Run, RunCargo
+from dps.client.cargo import About, CargoMemory, RunCargo
 from dps.client.transfers import PullTransfer, PushTransfer
-from dps.protocol import APPLIED, DROPPED, REFUSED, Pull, Pushed, PushStatus, Values
+from dps.messages.sessions import APPLIED, DROPPED, REFUSED, Pull, Pushed, PushStatus, Values
 from tests.client.peers import Memory, Wire, peer, take
 from tests.client.test_transfers import pieces_of, run_of, small
 
@@ -23,7 +23,7 @@ def there() -> Memory:
 def step(memory: Memory) -> tuple[Wire, PushTransfer, PullTransfer]:
     wire, layout = Wire(), small().layouts[0]
     to = peer(wire, layout, memory)
-    private = Run(wire.runtime, Memory(on=False), 64)  # type: ignore[arg-type]
+    private = CargoMemory(wire.runtime, Memory(on=False), 64)  # type: ignore[arg-type]
     push = PushTransfer(RunCargo(to, About(1, 4, 0, 0, 0, True, 1), private))
     pull = PullTransfer(to, Pull(1, 0, 4, 0, -1, [], shared=True), take, behind=push)
     return wire, push, pull

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dps.client.assembly import Assembly
-from dps.client.recycled import Memory, Recycled
+from dps.client.pulling import PullMemory, Recycled
 from dps.variables.plan import Plan, VariableSpec, make_plan
 from dps.variables.tree import Nesting, nested
 from tests.variables.models import SGD
@@ -32,7 +32,7 @@ class Puller:
         self.recycled = Recycled()
         self.number = 0
 
-    def begin(self) -> Memory:
+    def begin(self) -> PullMemory:
         """Memory for the next values, which are all its number."""
         memory = self.recycled.take(self.layouts)
         self.number += 1
@@ -135,7 +135,7 @@ def test_of_memory_that_is_always_held_only_some_is_known_again() -> None:
 def test_pulls_on_their_way_that_are_more_than_are_kept_have_arrays_of_their_own(seed: int) -> None:
     chance = random.Random(seed)
     puller = Puller(plan_of(8))
-    under_way: list[tuple[int, Memory]] = []
+    under_way: list[tuple[int, PullMemory]] = []
     held: list[tuple[int, Any]] = []
     for _ in range(60):
         if chance.random() < 0.5 and len(under_way) < 7:

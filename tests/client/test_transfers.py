@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from dps.actors.messages import Done, Failed, Waiting
-from dps.client.cargo import About, Run, RunCargo
+from dps.actors.answers import Done, Failed, Waiting
+from dps.client.cargo import About, CargoMemory, RunCargo
 from dps.client.transfers import PullTransfer, PushTransfer
 from dps.errors import Aborted, ProtocolError
-from dps.protocol import (
+from dps.messages.sessions import (
     APPLIED,
     DROPPED,
     RUN,
@@ -158,7 +158,7 @@ def push(size: int, held: bool = False, credit: bool = False) -> tuple[Wire, Pus
     """A push of 32 bytes in pieces of `size`, as number 4 of epoch 1."""
     plan, wire = small(), Wire(size)
     to = peer(wire, plan.layouts[0])
-    run = Run(wire.runtime, to.lane, 32)  # type: ignore[arg-type]
+    run = CargoMemory(wire.runtime, to.lane, 32)  # type: ignore[arg-type]
     run.bytes[:] = run_of(plan, 0)[:32]
     cargo = RunCargo(to, About(1, 4, 2, 7), run)
     transfer = PushTransfer(cargo, held, credit)

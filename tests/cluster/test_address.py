@@ -20,9 +20,9 @@ from dps.cluster.address import (
 )
 from dps.cluster.identity import Identity
 from dps.cluster.spec import ClusterSpec
-from dps.collectives.node import beside
+from dps.collectives.member import beside
 from dps.errors import ConfigError
-from dps.transport.address import Binding, advertised
+from dps.transport.sockets.addresses import Binding, advertised
 
 GOOD = {
     "127.0.0.1:2222": Address("tcp", "127.0.0.1", 2222),

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from dps.cluster.advice import WARN_ABOVE, WORTH_NBYTES, advice, spread
 from dps.cluster.placement import Greedy, RoundRobin
+from dps.cluster.setter import WARN_ABOVE, WORTH_NBYTES, advice, spread
 
 MB = 1 << 18
 """Elements of float32."""

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dps.cluster import ClusterSpec, Task, resolve
-from dps.cluster.environment import arguments_found, server_arguments, tf_config_of
+from dps.cluster.identity import arguments_found, server_arguments, tf_config_of
 from dps.errors import ConfigError
 
 

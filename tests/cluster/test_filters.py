@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dps
-from dps.cluster.filters import DeviceFilters
+from dps.cluster.device import DeviceFilters
 from dps.errors import ConfigError
 from tests.in_process import bind, cluster
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import dps
-from dps.cluster.jobs import unfit, unknown
+from dps.cluster.spec import unfit, unknown
 
 UNUSED = {"wroker": ["127.0.0.1:0", "127.0.0.1:0"], "chief": ["127.0.0.1:0"], "local": ["127.0.0.1:0"], "none": []}
 

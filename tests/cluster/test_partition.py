@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import DTypeLike
 
-from dps.cluster.partition import Fixed, MaxSize, MinSize, Part, Partitioner, cut, num_parts, split_rows
+from dps.cluster.partition import Fixed, MaxSize, MinSize, Partitioner, RowRange, cut, num_parts, split_rows
 from dps.errors import PlacementError
 
 
@@ -123,15 +123,15 @@ def test_a_scalar_cannot_be_cut() -> None:
 
 def test_parts_are_named_by_number_and_lie_one_after_the_other() -> None:
     assert cut("table", (13, 4), "float32", Fixed(5)) == (
-        Part("table/part_0", 0, (3, 4)),
-        Part("table/part_1", 3, (3, 4)),
-        Part("table/part_2", 6, (3, 4)),
-        Part("table/part_3", 9, (2, 4)),
-        Part("table/part_4", 11, (2, 4)),
+        RowRange("table/part_0", 0, (3, 4)),
+        RowRange("table/part_1", 3, (3, 4)),
+        RowRange("table/part_2", 6, (3, 4)),
+        RowRange("table/part_3", 9, (2, 4)),
+        RowRange("table/part_4", 11, (2, 4)),
     )
 
 
 @pytest.mark.parametrize("partitioner", [None, Fixed(1), MinSize()])
 def test_one_shard_is_an_ordinary_variable(partitioner: Partitioner | None) -> None:
-    assert cut("w", (13, 4), "float32", partitioner) == (Part("w", 0, (13, 4)),)
-    assert cut("b", (), "float32", partitioner) == (Part("b", 0, ()),)
+    assert cut("w", (13, 4), "float32", partitioner) == (RowRange("w", 0, (13, 4)),)
+    assert cut("b", (), "float32", partitioner) == (RowRange("b", 0, ()),)

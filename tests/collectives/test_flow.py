@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dps.collectives.board import PLACE_NBYTES, Place
 from dps.collectives.flow import Flow
+from dps.collectives.memory import PLACE_NBYTES, BoardSlot
 from dps.collectives.messages import Phase
-from dps.collectives.routes import ALGORITHMS, Algorithm, Part, gather, owned, parts_of, slots
+from dps.collectives.routes import ALGORITHMS, Algorithm, RunSegment, gather, owned, parts_of, slots
 from dps.errors import ProtocolError
-from dps.kernels.totals import largest, total
+from dps.kernels.gradients import largest, total
 
 
 def flows(
@@ -147,7 +147,7 @@ def test_parts_cover_a_run_once() -> None:
         for size in (1, 3):
             parts = parts_of(count, size, 8)
             assert [index for part in parts for index in range(part.start, part.stop)] == list(range(count))
-    assert slots([3, 0, 2], 2) == [Part(0, 2, 0), Part(2, 3, 0), Part(3, 5, 2)]
+    assert slots([3, 0, 2], 2) == [RunSegment(0, 2, 0), RunSegment(2, 3, 0), RunSegment(3, 5, 2)]
 
 
 def test_sums_are_taken_in_their_order() -> None:
@@ -176,10 +176,10 @@ def test_arrays_are_owned_whole_if_that_is_nearly_fair() -> None:
 
 def test_a_part_on_a_board_is_seen_when_it_is_whole() -> None:
     board = np.zeros(2 * (PLACE_NBYTES + 256), np.uint8)
-    own, other = (Place(board, 1) for _ in range(2))
+    own, other = (BoardSlot(board, 1) for _ in range(2))
     own.room(8)[:] = 7
     assert other.look(3, 8) is None
     own.show(3, "all_reduce")
     found = other.look(3, 8)
     assert found is not None and found[0] == "all_reduce" and found[1].tolist() == [7] * 8
-    assert other.look(4, 8) is None and Place(board, 0).look(3, 8) is None
+    assert other.look(4, 8) is None and BoardSlot(board, 0).look(3, 8) is None

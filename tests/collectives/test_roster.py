@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from dps.collectives.keeper import GroupRoster
 from dps.collectives.messages import GroupIs, JoinGroup
-from dps.collectives.roster import Roster
 from dps.errors import ConfigError, TaskLost
 
 
@@ -18,12 +18,12 @@ def said(
     return JoinGroup(*place, generation, frozen, completed, doing, False, [])
 
 
-def join(roster: Roster, task: int, *rest: int, **more: int) -> GroupIs:
+def join(roster: GroupRoster, task: int, *rest: int, **more: int) -> GroupIs:
     return roster.join(said(task, *rest, **more), f"w{task}:1", "")
 
 
-def formed(*tasks: int) -> Roster:
-    roster = Roster("g", tasks)
+def formed(*tasks: int) -> GroupRoster:
+    roster = GroupRoster("g", tasks)
     for task in tasks:
         join(roster, task, 0, 1)
     assert roster.generation == 1 and [member[0] for member in roster.members] == list(tasks)
@@ -31,7 +31,7 @@ def formed(*tasks: int) -> Roster:
 
 
 def test_a_group_is_formed_when_all_have_come_and_frozen() -> None:
-    roster = Roster("g", [0, 1])
+    roster = GroupRoster("g", [0, 1])
     answer = join(roster, 0)
     assert (answer.generation, answer.forming, answer.text) == (0, 1, "worker:1 has not come to the group")
     join(roster, 0, 0, 1)
@@ -115,7 +115,7 @@ def test_who_is_waited_for_is_named() -> None:
 
 def test_a_restarted_chief_goes_on_with_what_members_say() -> None:
     known = [[0, 100, "w0:1", "t", "", 1, []], [1, 101, "w1:1", "t", "", 1, []]]
-    roster = Roster("g", [0, 1])
+    roster = GroupRoster("g", [0, 1])
     message = said(0, 3, 0, 9)
     answer = roster.join(JoinGroup(*[getattr(message, name) for name in message._fields[:-1]], known), "w0:1", "")
     assert (answer.generation, answer.forming) == (3, 0)
@@ -129,14 +129,14 @@ def test_a_restarted_chief_goes_on_with_what_members_say() -> None:
 PS = [0, "ps0:1", "ticket", "", "ps0:1"]
 
 
-def through(roster: Roster, task: int, *rest: int, ps: Any = (), lacks: str = "") -> GroupIs:
+def through(roster: GroupRoster, task: int, *rest: int, ps: Any = (), lacks: str = "") -> GroupIs:
     message = said(task, *rest)
     fields = [getattr(message, name) if name != "through" else True for name in message._fields]
     return roster.join(JoinGroup(*fields), f"w{task}:1", "", ps, lacks)
 
 
 def test_a_group_that_sums_through_a_ps_waits_for_one_by_name() -> None:
-    roster = Roster("g", [0, 1])
+    roster = GroupRoster("g", [0, 1])
     for task in (0, 1):
         answer = through(roster, task, 0, 1, lacks="ps:0; start it with: ...")
     assert (answer.generation, answer.ps) == (0, [])
@@ -146,7 +146,7 @@ def test_a_group_that_sums_through_a_ps_waits_for_one_by_name() -> None:
 
 
 def test_a_ps_that_is_lost_or_another_one_begins_a_generation() -> None:
-    roster = Roster("g", [0, 1])
+    roster = GroupRoster("g", [0, 1])
     for task in (0, 1):
         through(roster, task, 0, 1, ps=PS)
     assert through(roster, 0, 1, 0, 4, ps=PS).forming == 0

@@ -16,16 +16,15 @@ import pytest
 
 import dps
 from dps.chief.cluster import Cluster
-from dps.collectives.board import Place
 from dps.collectives.flow import Flow
 from dps.collectives.group import Group
-from dps.collectives.member import Member
-from dps.collectives.memory import Memories
-from dps.collectives.roster import Roster
-from dps.collectives.sums import Served, Sum
+from dps.collectives.keeper import GroupRoster
+from dps.collectives.member import GroupMember
+from dps.collectives.memory import BoardSlot, Memories
+from dps.collectives.sums import ServedGroup, SumOperation
 from dps.errors import DeadlineExceeded, DpsError, TaskLost
 from dps.transport.sim import Kill, Network, Partition, Pause, World
-from dps.transport.sim.faults import Fault
+from dps.transport.sim.world import Fault
 from dps.transport.tuning import Tuning
 from tests.seeds import chunks
 
@@ -271,14 +270,14 @@ def adds_as_it_comes(self: Flow, index: int) -> None:
     self._total = total
 
 
-def starts_from_the_least(self: Roster) -> None:
+def starts_from_the_least(self: GroupRoster) -> None:
     before = self.generation
     form(self)
     if self.generation != before:
         self.base = min(entry.completed for entry in self.here.values())
 
 
-def does_not_freeze(self: Member, group: Any) -> None:
+def does_not_freeze(self: GroupMember, group: Any) -> None:
     told(self, group)
     frozen = self._frozen
     if frozen and self.formed is not None and "thaws" not in self.__dict__:
@@ -291,21 +290,21 @@ def one_buffer(self: Memories, number: int, kind: int, nbytes: int) -> Any:
     return region(self, 0, kind, nbytes)
 
 
-def stays_when_one_is_lost(self: Roster, task: int, why: str, after: int = 0) -> None:
+def stays_when_one_is_lost(self: GroupRoster, task: int, why: str, after: int = 0) -> None:
     if why.startswith("has left"):
         lost(self, task, why, after)
 
 
-def looks_before_it_is_whole(self: Place, number: int, nbytes: int) -> Any:
+def looks_before_it_is_whole(self: BoardSlot, number: int, nbytes: int) -> Any:
     seen = int(self._numbers[0])
     return look(self, seen, nbytes) if seen else None
 
 
-def sums_before_all_have_come(self: Sum, message: Any, size: int) -> bool:
+def sums_before_all_have_come(self: SumOperation, message: Any, size: int) -> bool:
     return take(self, message, size - 1 if size > 2 else size)
 
 
-def sums_copies_twice(self: Sum, message: Any, size: int) -> bool:
+def sums_copies_twice(self: SumOperation, message: Any, size: int) -> bool:
     parts = self._parts.get(message.index, {})
     if message.rank in parts:  # a copy of what has come fills another one's place
         absent = [rank for rank in range(size) if rank not in parts]
@@ -313,13 +312,13 @@ def sums_copies_twice(self: Sum, message: Any, size: int) -> bool:
     return take(self, message, size)
 
 
-def sums_as_it_comes(self: Sum, index: int) -> None:
+def sums_as_it_comes(self: SumOperation, index: int) -> None:
     parts = list(self._parts[index].values())
     self._parts[index] = dict(enumerate(parts))
     add_up(self, index)
 
 
-def keeps_one_operation(self: Served, message: Any) -> Any:
+def keeps_one_operation(self: ServedGroup, message: Any) -> Any:
     for number in [number for number in self.sums if number != message.op]:
         del self.sums[number]
     return serve(self, message)
@@ -329,10 +328,10 @@ def does_not_see_that_the_ps_is_another(self: Cluster, before: Any) -> Any:
     return list(before) or helper(self, before)
 
 
-look = Place.look
-came, add, form, told = Flow.came, Flow._add, Roster._form, Member._told
-region, lost = Memories.region, Roster.lost
-take, add_up, serve, helper = Sum.take, Sum._add, Served.sum, Cluster.helper
+look = BoardSlot.look
+came, add, form, told = Flow.came, Flow._add, GroupRoster._form, GroupMember._told
+region, lost = Memories.region, GroupRoster.lost
+take, add_up, serve, helper = SumOperation.take, SumOperation._add, ServedGroup.sum, Cluster.helper
 
 
 @pytest.mark.timeout(600)
@@ -343,15 +342,15 @@ take, add_up, serve, helper = Sum.take, Sum._add, Served.sum, Cluster.helper
         (Flow, "_add", adds_as_it_comes, 0),
         (Flow, "again", lambda self: None, 0),
         (Flow, "follow", lambda self, source: None, 280),
-        (Roster, "_form", starts_from_the_least, 60),
-        (Roster, "lost", stays_when_one_is_lost, 0),
+        (GroupRoster, "_form", starts_from_the_least, 60),
+        (GroupRoster, "lost", stays_when_one_is_lost, 0),
         (Memories, "region", one_buffer, 0),
-        (Place, "look", looks_before_it_is_whole, 0),
-        (Sum, "take", sums_before_all_have_come, 0),
-        (Sum, "take", sums_copies_twice, 0),
-        (Sum, "_add", sums_as_it_comes, 0),
-        (Sum, "missing", lambda self, index, size: [], 100),
-        (Served, "sum", keeps_one_operation, 300),
+        (BoardSlot, "look", looks_before_it_is_whole, 0),
+        (SumOperation, "take", sums_before_all_have_come, 0),
+        (SumOperation, "take", sums_copies_twice, 0),
+        (SumOperation, "_add", sums_as_it_comes, 0),
+        (SumOperation, "missing", lambda self, index, size: [], 100),
+        (ServedGroup, "sum", keeps_one_operation, 300),
         (Cluster, "helper", does_not_see_that_the_ps_is_another, 72),
     ],
 )
@@ -363,5 +362,5 @@ def test_planted_bugs_are_found(cls: type, name: str, mutant: Any, first: int, m
 def test_a_member_that_goes_on_after_it_was_told_to_stop_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds = range(40)
     assert not any(run(seed, Scenario.where_one_hears_late(seed)) for seed in seeds)
-    monkeypatch.setattr(Member, "_told", does_not_freeze)
+    monkeypatch.setattr(GroupMember, "_told", does_not_freeze)
     assert any(run(seed, Scenario.where_one_hears_late(seed)) for seed in seeds), "no seed notices it"

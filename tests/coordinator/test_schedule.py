@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dps.coordinator.schedule import OVER, Schedule, ScheduledCall, State
+from dps.coordinator.schedule import OVER, CallSchedule, ScheduledCall, ScheduledState
 from dps.errors import Cancelled
 
 VALUE: Any = (b"", ())
@@ -23,7 +23,7 @@ def fails() -> Exception:
 
 
 def test_calls_run_in_order_on_the_worker_that_was_free_for_longest() -> None:
-    schedule, calls = Schedule(), [call() for _ in range(3)]
+    schedule, calls = CallSchedule(), [call() for _ in range(3)]
     schedule.joined("a")
     schedule.joined("b")
     assert schedule.add(calls[0]) == [("a", calls[0])]
@@ -33,7 +33,7 @@ def test_calls_run_in_order_on_the_worker_that_was_free_for_longest() -> None:
 
 
 def test_a_lost_workers_call_runs_before_those_that_no_worker_has_had() -> None:
-    schedule, first, second = Schedule(), call(), call()
+    schedule, first, second = CallSchedule(), call(), call()
     schedule.joined("a")
     schedule.add(first)
     schedule.add(second)
@@ -42,20 +42,20 @@ def test_a_lost_workers_call_runs_before_those_that_no_worker_has_had() -> None:
 
 
 def test_a_worker_that_was_lost_cannot_end_its_call() -> None:
-    schedule, first = Schedule(), call()
+    schedule, first = CallSchedule(), call()
     schedule.joined("a")
     schedule.add(first)
     schedule.lost("a")
     schedule.joined("b")
     schedule.returned("a", first, (b"late", ()))
-    assert first.state is State.RUNNING
+    assert first.state is ScheduledState.RUNNING
     schedule.returned("b", first, (b"b", ()))
     schedule.raised("a", first, fails, False)
-    assert first.value == (b"b", ()) and first.state is State.RETURNED and schedule.error is None
+    assert first.value == (b"b", ()) and first.state is ScheduledState.RETURNED and schedule.error is None
 
 
 def test_a_call_waits_for_the_values_that_it_needs_without_a_worker() -> None:
-    schedule, first = Schedule(), call()
+    schedule, first = CallSchedule(), call()
     second, third = call(first), call()
     schedule.add(first)
     schedule.add(second)
@@ -66,7 +66,7 @@ def test_a_call_waits_for_the_values_that_it_needs_without_a_worker() -> None:
 
 
 def test_the_first_error_cancels_what_no_worker_has_and_what_runs_goes_on() -> None:
-    schedule, bad, runs = Schedule(), call(), call()
+    schedule, bad, runs = CallSchedule(), call(), call()
     queued, waits = call(), call(runs)
     schedule.joined("a")
     schedule.joined("b")
@@ -74,7 +74,7 @@ def test_the_first_error_cancels_what_no_worker_has_and_what_runs_goes_on() -> N
         schedule.add(each)
     assert schedule.raised("a", bad, fails, False) == []
     assert [each.state for each in (bad, runs, queued, waits)] == [
-        State.FAILED, State.RUNNING, State.CANCELLED, State.CANCELLED,
+        ScheduledState.FAILED, ScheduledState.RUNNING, ScheduledState.CANCELLED, ScheduledState.CANCELLED,
     ]  # fmt: skip
     assert queued.error is not None and isinstance(queued.error(), Cancelled)
     assert schedule.add(later := call()) == [("a", later)], "later calls run"
@@ -83,30 +83,30 @@ def test_the_first_error_cancels_what_no_worker_has_and_what_runs_goes_on() -> N
 
 
 def test_a_call_that_needs_the_value_of_a_failed_one_fails() -> None:
-    schedule, bad = Schedule(), call()
+    schedule, bad = CallSchedule(), call()
     schedule.joined("a")
     schedule.add(bad)
     schedule.raised("a", bad, fails, False)
     schedule.error = None
     schedule.add(needs := call(bad))
-    assert needs.state is State.FAILED and schedule.error is not None
+    assert needs.state is ScheduledState.FAILED and schedule.error is not None
     with pytest.raises(Cancelled, match="whose value it needs"):
         raise schedule.error()
 
 
 def test_errors_of_a_ps_are_absorbed_up_to_the_threshold() -> None:
-    schedule, tried = Schedule(most_ps_errors=2), call()
+    schedule, tried = CallSchedule(most_ps_errors=2), call()
     schedule.joined("a")
     schedule.joined("b")
     assert schedule.add(tried) == [("a", tried)]
     assert schedule.raised("a", tried, fails, True) == [("b", tried)], "elsewhere"
     assert schedule.raised("b", tried, fails, True) == [("a", tried)]
     assert schedule.raised("a", tried, fails, True) == []
-    assert tried.state is State.FAILED and schedule.error is fails
+    assert tried.state is ScheduledState.FAILED and schedule.error is fails
 
 
 def test_what_is_over_keeps_neither_arguments_nor_other_calls() -> None:
-    schedule, first = Schedule(), call()
+    schedule, first = CallSchedule(), call()
     second = call(first)
     schedule.joined("a")
     schedule.add(first)
@@ -118,7 +118,7 @@ def test_what_is_over_keeps_neither_arguments_nor_other_calls() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("acdjlrxp"), st.integers(0, 30), st.sampled_from("uvw")), max_size=60))
 def test_whatever_happens_each_call_is_in_one_place_and_ends_once(events: list[tuple[str, int, str]]) -> None:
-    schedule, calls, ended = Schedule(1), list[ScheduledCall](), dict[ScheduledCall, State]()
+    schedule, calls, ended = CallSchedule(1), list[ScheduledCall](), dict[ScheduledCall, ScheduledState]()
     for event, number, worker in events:
         if event in "ad":
             schedule.add(made := call(*([calls[number % len(calls)]] if event == "d" and calls else [])))

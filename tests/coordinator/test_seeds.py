@@ -16,16 +16,16 @@ import numpy as np
 import pytest
 
 import dps
-from dps.calls import queue
-from dps.calls.arguments import pack_value
+from dps.calls import actor as queue
+from dps.calls.actor import Calls
+from dps.calls.functions import pack_value
 from dps.calls.messages import Returned
-from dps.calls.queue import Calls
 from dps.coordinator import coordinator as coordinators
 from dps.coordinator import dispatcher, schedule
 from dps.coordinator.worker import Worker
 from dps.transport.current import runtime
 from dps.transport.sim import Kill, Network, Partition, Pause, World
-from dps.transport.sim.faults import Fault
+from dps.transport.sim.world import Fault
 from tests.coordinator import world as cluster
 from tests.seeds import chunks
 
@@ -260,7 +260,7 @@ def test_every_call_has_one_outcome_and_was_executed(seeds: range) -> None:
 # -- planted bugs ----------------------------------------------------------------------------------------------
 
 
-def forgets(self: schedule.Schedule, worker: str) -> list[Any]:
+def forgets(self: schedule.CallSchedule, worker: str) -> list[Any]:
     self.running.pop(worker, None)
     return self._assign()
 
@@ -284,7 +284,7 @@ def takes_an_older_outcome(self: Calls, outcome: Any) -> Any:
     assert call is not None
     client = self.clients.get(call.client)
     if client is not None:
-        client.state, client.outcome = queue.State.OVER, outcome
+        client.state, client.outcome = queue.CallState.OVER, outcome
     return client
 
 
@@ -293,13 +293,13 @@ def does_not_say_what_is_missing(self: Calls, client: int, number: int, asker: A
     return None if known is None or number > known.call.number else self._answer(known, number, asker)
 
 
-def does_not_wait_for_values(self: schedule.Schedule, call: Any) -> None:
+def does_not_wait_for_values(self: schedule.CallSchedule, call: Any) -> None:
     del self.waiting[call]
-    call.state = schedule.State.QUEUED
+    call.state = schedule.ScheduledState.QUEUED
     self.queue.append(call)
 
 
-def keeps_the_queue(self: schedule.Schedule, why: str) -> None:
+def keeps_the_queue(self: schedule.CallSchedule, why: str) -> None:
     self.waiting.clear()
 
 
@@ -310,11 +310,11 @@ outcome: Callable[..., Any] = Worker._outcome
 @pytest.mark.parametrize(
     ("cls", "name", "mutant", "first"),
     [
-        (schedule.Schedule, "lost", forgets, 0),
+        (schedule.CallSchedule, "lost", forgets, 0),
         (Worker, "_outcome", answers_before_it_runs, 0),
         (dispatcher.Dispatcher, "lost", lambda self, address, silent_s: None, 15),
-        (schedule.Schedule, "cancel", keeps_the_queue, 0),
-        (schedule.Schedule, "_look_at_needs", does_not_wait_for_values, 0),
+        (schedule.CallSchedule, "cancel", keeps_the_queue, 0),
+        (schedule.CallSchedule, "_look_at_needs", does_not_wait_for_values, 0),
         (coordinators.Coordinator, "_report", lambda self: None, 0),
         (Calls, "call", runs_copies_again, 0),
         (Calls, "ended", takes_an_older_outcome, 44),

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import dps
-from dps.calls.functions import Served
+from dps.calls.functions import ServedFunctions
 from dps.coordinator.worker import Worker
 from dps.transport.sim import Network, World
-from dps.transport.sim.faults import Fault
+from dps.transport.sim.world import Fault
 
 CHIEF = "chief:2220"
 SERVED = ["tests.coordinator.functions"]
@@ -30,7 +30,7 @@ def worker(task: int, served: Sequence[str] = SERVED, moves: bool = False) -> in
     """`moves`: it has another port each time that it is started."""
     port = 0 if moves else 2300 + task
     with dps.Server(None, "worker", task, chief=CHIEF, bind=f"worker{task}:{port}") as server:
-        Worker(server, Served(served)).run()
+        Worker(server, ServedFunctions(served)).run()
     return 0
 
 

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import dps
-from dps.data.feed import Feed
+from dps.data.feeder import Feed
 from dps.queues.line import Action, Ended, Given
 
 START = {"from": {"epoch": 0, "at": 0}, "finished": []}

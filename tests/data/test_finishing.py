@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dps
-from dps.data.finishing import Finishing
+from dps.data.remote_dataset import Finishing
 
 ACCEPTED, DROPPED = dps.Push(1, True), dps.Push(1, False)
 

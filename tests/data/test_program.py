@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import dps
-from dps.data.program import load
+from dps.data.serving import load
 
 PROGRAM = """
 import sys

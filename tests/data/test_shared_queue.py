@@ -41,7 +41,7 @@ def test_an_item_comes_back_as_it_was_put_and_is_the_callers_own(server: dps.Ser
 def test_another_process_that_uses_a_clients_number_is_not_that_client(
     server: dps.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dps.actors.tickets.EARLY_S", 0.0)
+    monkeypatch.setattr("dps.actors.authorization.EARLY_S", 0.0)
     queue = dps.data.queue(server, "own")
     queue.put("item")
     caller, to = Caller(runtime(), "somebody"), Ref(server.target, QUEUES)

@@ -10,8 +10,8 @@ from typing import Any, NoReturn, Self
 import pytest
 
 import dps
-from dps.cluster.advice import spread
 from dps.cluster.placement import RoundRobin
+from dps.cluster.setter import spread
 from dps.variables.tree import leaves
 from tests.examples.processes import EXAMPLES
 

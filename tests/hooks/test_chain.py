@@ -8,7 +8,7 @@ import pytest
 
 import dps
 from dps.errors import ConfigError, HookError
-from dps.hooks.chain import Chain
+from dps.hooks.hook import Chain
 from tests.hooks.loops import EXACT, loop, ones, session
 from tests.in_process import cluster
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import dps
-from dps.checkpoint.names import folder_name
+from dps.checkpoint.files import folder_name
 from dps.errors import CheckpointError, ConfigError, HookError
 from tests.hooks.loops import EXACT, loop, ones, session
 from tests.in_process import cluster, on_all

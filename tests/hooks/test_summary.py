@@ -16,9 +16,9 @@ import pytest
 import dps
 from dps.checkpoint import MemoryStorage
 from dps.errors import ConfigError
-from dps.hooks.files import EventFile
+from dps.hooks.summary import EventFile
 from dps.transport.sim import Kill
-from dps.transport.sim.faults import DiskFull
+from dps.transport.sim.world import DiskFull
 from tests.hooks.events import crc32c, events
 from tests.hooks.loops import EXACT, loop, ones, session
 from tests.in_process import cluster
@@ -35,7 +35,7 @@ def rows(storage: Any, path: str = FILE) -> list[dict[str, Any]]:
     return [json.loads(line, parse_constant=refuse) for line in bytes(storage.read(path)).decode().splitlines()]
 
 
-def simulated(*arguments: Any, **world: Any) -> tuple[dps.launch.simulate.SimulatedRun, MemoryStorage]:
+def simulated(*arguments: Any, **world: Any) -> tuple[dps.launch.commands.simulate.SimulatedRun, MemoryStorage]:
     storage = MemoryStorage()
     return dps.simulate(*arguments, storage=storage, **{**EXACT, **world}), storage
 

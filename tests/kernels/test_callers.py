@@ -10,7 +10,7 @@ from pathlib import Path
 DPS = Path(__file__).parents[2] / "dps"
 KERNELS = DPS / "kernels"
 BINDINGS = KERNELS / "optimizers.py"
-AVERAGES = DPS / "ps" / "store" / "averages.py"
+AVERAGES = DPS / "ps" / "store" / "slots.py"
 LAYERS = DPS / "layers", DPS / "nn"
 BOUND = ("cpu", "fused", "cuda")
 """The modules in which a binding of `BINDINGS` looks its kernels up by their names."""

@@ -20,7 +20,7 @@ compiles = pytest.mark.skipif(
 )
 pytestmark = pytest.mark.timeout(900)
 each_capability = pytest.mark.parametrize("capability", ["8 0", "9 0"])
-DOUBLE_ON_PURPOSE = "dps.kernels.cuda_reduce._squares_kernel"
+DOUBLE_ON_PURPOSE = "dps.kernels.cuda._squares_kernel"
 POWERS = ("dps.kernels.cuda._ftrl", "dps.kernels.cuda_rows._ftrl_rows")
 """Their power, with another exponent than -0.5, has the bits of the GPU's own library."""
 
@@ -41,8 +41,7 @@ def test_every_kernel_is_launched_where_launching_it_compiles_it():
     *reports, rest = compiled("9 0 --launch")
     assert rest == {"never launched": []}
     assert {r["kernel"].partition("._")[0] for r in reports} == {
-        f"dps.kernels.{name}"
-        for name in ("cuda", "cuda_reduce", "cuda_rows", "cuda_rowwise", "layers_cuda", "layers_product")
+        f"dps.kernels.{name}" for name in ("cuda", "cuda_rows", "cuda_rowwise", "layers_cuda", "layers_product")
     }
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dps.kernels import cpu, cuda, device
-from dps.optim import LEAST
+from dps.training.optimizers import LEAST
 
 SIZES = [0, 1, 31, 33, 257]
 TWINS = {

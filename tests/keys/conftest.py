@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from dps.transport import handshake, key_files, keys, zap
 from dps.transport.endpoint import Endpoint
-from dps.transport.keys import credentials
-from dps.transport.real import RealRuntime
+from dps.transport.keys import files as key_files
+from dps.transport.keys import keyring as keys
+from dps.transport.keys import zap
+from dps.transport.keys.keyring import credentials
+from dps.transport.runtime import RealRuntime
+from dps.transport.sockets import handshake
 
 Make = Callable[..., Endpoint]
 LATE_S = 0.5

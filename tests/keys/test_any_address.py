@@ -12,15 +12,15 @@ import pytest
 import dps
 from dps import cli
 from dps.actors.actor import Actor
+from dps.actors.node import Node
 from dps.actors.ref import Sender
-from dps.actors.system import Node
-from dps.calls.functions import Served
+from dps.calls.functions import ServedFunctions
 from dps.coordinator.worker import Worker
-from dps.run_protocol import AGENT, CHIEF, AskRun, Register, Registered, RunIs
-from dps.transport import key_files
-from dps.transport.address import seen_from
+from dps.messages.runs import AGENT, CHIEF, AskRun, Register, Registered, RunIs
 from dps.transport.current import runtime
-from dps.transport.keys import credentials
+from dps.transport.keys import files as key_files
+from dps.transport.keys.keyring import credentials
+from dps.transport.sockets.addresses import seen_from
 from tests.examples.processes import Terminals
 from tests.in_process import cluster
 
@@ -33,7 +33,7 @@ def addresses() -> Iterator[dict[str, str]]:
     """Where the tasks of a run with this user's own keys are; worker:1 serves `operator:add`, and w is -1."""
     with cluster(1, 2, "tcp") as (worker, serves), dps.Session(worker, START, optimizer=dps.optim.SGD(1.0)) as session:
         session.push({"w": np.ones(3)})
-        runtime().spawn("serves", Worker(serves, Served(["operator:add"])).run)
+        runtime().spawn("serves", Worker(serves, ServedFunctions(["operator:add"])).run)
         ps = session._connection.peers[0].ref.address
         yield {"chief": worker.target, "ps": ps, "worker": serves.address}
 

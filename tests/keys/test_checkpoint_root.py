@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import dps
-from dps import config
 from dps.errors import CheckpointError
+from dps.process import config
 
 TRAINER = """
 import sys

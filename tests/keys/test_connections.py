@@ -12,10 +12,10 @@ import pytest
 import zmq
 
 from dps.errors import NotAuthenticated
-from dps.transport import key_files
 from dps.transport.endpoint import Connected, Delivery, Endpoint, Event, Refused
-from dps.transport.handshake import mechanism
-from dps.transport.keys import credentials, read
+from dps.transport.keys import files as key_files
+from dps.transport.keys.keyring import credentials, read
+from dps.transport.sockets.handshake import mechanism
 from tests.keys.conftest import Make
 
 SOON_S = 60.0

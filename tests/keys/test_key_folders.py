@@ -12,9 +12,9 @@ import zmq
 
 from dps import cli
 from dps.errors import ConfigError, NotAuthenticated
-from dps.transport import key_files
-from dps.transport.keys import KeyFolder, credentials, read
-from dps.transport.roles import ROLES
+from dps.transport.keys import files as key_files
+from dps.transport.keys.keyring import KeyFolder, credentials, read
+from dps.transport.message import ROLES
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 
 import dps
 from dps.errors import ConfigError
-from dps.transport import private
+from dps.transport import private_folders as private
 
 CONNECT = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
 

@@ -15,11 +15,11 @@ import zmq
 import dps
 from dps import cli, role
 from dps.errors import NotAuthenticated
-from dps.task_node import network_flags
-from dps.transport import own_keys
-from dps.transport.handshake import mechanism
-from dps.transport.keys import read
-from dps.transport.roles import ROLES
+from dps.task.node import network_flags
+from dps.transport.keys import files as own_keys
+from dps.transport.keys.keyring import read
+from dps.transport.message import ROLES
+from dps.transport.sockets.handshake import mechanism
 from tests.in_process import cluster
 
 WAIT_S = 10.0

@@ -6,10 +6,10 @@ import socket
 import threading
 from pathlib import Path
 
-from dps.transport import key_files
 from dps.transport.endpoint import Delivery
-from dps.transport.keys import credentials
-from dps.transport.real import RealRuntime
+from dps.transport.keys import files as key_files
+from dps.transport.keys.keyring import credentials
+from dps.transport.runtime import RealRuntime
 
 WAIT_S = 5.0
 

@@ -8,8 +8,7 @@ import pkgutil
 import pytest
 
 from dps.actors.actor import Actor
-from dps.transport.message import FORMS, Message
-from dps.transport.roles import ALL, ROLES, TOKEN
+from dps.transport.message import ALL, FORMS, ROLES, TOKEN, Message
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -67,6 +66,6 @@ def test_an_operator_sees_how_a_run_does_ends_it_and_makes_tokens_and_a_token_on
 
 
 def test_readers_have_no_part_in_queues_and_datasets_and_tasks_do() -> None:
-    shared = {"OpenQueue", "Put", "Get", "Finish", "CloseQueue", "LeaveQueue", "JoinFeed", "Want", "Announce"}
+    shared = {"OpenQueue", "Put", "Get", "FinishGet", "CloseQueue", "LeaveQueue", "JoinFeed", "Want", "Announce"}
     assert not shared & (by_role("reader") | by_role("operator"))
     assert all(shared <= by_role(role) for role in ("chief", "ps", "worker", "evaluator", "dataset"))

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from dps.errors import ConfigError
-from dps.transport import key_files, keys
 from dps.transport.endpoint import Delivery, Endpoint, Refused
-from dps.transport.keys import credentials
-from dps.transport.roles import ROLES
+from dps.transport.keys import files as key_files
+from dps.transport.keys import keyring as keys
+from dps.transport.keys.keyring import credentials
+from dps.transport.message import ROLES
 from tests.keys.conftest import LATE_S, Make
 
 SOON_S = 20.0

@@ -15,10 +15,9 @@ import dps
 from dps import cli, role
 from dps.actors.caller import Caller
 from dps.actors.ref import Ref
-from dps.calls.functions import Served
+from dps.calls.functions import ServedFunctions
 from dps.coordinator.worker import Worker
-from dps.protocol import PS
-from dps.run_protocol import (
+from dps.messages.runs import (
     AGENT,
     CHIEF,
     OPERATORS,
@@ -34,9 +33,11 @@ from dps.run_protocol import (
     SaveShard,
     StopTask,
 )
-from dps.transport import key_files, zap
+from dps.messages.sessions import PS
 from dps.transport.current import runtime
-from dps.transport.keys import credentials
+from dps.transport.keys import files as key_files
+from dps.transport.keys import zap
+from dps.transport.keys.keyring import credentials
 from dps.transport.message import Message
 from tests.in_process import cluster
 
@@ -287,7 +288,7 @@ def test_a_coordinator_with_a_workers_keys_has_workers_run_functions_and_a_reade
 ) -> None:
     monkeypatch.setenv("DPS_KEYS", folders["all"])
     with cluster(transport="tcp") as (worker,):
-        runtime().spawn("serves", Worker(worker, Served(["operator:add"])).run)
+        runtime().spawn("serves", Worker(worker, ServedFunctions(["operator:add"])).run)
         monkeypatch.delenv("DPS_KEYS")
         with dps.Coordinator(worker.target, keys=folders["worker"], timeout=WAIT_S) as coordinator:
             assert coordinator.schedule("operator:add", (1, 2)).fetch() == 3

@@ -17,19 +17,19 @@ import dps
 from dps import cli, role
 from dps.actors.caller import Caller
 from dps.actors.ref import Ref
-from dps.chief import enrolment
-from dps.chief.tokens import MOST, TokenFile, Tokens
+from dps.chief import operators as enrolment
+from dps.chief.tokens import MOST, JoinTokens, TokenFile
 from dps.errors import ConfigError, NotAuthenticated, PermissionDenied
-from dps.protocol import PS, Pull
-from dps.run_protocol import CHIEF, ENROLMENT, OPERATORS, AskStats, EndRun, Enrol, MakeToken
-from dps.transport import key_files, zap
+from dps.messages.runs import CHIEF, ENROLMENT, OPERATORS, AskStats, EndRun, Enrol, MakeToken
+from dps.messages.sessions import PS, Pull
 from dps.transport.current import runtime
-from dps.transport.handshake import token_refused
-from dps.transport.keys import Accepted, Credentials, KeyFolder, Keys, Pair, credentials
-from dps.transport.message import Message
-from dps.transport.roles import TOKEN
-from dps.transport.token import Token, parse_token
-from dps.worker import enrolling
+from dps.transport.keys import files as key_files
+from dps.transport.keys import zap
+from dps.transport.keys.keyring import AcceptedKeys, Credentials, KeyFolder, Keys, Pair, credentials
+from dps.transport.keys.token import JoinToken, parse_token
+from dps.transport.message import TOKEN, Message
+from dps.transport.sockets.handshake import token_refused
+from dps.worker import joining as enrolling
 from tests.in_process import cluster
 
 WAIT_S = 10.0
@@ -124,13 +124,13 @@ def test_a_reader_by_a_token_reads_and_may_not_write(make: Make) -> None:
 
 def test_a_task_that_joined_listens_with_its_own_key_and_the_chief_and_others_reach_it(make: Make) -> None:
     """The chief watches the task, and a session runs a function there: both dial it, and know its key."""
-    from dps.calls.functions import Served
+    from dps.calls.functions import ServedFunctions
     from dps.coordinator.worker import Worker
 
     chief, name = enrolling.enrol(make())
     with dps.Server(None, "worker", 7, chief=chief, keys=name) as worker:
         worker.wait_joined(runtime().now() + WAIT_S)
-        runtime().spawn("serves", Worker(worker, Served(["operator:add"])).run)
+        runtime().spawn("serves", Worker(worker, ServedFunctions(["operator:add"])).run)
         with session(make("--uses", "3")) as other, dps.device("/job:worker/task:7"):
             assert other.run("operator:add", 1, 2) == 3
 
@@ -201,11 +201,11 @@ def test_a_token_of_another_chief_is_refused_by_its_key(make: Make) -> None:
     )
 
 
-def by_token(token: Token, public: dict[str, list[bytes]] | None = None) -> Caller:
+def by_token(token: JoinToken, public: dict[str, list[bytes]] | None = None) -> Caller:
     """Who talks with the token's own key. `public`: the keys of others that he knows."""
     held = Keys({TOKEN: [Pair(token.public, token.secret)]}, public or {"chief": [token.chief_key]})
     folder = KeyFolder("token", held)
-    return Caller(runtime(), "anybody", Credentials(folder, TOKEN, Accepted(folder)))
+    return Caller(runtime(), "anybody", Credentials(folder, TOKEN, AcceptedKeys(folder)))
 
 
 def test_the_key_of_a_token_enrols_and_does_nothing_else(make: Make, run: dps.Server) -> None:
@@ -292,7 +292,7 @@ def test_what_is_no_token_is_told_without_showing_it(text: str, says: str) -> No
 
 
 def test_a_token_reads_back_and_one_wrong_letter_is_noticed() -> None:
-    token = Token("[fd00::1]:2220", *Pair.new())
+    token = JoinToken("[fd00::1]:2220", *Pair.new())
     text = str(token)
     assert parse_token(f" {text}\n") == token and text.replace("-", "").replace("_", "").isalnum()
     assert "secret" not in repr(token) and token.secret.decode() not in repr(token)
@@ -367,7 +367,7 @@ def test_a_mistake_on_the_joining_machine_does_not_use_the_token(
     monkeypatch.setattr(enrolling, "enrol", enrol)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.py").touch()
-    (tmp_path / "token").write_text(str(Token(run.target, *Pair.new())))
+    (tmp_path / "token").write_text(str(JoinToken(run.target, *Pair.new())))
     (tmp_path / "token").chmod(0o600)
     flags = [run.target if flag == "TAKEN" else flag for flag in flags]
     assert role.main(["--join", "@token", *flags]) == code
@@ -407,7 +407,7 @@ def pull_for(session: dps.Session, seconds: float) -> None:
 def test_a_chief_that_is_started_again_knows_who_has_joined_and_which_tokens_are_used(
     keys: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(enrolment.Enrolment, "stopping", lambda self: None)  # as if it was killed
+    monkeypatch.setattr(enrolment.KeyEnrolment, "stopping", lambda self: None)  # as if it was killed
     monkeypatch.setenv("DPS_KEYS", keys)
     with dps.Server(None, "chief", 0, bind="127.0.0.1:0") as chief:
         at = chief.address
@@ -424,7 +424,7 @@ def test_a_chief_that_is_started_again_knows_who_has_joined_and_which_tokens_are
 
 
 def test_uses_and_times_are_counted_on_the_chiefs_clock() -> None:
-    tokens, under = Tokens(), {"worker": [b"w" * 40], "reader": [b"r" * 40]}
+    tokens, under = JoinTokens(), {"worker": [b"w" * 40], "reader": [b"r" * 40]}
     token, expires = b"t" * 40, b"e" * 40
     assert tokens.issue(token, "worker", 2, 600.0, 1000.0) == "worker" and tokens.problem(b"x" * 40, 0.0) is None
     tokens.issue(token, "worker", 5, 9999.0, 1000.0)  # told again
@@ -441,12 +441,12 @@ def test_uses_and_times_are_counted_on_the_chiefs_clock() -> None:
     assert {key: joined.under for key, joined in tokens.joined.items()} == dict.fromkeys(
         (b"a" * 40, b"b" * 40), b"w" * 40
     )
-    again = Tokens.from_json(tokens.to_json())
+    again = JoinTokens.from_json(tokens.to_json())
     assert again.to_json() == tokens.to_json() and again.enrol(token, b"a" * 40, under, 9e9) == "worker"
 
 
 def test_the_oldest_token_that_is_over_makes_room_for_a_new_one() -> None:
-    tokens = Tokens()
+    tokens = JoinTokens()
     for n in range(MOST):
         tokens.issue(b"%040d" % n, "reader", 1, 10.0, 0.0)
     with pytest.raises(ConfigError, match="wait until some have expired"):
@@ -460,8 +460,8 @@ def test_the_oldest_token_that_is_over_makes_room_for_a_new_one() -> None:
 
 def test_the_file_of_tokens_is_private_and_one_that_is_broken_says_what_to_do(tmp_path: Path) -> None:
     file = TokenFile(str(tmp_path), "127.0.0.1:2220")
-    assert file.load().to_json() == Tokens().to_json()
-    file.save(Tokens())
+    assert file.load().to_json() == JoinTokens().to_json()
+    file.save(JoinTokens())
     assert os.stat(file.path).st_mode & 0o777 == 0o600 and [p.name for p in tmp_path.iterdir()] == [
         Path(file.path).name
     ]

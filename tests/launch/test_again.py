@@ -10,7 +10,7 @@ import pytest
 
 import dps
 from dps.errors import ConfigError, DpsError
-from dps.launch import elsewhere
+from dps.launch.clusters import elsewhere
 from tests.launch.programs import echo, trains
 
 GOES_ON = (

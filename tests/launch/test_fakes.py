@@ -10,16 +10,18 @@ from typing import Any
 import pytest
 
 from dps.errors import TaskLost
-from dps.launch import after_end, ending, leaving, supervisor
-from dps.launch.ending import Ending
+from dps.launch.clusters.processes import Processes
+from dps.launch.clusters.run import LocalRun
 from dps.launch.engines.engine import Line, Notice, Order, Started
-from dps.launch.interrupts import Interrupts
-from dps.launch.outcome import OVER, describe
-from dps.launch.plan import DATASET, EVALUATOR, SERVING, Job, Plan, small_plan
-from dps.launch.processes import Processes
-from dps.launch.run import LocalRun
-from dps.launch.supervisor import Supervisor
-from dps.record import replace
+from dps.launch.programs import leaving
+from dps.launch.supervision import ending, supervisor
+from dps.launch.supervision import ending as after_end
+from dps.launch.supervision.ending import TasksEnding
+from dps.launch.supervision.interrupts import Interrupts
+from dps.launch.supervision.outcome import OVER, describe
+from dps.launch.supervision.plan import DATASET, EVALUATOR, SERVING, Job, RunPlan, small_plan
+from dps.launch.supervision.supervisor import Supervisor
+from dps.process.record import replace
 from tests.launch.test_local import until
 
 
@@ -88,9 +90,9 @@ class Fails:
     def __init__(self, code: int = 2, last: str = "") -> None:
         self.code, self.last = code, last
 
-    def check(self, plan: Plan) -> None: ...
+    def check(self, plan: RunPlan) -> None: ...
 
-    def open(self, plan: Plan, line: Line, notice: Notice) -> str:
+    def open(self, plan: RunPlan, line: Line, notice: Notice) -> str:
         return "127.0.0.1:1"
 
     def start(self, order: Order, line: Line, ended: Callable[[Started], None]) -> Any:
@@ -182,7 +184,7 @@ def test_a_worker_in_whose_place_another_one_trains_is_not_told_of(told: list[An
 
 def test_ctrl_c_is_heeded_while_the_last_checkpoint_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ending, "ALONE_S", 0.0)
-    monkeypatch.setattr(Ending, "_patience_s", lambda self: 60.0)
+    monkeypatch.setattr(TasksEnding, "_patience_s", lambda self: 60.0)
     run, interrupts = Launched(), Interrupts()
     for task in ("worker:0", "worker:1"):
         run.ends(task, 0)
@@ -214,7 +216,7 @@ def test_the_last_line_names_the_dataset_task_whose_failure_ended_the_run(
 ) -> None:
     for name in ("END_S", "KILL_S", "ALONE_S"):
         monkeypatch.setattr(ending, name, 0.0)
-    monkeypatch.setattr(Ending, "_patience_s", lambda self: 0.0)
+    monkeypatch.setattr(TasksEnding, "_patience_s", lambda self: 0.0)
     run = Launched(workers=1)
     run.has(DATASET)
     run.there("dataset:0")

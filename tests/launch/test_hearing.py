@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 import dps
-from dps.launch.hearing import hear_of_the_end
-from dps.launch.outcome import OVER
+from dps.launch.programs.program import hear_of_the_end
+from dps.launch.supervision.outcome import OVER
 from dps.transport.clock import now
 from tests.launch.test_local import PROGRAM, launch, lines_until, rest, until
 

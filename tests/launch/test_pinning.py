@@ -12,8 +12,8 @@ import pytest
 
 import dps
 from dps import cli, role
-from dps.config import allowed_cpus, format_cpus
 from dps.errors import ConfigError
+from dps.process.config import allowed_cpus, format_cpus
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processor affinity")
 

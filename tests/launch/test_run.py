@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from dps.errors import DeadlineExceeded, DpsError, OutOfDescriptors
-from dps.functions import show_sources, sources
-from dps.launch import leaving, progress
-from dps.launch.failures import Failure, failure_of
-from dps.launch.processes import Processes
-from dps.launch.run import LocalRun
-from dps.launch.values import send
+from dps.launch.clusters import progress
+from dps.launch.clusters.processes import Processes
+from dps.launch.clusters.run import Failure, LocalRun, failure_of
+from dps.launch.clusters.worker import send
+from dps.launch.programs import leaving
+from dps.process.functions import show_sources, sources
 
 
 class Told:
@@ -95,7 +95,7 @@ def test_a_failure_is_told_in_one_line_once_others_go_on() -> None:
 
 
 def test_who_waits_is_told_of_a_failure_also_where_nobody_pushes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dps.launch.run.FAIL_S", 0.0)
+    monkeypatch.setattr("dps.launch.clusters.run.FAIL_S", 0.0)
     run, workers = run_of(2)
     run.ended(1, None, raised("no data"))
     with pytest.raises(DeadlineExceeded, match="worker:0 did not end"):

@@ -15,8 +15,8 @@ from typing import TextIO
 
 import pytest
 
-from dps.launch import showing
-from dps.launch.showing import Showing
+from dps.launch.supervision import output as showing
+from dps.launch.supervision.output import Showing
 from dps.transport.clock import now
 from tests.launch.test_local import until
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from dps import cli
-from dps.config import THREADS, environment
-from dps.launch import launching
-from dps.launch.interrupts import Interrupts
-from dps.launch.outcome import describe
-from dps.launch.output import Output, without_name
-from dps.launch.plan import Plan, small_plan
+from dps.launch.commands import launch as launching
 from dps.launch.runs import keeping
-from dps.launch.supervisor import Supervisor
+from dps.launch.supervision.interrupts import Interrupts
+from dps.launch.supervision.outcome import describe
+from dps.launch.supervision.output import Output, without_name
+from dps.launch.supervision.plan import RunPlan, small_plan
+from dps.launch.supervision.supervisor import Supervisor
+from dps.process.config import THREADS, environment
 from tests.launch.test_local import until
 
 TRAINER = """
@@ -106,7 +106,7 @@ def test_tasks_get_one_thread_where_nothing_else_is_said_and_no_cluster(monkeypa
 def test_launch_passes_on_what_only_the_ps_use(
     given: list[str], told: list[str] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plans: list[Plan] = []
+    plans: list[RunPlan] = []
     monkeypatch.setattr(launching, "begin", lambda wanted, say: plans.append(wanted.plan("0")) or "")
     monkeypatch.setattr(keeping, "keep", lambda *_: 0)
     assert cli.main(["launch", *given, __file__]) == 0

@@ -11,12 +11,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dps import cli
-from dps.launch.output import Output
-from dps.launch.plan import small_plan
 from dps.launch.runs import folder, keeper
 from dps.launch.runs.logs import Log
-from dps.launch.supervisor import Supervisor
-from dps.launch.terminal import coloured, plain
+from dps.launch.supervision.output import Output, coloured, plain
+from dps.launch.supervision.plan import small_plan
+from dps.launch.supervision.supervisor import Supervisor
 from dps.transport.clock import wall
 
 RED, RESET = "\x1b[31m", "\x1b[0m"

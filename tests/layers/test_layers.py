@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from dps.kernels import device
+from dps.kernels.layers_cpu import row_order
 from dps.kernels.layers_product import LARGE, SMALL, TINY_WIDE, Tile, tiled
-from dps.kernels.layers_rows import row_order
 
 SHAPES = [(1, 1, 1), (3, 5, 7), (17, 33, 20)]  # m, k, n: none is a multiple of a tile
 TOLERANCE = {"float32": 2e-5, "float64": 1e-13}

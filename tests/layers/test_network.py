@@ -10,8 +10,7 @@ import pytest
 import dps
 from dps.kernels import device as gpu
 from dps.layers import Dense, Embedding, Sequential
-from dps.layers.place import CpuPlace, GpuPlace
-from dps.layers.pool import KEPT_STEPS, Pool
+from dps.layers.place import KEPT_STEPS, CpuPlace, GpuPlace, Pool
 
 DEVICES = ["/cpu:0", "/gpu:0"]
 

@@ -11,9 +11,9 @@ import pytest
 
 from dps.cli import main
 from dps.monitor import bench, works
+from dps.monitor.bench import compared
 from dps.monitor.rounds import Rounds
 from dps.monitor.setting import SHARED_LANE, SOCKET_LANE, Setting
-from dps.monitor.table import compared
 from dps.monitor.works import FRESH_LISTS, IN_PLACE, REPEATED, SIZES, Table, nbytes
 from dps.transport import limits
 from dps.transport.tuning import RowListTuning

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dps import cli, config
+from dps import cli
 from dps.monitor import doctor, machine
+from dps.process import config
 
 
 def found(name: str) -> doctor.Finding:

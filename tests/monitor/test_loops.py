@@ -9,7 +9,7 @@ import pytest
 
 from dps.cli import main
 from dps.monitor import bench, loops
-from dps.monitor.loops import Computing, Loop
+from dps.monitor.loops import Computing, MeasuredLoop
 from dps.monitor.rounds import Rounds
 from dps.monitor.setting import SHARED_LANE, Setting
 
@@ -17,7 +17,7 @@ SHORT = Setting("loop", "inproc", "mlp", computing_ms=0.7, steps=3)
 
 
 def test_gradients_are_those_of_the_loss() -> None:
-    params = {name: values.astype(np.float64) for name, values in Loop().params().items()}
+    params = {name: values.astype(np.float64) for name, values in MeasuredLoop().params().items()}
     images = np.random.default_rng(3).random((8, 784))
     labels = np.arange(8)
     grads = loops._gradients(params, images, labels, None)
@@ -38,7 +38,7 @@ def test_gradients_are_those_of_the_loss() -> None:
 
 
 def test_given_arrays_are_filled_with_the_same_gradients() -> None:
-    params, out = Loop().params(), {name: np.empty(shape, np.float32) for name, shape in loops.SHAPES.items()}
+    params, out = MeasuredLoop().params(), {name: np.empty(shape, np.float32) for name, shape in loops.SHAPES.items()}
     made = Computing(2).gradients(params, out)
     fresh = Computing(2).gradients(params)
     for name, array in out.items():
@@ -54,7 +54,7 @@ def test_a_loop_through_a_ps_trains_as_the_local_one_does(form: str, monkeypatch
         found = session.pull()
         session.request_stop()
     params = SHORT.loop.params()
-    monkeypatch.setattr(Loop, "params", lambda self: params)
+    monkeypatch.setattr(MeasuredLoop, "params", lambda self: params)
     SHORT.loop.local()()
     for name, values in params.items():
         np.testing.assert_allclose(found[name], values, rtol=1e-5, atol=1e-6)

@@ -10,7 +10,7 @@ import pytest
 
 import dps
 from dps import cli
-from dps.chief import examiner
+from dps.chief import operators as examiner
 from dps.monitor import way
 from dps.monitor.doctor import Finding
 
@@ -98,7 +98,7 @@ def test_a_port_of_somebody_else_is_wrong() -> None:
 
 
 def test_a_node_that_is_no_chief_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dps.actors.system import Node
+    from dps.actors.node import Node
     from dps.transport.current import runtime
 
     monkeypatch.setenv("DPS_TRUSTED_NETWORK", "1")  # the node has no keys

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dps.transport import key_files
+from dps.transport.keys import files as key_files
 from tests.networks.namespaces import Networks, NoNamespaces, says
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ import dps
 from dps import nn
 from dps.errors import ConfigError
 from dps.layers.place import place_for
-from dps.nn.batches import Batch
+from dps.nn.batches import ModelBatch
 from dps.nn.layer import Computation
 from dps.nn.losses import LOSSES
 from dps.nn.training import parts_of
@@ -180,7 +180,7 @@ def test_names_of_layers_and_their_table() -> None:
 
 
 def test_parts_of_a_batch_are_as_even_as_they_can_be() -> None:
-    batch = Batch([np.arange(5)], np.arange(5))
+    batch = ModelBatch([np.arange(5)], np.arange(5))
     assert [part.size for part in parts_of(batch, 3)] == [2, 2, 1]
     assert [part.size for part in parts_of(batch, 7)] == [1, 1, 1, 1, 1, 0, 0]
 

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from dps import optim, update
+from dps import optim
 from dps.client.cargo import About, run_pieces, shared_message
 from dps.errors import ProtocolError
-from dps.protocol import APPLIED, REFUSED, RUN, Credit, Push, Pushed, PushMissing
-from dps.ps.modes.ahead import Worth
-from dps.ps.modes.asynchronous import AsyncMode
+from dps.messages.runs import Members
+from dps.messages.sessions import APPLIED, REFUSED, RUN, Credit, Push, Pushed, PushMissing
+from dps.ps.modes.asynchronous import AsyncMode, EarlyDraftBackoff
 from dps.ps.server import PsActor
 from dps.ps.shard import Shard
-from dps.run_protocol import Members
+from dps.training import update_modes as update
+from dps.training.update_modes import Async
 from dps.transport.current import runtime
 from dps.transport.tuning import ORDINARY
-from dps.update import Async
 from dps.variables.plan import VariableSpec, make_plan
 from tests.ps.test_modes import Desk, sender
 from tests.tuned import tune
@@ -201,7 +201,7 @@ def test_a_reader_keeps_its_version_and_others_find_room_while_a_push_arrives() 
 
 
 def test_the_more_often_others_come_in_between_the_more_pushes_are_left_alone() -> None:
-    worth = Worth()
+    worth = EarlyDraftBackoff()
     assert worth.a_try()
     for skipped in (1, 3, 7):
         worth.note(False)

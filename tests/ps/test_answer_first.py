@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from dps.protocol import APPLIED, NO_BASE, REFUSED, Pull, Pushed, Values
+from dps.messages.sessions import APPLIED, NO_BASE, REFUSED, Pull, Pushed, Values
 from dps.ps.store import arena
-from dps.ps.store.gradients import Pieces
-from dps.update import Async
+from dps.ps.store.gradients import GradientPieces
+from dps.training.update_modes import Async
 from tests.ps.test_ahead import Ps, after, push
 from tests.ps.test_modes import sender
 from tests.tuned import tune
@@ -90,14 +90,14 @@ def test_what_is_not_certain_is_said_when_it_is() -> None:
 
 
 def test_where_the_pass_needs_memory_of_its_own_it_has_that_before_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: Pieces) -> Any:
+    def full(self: GradientPieces) -> Any:
         raise MemoryError
 
     monkeypatch.setattr(arena.ArenaMemory, "takes_pieces", False)
     ps = Watched(1)
     ps.bring(1, *push(1, 2.0))
     assert ps.said == [(FIRST, 0)] and ps.values == after(2.0)
-    monkeypatch.setattr(Pieces, "array", full)
+    monkeypatch.setattr(GradientPieces, "array", full)
     with pytest.raises(MemoryError):
         ps.bring(1, *push(2, 2.0))
     assert len(ps.said) == 1 and ps.values == after(2.0) and 2 not in ps.shard.ledgers[1].results

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 
 from dps.errors import Unavailable
-from dps.protocol import SharedRows
-from dps.ps.serving.answers import Answers
+from dps.messages.sessions import SharedRows
+from dps.ps.serving.lookups import LookupMemory
 from dps.transport.current import runtime
 from dps.transport.tuning import ORDINARY
 
 KEPT = ORDINARY.serving.answers
 
 
-def give(answers: Answers, number: int, nbytes: int = 100) -> SharedRows | None:
+def give(answers: LookupMemory, number: int, nbytes: int = 100) -> SharedRows | None:
     memory = answers.take(nbytes)
     if memory is None:
         return None
@@ -26,7 +26,7 @@ def give(answers: Answers, number: int, nbytes: int = 100) -> SharedRows | None:
 
 
 def test_a_request_that_comes_again_is_told_what_it_was_told_before_until_it_is_over() -> None:
-    answers = Answers(runtime())
+    answers = LookupMemory(runtime())
     first = give(answers, 5)
     assert answers.of(5) is first and not answers.is_over(5)
     answers.released(6)
@@ -36,7 +36,7 @@ def test_a_request_that_comes_again_is_told_what_it_was_told_before_until_it_is_
 
 
 def test_memory_is_used_again_when_it_is_read_and_not_before() -> None:
-    answers = Answers(runtime())
+    answers = LookupMemory(runtime())
     first, second = give(answers, 1), give(answers, 2)
     assert first is not None and second is not None and first.memory != second.memory
     answers.released(2)
@@ -45,13 +45,13 @@ def test_memory_is_used_again_when_it_is_read_and_not_before() -> None:
 
 
 def test_memory_that_is_too_small_is_replaced_and_what_a_session_gets_is_bounded() -> None:
-    answers = Answers(runtime())
+    answers = LookupMemory(runtime())
     first = give(answers, 1)
     answers.released(2)
     larger = give(answers, 2, 1 << 20)
     assert first is not None and larger is not None and larger.memory != first.memory
     assert [give(answers, number) is None for number in range(3, 4 + KEPT)] == [False] * (KEPT - 1) + [True] * 2
-    assert Answers(runtime()).take(ORDINARY.serving.answers_nbytes + 1) is None
+    assert LookupMemory(runtime()).take(ORDINARY.serving.answers_nbytes + 1) is None
 
 
 def test_where_nothing_can_be_shared_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,13 +59,13 @@ def test_where_nothing_can_be_shared_there_is_none(monkeypatch: pytest.MonkeyPat
         raise Unavailable("not to be had")
 
     monkeypatch.setattr(type(runtime()), "share", none_left)
-    assert Answers(runtime()).take(1) is None
+    assert LookupMemory(runtime()).take(1) is None
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 3), st.sampled_from([10, 70_000, 300_000])), max_size=20))
 def test_two_answers_that_may_be_read_never_share_memory(asked: list[tuple[int, int]]) -> None:
-    answers, open_ = Answers(runtime()), dict[int, list[int]]()
+    answers, open_ = LookupMemory(runtime()), dict[int, list[int]]()
     for number, (lag, nbytes) in enumerate(asked, 1):
         answers.released(number - lag + 1)
         open_ = {n: memory for n, memory in open_.items() if n > number - lag}

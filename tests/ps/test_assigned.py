@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from dps.errors import ProtocolError
-from dps.protocol import APPLIED, DENSE, PARTS, REFUSED, VALUE, Push, Pushed
+from dps.messages.sessions import APPLIED, DENSE, PARTS, REFUSED, VALUE, Push, Pushed
+from dps.ps.intake.intake import PushOf, Staged
 from dps.ps.intake.receiving import receive
-from dps.ps.intake.staged import PushOf, Staged
 from dps.ps.modes.combine import assigned, combined
 from dps.ps.store.gradients import Gradient
-from dps.update import Async, Bounded
+from dps.training.update_modes import Async, Bounded
 from tests.ps.test_modes import PLAN, Ps, result, sender
 from tests.ps.test_receiving import LAYOUT, A, N, S, ledger, piece, took
 

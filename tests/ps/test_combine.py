@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from dps.ps.intake.rowlists import checked, row_gradient
 from dps.ps.modes.combine import combined
-from dps.ps.store.gradients import Gradient, RowGradient, Sum
+from dps.ps.store.gradients import Gradient, GradientSum, RowGradient
 from dps.variables.plan import VariableSpec, make_plan
 from tests.variables.models import SGD
 
@@ -45,7 +45,9 @@ def dense(update: Any, part: int) -> Any:
     if update.run is not None:
         arena, start = LAYOUT.place[part]
         found = update.run[arena]
-        return (found.array() if isinstance(found, Sum) else found)[start : start + int(np.prod(shape))].reshape(shape)
+        return (found.array() if isinstance(found, GradientSum) else found)[
+            start : start + int(np.prod(shape))
+        ].reshape(shape)
     found = update.parts.get(part)
     if isinstance(found, RowGradient):
         whole = np.zeros(shape, np.float32)

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from dps.actors.messages import Waiting
-from dps.protocol import APPLIED, Credit
+from dps.actors.answers import Waiting
+from dps.messages.sessions import APPLIED, Credit
 from dps.ps.intake.credit import Credits
 from dps.ps.modes.sync import SyncMode
+from dps.training.update_modes import SyncReplicas
 from dps.transport.tuning import ORDINARY
-from dps.update import SyncReplicas
 from tests.ps.test_ahead import Ps, after, push
 from tests.ps.test_modes import sender
 from tests.tuned import tune

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from dps.config import AUTO
-from dps.ps.store import crew as crews
-from dps.ps.store.crew import Crew, crew_of
+from dps.process.config import AUTO
+from dps.ps.store import thread_pool as crews
+from dps.ps.store.thread_pool import ThreadPool, crew_of
 from dps.transport.tuning import StoreTuning
 
 COME_S = 10
@@ -26,7 +26,7 @@ def nobody() -> int:
 @pytest.mark.parametrize("threads", [1, 2, 4])
 @pytest.mark.parametrize("size", [0, 1, 2, 50, 1001])
 def test_every_element_is_in_one_piece(threads: int, size: int, free: Callable[[], int] | None) -> None:
-    crew, done = Crew(threads, free=free, tuning=ONE), list[int]()
+    crew, done = ThreadPool(threads, free=free, tuning=ONE), list[int]()
     for least in (1, 3, 7):
         done.clear()
         assert crew.share(size, least, lambda start, stop: done.extend(range(start, stop)) is None)
@@ -35,7 +35,7 @@ def test_every_element_is_in_one_piece(threads: int, size: int, free: Callable[[
 
 
 def test_pieces_begin_where_cache_lines_do() -> None:
-    crew, starts = Crew(3, tuning=StoreTuning(crew_grain=16)), list[int]()
+    crew, starts = ThreadPool(3, tuning=StoreTuning(crew_grain=16)), list[int]()
     assert crew.share(1000, 5, lambda start, stop: starts.append(start) is None)
     assert len(starts) > 3 and all(start % 16 == 0 for start in starts)
     crew.close()
@@ -43,25 +43,25 @@ def test_pieces_begin_where_cache_lines_do() -> None:
 
 @pytest.mark.parametrize("free", [None, lambda: 1])
 def test_two_threads_work_at_the_same_time(free: Callable[[], int] | None) -> None:
-    crew, both = Crew(2, free=free, tuning=ONE), threading.Barrier(2)
+    crew, both = ThreadPool(2, free=free, tuning=ONE), threading.Barrier(2)
     pieces = itertools.count()
     assert crew.share(8, 1, lambda start, stop: next(pieces) > 1 or both.wait(COME_S) >= 0)
     crew.close()
 
 
 def test_pieces_get_smaller_while_somebody_helps_and_larger_while_nobody_does() -> None:
-    crew, sizes = Crew(2, free=nobody, tuning=ONE), list[int]()
+    crew, sizes = ThreadPool(2, free=nobody, tuning=ONE), list[int]()
     assert crew.share(100, 1, lambda start, stop: sizes.append(stop - start) is None)
     assert sizes == [4, 12, 32, 32, 20]  # 4 of the smallest, then three times what is done, but at most 32
     sizes.clear()
-    helped = Crew(2, free=lambda: 1, tuning=ONE)
+    helped = ThreadPool(2, free=lambda: 1, tuning=ONE)
     helped._start = lambda: None  # type: ignore[method-assign]  # it is called and does not come
     assert helped.share(100, 8, lambda start, stop: sizes.append(stop - start) is None)
     assert sizes == [25, 18, 14, 10, 8, 8, 8, 8, 1]  # a quarter of what is left, but at least 8
 
 
 def test_a_pass_is_not_held_up_by_a_helper_that_never_gets_to_run() -> None:
-    crew, mine = Crew(2, free=lambda: 1, tuning=ONE), set[int]()
+    crew, mine = ThreadPool(2, free=lambda: 1, tuning=ONE), set[int]()
     crew._start = lambda: None  # type: ignore[method-assign]
     for _ in range(3):
         assert crew.share(100, 1, lambda start, stop: mine.add(threading.get_ident()) is None)
@@ -70,7 +70,7 @@ def test_a_pass_is_not_held_up_by_a_helper_that_never_gets_to_run() -> None:
 
 
 def test_no_helper_is_woken_where_no_core_is_free() -> None:
-    crew = Crew(4, free=nobody, tuning=ONE)
+    crew = ThreadPool(4, free=nobody, tuning=ONE)
     assert crew.share(10_000, 1, lambda start, stop: True)
     assert crew.share(16, 1, lambda start, stop: (start, stop) == (0, 16))  # in one piece
     assert crew._helpers == [] and crew._orders.empty()
@@ -78,7 +78,7 @@ def test_no_helper_is_woken_where_no_core_is_free() -> None:
 
 def test_a_helper_comes_as_soon_as_a_core_is_free() -> None:
     asked = itertools.count()
-    crew, both = Crew(2, free=lambda: int(next(asked) >= 2)), threading.Barrier(2)
+    crew, both = ThreadPool(2, free=lambda: int(next(asked) >= 2)), threading.Barrier(2)
     pieces = itertools.count()
     assert crew.share(1000, 1, lambda start, stop: next(pieces) not in (2, 3) or both.wait(COME_S) >= 0)
     crew.close()
@@ -99,14 +99,14 @@ def test_a_helper_goes_when_others_wait_for_a_core() -> None:
             came.set()
         return True
 
-    crew = Crew(2, free=lambda: said["free"], tuning=ONE)
+    crew = ThreadPool(2, free=lambda: said["free"], tuning=ONE)
     assert crew.share(1000, 1, work)
     assert worked[False] == 2 and worked[True] >= 2
     crew.close()
 
 
 def test_as_many_are_called_as_cores_are_free() -> None:
-    crew, meeting = Crew(4, free=lambda: 2, tuning=ONE), threading.Barrier(3)
+    crew, meeting = ThreadPool(4, free=lambda: 2, tuning=ONE), threading.Barrier(3)
     pieces = itertools.count()
     assert crew.share(1000, 100, lambda start, stop: next(pieces) > 2 or meeting.wait(COME_S) >= 0)
     crew.close()
@@ -114,7 +114,7 @@ def test_as_many_are_called_as_cores_are_free() -> None:
 
 @pytest.mark.parametrize("free", [None, nobody, lambda: 1])
 def test_a_piece_that_is_not_good_spoils_the_pass_and_the_rest_is_worked_on(free: Callable[[], int] | None) -> None:
-    crew, done = Crew(2, free=free, tuning=ONE), list[int]()
+    crew, done = ThreadPool(2, free=free, tuning=ONE), list[int]()
 
     def work(start: int, stop: int) -> bool:
         done.extend(range(start, stop))
@@ -128,7 +128,7 @@ def test_a_piece_that_is_not_good_spoils_the_pass_and_the_rest_is_worked_on(free
 
 @pytest.mark.parametrize("free", [None, nobody, lambda: 1])
 def test_what_a_piece_raises_comes_out_when_all_have_ended(free: Callable[[], int] | None) -> None:
-    crew, done = Crew(2, free=free, tuning=ONE), list[int]()
+    crew, done = ThreadPool(2, free=free, tuning=ONE), list[int]()
 
     def work(start: int, stop: int) -> bool:
         done.extend(range(start, stop))
@@ -143,7 +143,7 @@ def test_what_a_piece_raises_comes_out_when_all_have_ended(free: Callable[[], in
 
 
 def test_helpers_go_when_the_crew_closes() -> None:
-    crew = Crew(3, tuning=ONE)
+    crew = ThreadPool(3, tuning=ONE)
     crew.share(8, 1, lambda start, stop: True)
     helpers = list(crew._helpers)
     assert len(helpers) == 2

@@ -9,10 +9,10 @@ import pytest
 
 from dps import optim
 from dps.client.cargo import About, run_pieces
-from dps.protocol import APPLIED, NO_BASE, REFUSED, Pull, Pushed, Values
+from dps.messages.sessions import APPLIED, NO_BASE, REFUSED, Pull, Pushed, Values
 from dps.ps.modes.asynchronous import BoundedMode
 from dps.ps.serving import sending
-from dps.update import Bounded
+from dps.training.update_modes import Bounded
 from dps.variables.plan import VariableSpec, make_plan
 from tests.ps.test_ahead import LAYOUT, Ps, after, push
 from tests.ps.test_modes import sender

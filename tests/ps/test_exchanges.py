@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dps.actors.messages import Waiting
+from dps.actors.answers import Waiting
 from dps.errors import Aborted, ConfigError
-from dps.protocol import APART, FIRST, TRAINED, Exchange, Exchanged
+from dps.messages.sessions import APART, FIRST, TRAINED, Exchange, Exchanged
 from dps.ps.modes.exchanges import KEPT, Exchanges
-from dps.ps.modes.quorum import Member, Quorum
+from dps.ps.modes.quorum import Quorum, QuorumMember
 
 
 class FromWorker:
@@ -26,7 +26,7 @@ class Calls:
 
     def __init__(self, workers: int) -> None:
         self.quorum, self.pushed = Quorum([0], 0), set[int]()
-        self.members = {10 + i: Member(i, f"worker:{i}") for i in range(workers)}
+        self.members = {10 + i: QuorumMember(i, f"worker:{i}") for i in range(workers)}
         self.quorum.set_members(self.members, [], 0)
         for incarnation in self.members:
             self.quorum.enter(incarnation)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dps.ps.store import free_cores as module
-from dps.ps.store.free_cores import free_cores, running
+from dps.ps.store import thread_pool as module
+from dps.ps.store.thread_pool import free_cores, running
 
 
 @pytest.fixture(autouse=True)

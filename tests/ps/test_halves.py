@@ -11,9 +11,8 @@ import pytest
 from dps import optim
 from dps.errors import ConfigError
 from dps.kernels import optimizers
-from dps.ps.store.gradients import Sum
-from dps.ps.store.halves import HalvesMemory
-from dps.ps.store.memory import memory_of
+from dps.ps.store.gradients import GradientSum
+from dps.ps.store.memory import HalvesMemory, memory_of
 from dps.variables.plan import Arena, Part
 from tests.ps import bound
 
@@ -105,7 +104,7 @@ def test_a_mean_is_summed_in_float32_in_its_order_and_divided(dtype: str, count:
     total = gs[0].astype(np.float32)
     for g in gs[1:]:
         total = total + g.astype(np.float32)  # some have no sum in float16
-    made.update(0, 0, Sum(tuple(gs), count), 1, 0, 1.0)
+    made.update(0, 0, GradientSum(tuple(gs), count), 1, 0, 1.0)
     same(made.values, (values.astype(np.float32) - np.float32(0.5) * (total / np.float32(count))).astype(values.dtype))
 
 

@@ -12,12 +12,11 @@ from hypothesis import given, settings
 from dps import optim
 from dps.client.cargo import About, run_pieces, shared_message
 from dps.errors import ProtocolError
-from dps.protocol import Push
+from dps.messages.sessions import Push
 from dps.ps.intake.borrowed import Borrowed
-from dps.ps.intake.intake import Applying, Gathering, Intake, Keeping, State
+from dps.ps.intake.intake import Applying, Gathering, Intake, IntakeState, Keeping, PushOf, Staged
 from dps.ps.intake.ledger import Ledger
 from dps.ps.intake.receiving import receive
-from dps.ps.intake.staged import PushOf, Staged
 from dps.ps.store.draft import Draft
 from dps.ps.store.gradients import Gradient
 from dps.ps.store.store import Store
@@ -177,7 +176,7 @@ def test_an_intake_that_was_dropped_has_given_its_buffers_back() -> None:
     assert draft is not None
     intake = Applying(PushOf(0, 1, 1, 0), LAYOUT, True, draft, lets_go=True)
     piece, *_ = run_pieces(LAYOUT, gradient(None), 16, ABOUT)
-    assert intake.take(piece) is State.ARRIVING
+    assert intake.take(piece) is IntakeState.ARRIVING
     intake.drop()
-    assert intake.state is State.LOST and store.counter == 0
+    assert intake.state is IntakeState.LOST and store.counter == 0
     assert not any(buffer.drafted for memory in store.arenas for buffer in memory.buffers)

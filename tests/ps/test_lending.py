@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from dps.protocol import REFUSED, Pushed
+from dps.messages.sessions import REFUSED, Pushed
 from dps.ps.serving.lending import Lending
 from dps.ps.store.store import Store
+from dps.training.update_modes import Async
 from dps.transport.current import runtime
 from dps.transport.tuning import ORDINARY
-from dps.update import Async
 from tests.ps.test_modes import LAYOUT, Ps, sender
 from tests.tuned import tune
 

@@ -7,19 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dps import update
-from dps.actors.messages import Waiting
+from dps.actors.answers import Waiting
 from dps.actors.ref import Sender
 from dps.client.cargo import About, run_pieces
 from dps.errors import Aborted
-from dps.protocol import APPLIED, DROPPED, REFUSED, NotNewer, Pull, Pushed, Values
+from dps.messages.runs import Members
+from dps.messages.sessions import APPLIED, DROPPED, REFUSED, NotNewer, Pull, Pushed, Values
+from dps.ps.intake.intake import Staged
 from dps.ps.intake.receiving import receive
-from dps.ps.intake.staged import Staged
 from dps.ps.modes.asynchronous import AsyncMode, BoundedMode
 from dps.ps.shard import Shard
-from dps.run_protocol import Members
+from dps.training import update_modes as update
+from dps.training.update_modes import Async, Bounded, Update
 from dps.transport.current import runtime
-from dps.update import Async, Bounded, Update
 from dps.variables.plan import VariableSpec, make_plan
 from tests.variables.models import SGD
 

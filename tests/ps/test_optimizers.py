@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dps import optim
-from dps.kernels.optimizers import Bound, initial_slots
+from dps.kernels.optimizers import BoundOptimizer, initial_slots
 from tests.ps.bound import apply, apply_rows
 
 STEPS = 20
@@ -245,7 +245,7 @@ def test_no_rows_are_an_update_that_changes_nothing():
 
 def test_an_optimizer_without_kernels_is_refused():
     with pytest.raises(ValueError, match="try one of SGD, Momentum"):
-        Bound(optim.Optimizer(), np.float32)
+        BoundOptimizer(optim.Optimizer(), np.float32)
 
 
 class HalfSquares(optim.Optimizer):
@@ -257,4 +257,4 @@ class HalfSquares(optim.Optimizer):
 
 def test_an_optimizer_of_ones_own_with_row_slots_does_not_get_the_kernel_of_another():
     with pytest.raises(ValueError, match=r"wanted .* one element per row; try one of Adagrad\(rowwise=True\)"):
-        Bound(HalfSquares(), np.float32)
+        BoundOptimizer(HalfSquares(), np.float32)

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from dps.ps.modes.quorum import Decision, Grant, Member, Quorum
+from dps.ps.modes.quorum import Decision, Grant, Quorum, QuorumMember
 
 
 class Steps:
@@ -16,7 +16,7 @@ class Steps:
 
     def __init__(self, workers: int, ps: int = 1, **settings: Any) -> None:
         self.quorum = Quorum(range(ps), 0, **settings)
-        self.members = {10 + i: Member(i, f"worker:{i}") for i in range(workers)}
+        self.members = {10 + i: QuorumMember(i, f"worker:{i}") for i in range(workers)}
         self.number = dict.fromkeys(self.members, 0)
         self.gone = 0
         self.actions = self.quorum.set_members(self.members, [], 0)
@@ -32,7 +32,7 @@ class Steps:
         return actions
 
     def join(self, worker: int, is_worker: bool = True) -> list[Decision | Grant]:
-        self.members[10 + worker] = Member(worker, f"worker:{worker}", is_worker)
+        self.members[10 + worker] = QuorumMember(worker, f"worker:{worker}", is_worker)
         self.number[10 + worker] = 0
         return [*self.quorum.set_members(self.members, [], self.gone), *self.quorum.enter(10 + worker)]
 
@@ -190,7 +190,7 @@ def test_an_acknowledged_push_of_a_worker_that_left_is_still_applied_and_only_th
 def test_a_late_worker_enters_at_the_next_step() -> None:
     s = Steps(2)
     s.push(0, 0)
-    s.members[12] = Member(2, "worker:2")
+    s.members[12] = QuorumMember(2, "worker:2")
     s.number[12] = 0
     s.quorum.set_members(s.members, [], 0)
     assert s.quorum.enter(12) == []
@@ -204,14 +204,16 @@ def test_a_late_worker_enters_at_the_next_step() -> None:
 
 def test_a_late_worker_enters_at_once_between_two_steps() -> None:
     s = Steps(1)
-    s.members[11] = Member(1, "worker:1")
+    s.members[11] = QuorumMember(1, "worker:1")
     s.quorum.set_members(s.members, [], 0)
     assert s.quorum.enter(11) == [Grant(11, 0, 0, "applied")]
 
 
 def test_the_first_step_waits_for_workers_that_were_admitted_and_have_not_entered_yet() -> None:
     quorum = Quorum([0], 0)
-    quorum.set_members({10: Member(0, "worker:0"), 11: Member(1, "worker:1"), 12: Member(2, "reader", False)}, [], 0)
+    quorum.set_members(
+        {10: QuorumMember(0, "worker:0"), 11: QuorumMember(1, "worker:1"), 12: QuorumMember(2, "reader", False)}, [], 0
+    )
     quorum.enter(10)
     assert quorum.report(0, 10, 1, 0, "") == []
     assert quorum.missing() == ["worker:1"]
@@ -221,19 +223,19 @@ def test_the_first_step_waits_for_workers_that_were_admitted_and_have_not_entere
 
 def test_the_first_step_waits_for_workers_that_are_expected() -> None:
     quorum = Quorum([0], 0)
-    quorum.set_members({10: Member(0, "worker:0")}, ["worker:1"], 0)
+    quorum.set_members({10: QuorumMember(0, "worker:0")}, ["worker:1"], 0)
     quorum.enter(10)
     assert quorum.report(0, 10, 1, 0, "") == []
     assert quorum.missing() == ["worker:1"]
-    assert sets(quorum.set_members({10: Member(0, "worker:0")}, [], 1)) == [[(0, 10, 1)]]
+    assert sets(quorum.set_members({10: QuorumMember(0, "worker:0")}, [], 1)) == [[(0, 10, 1)]]
 
 
 def test_a_worker_that_is_counted_enters_even_while_others_wait_for_it() -> None:
     quorum = Quorum([0], 5)
-    quorum.set_members({10: Member(0, "worker:0")}, ["worker:1"], 0)
+    quorum.set_members({10: QuorumMember(0, "worker:0")}, ["worker:1"], 0)
     quorum.enter(10)
     quorum.report(0, 10, 1, 5, "")
-    quorum.set_members({10: Member(0, "worker:0"), 11: Member(1, "worker:1")}, [], 0)
+    quorum.set_members({10: QuorumMember(0, "worker:0"), 11: QuorumMember(1, "worker:1")}, [], 0)
     assert quorum.enter(11) == [Grant(11, 0, 5, "applied")]
 
 
@@ -274,10 +276,10 @@ def test_only_workers_that_came_and_are_gone_lower_the_quota() -> None:
 
 def test_a_worker_that_was_given_up_before_it_came_is_one_of_all_workers_still() -> None:
     quorum = Quorum([0], 0)
-    quorum.set_members({10: Member(0, "worker:0")}, ["worker:1"], 0)
+    quorum.set_members({10: QuorumMember(0, "worker:0")}, ["worker:1"], 0)
     quorum.enter(10)
     quorum.report(0, 10, 1, 0, "")
-    assert quorum.set_members({10: Member(0, "worker:0")}, [], 0, ["worker:1"]) == []
+    assert quorum.set_members({10: QuorumMember(0, "worker:0")}, [], 0, ["worker:1"]) == []
     assert quorum.missing() == ["worker:1"]
     assert quorum.shortage() == "step 1 needs 2 gradients from 2 workers; this cluster has 1"
     assert sets(quorum.set_members({}, [], 1, ["worker:1"])) == []  # what had no token goes with its worker
@@ -285,7 +287,7 @@ def test_a_worker_that_was_given_up_before_it_came_is_one_of_all_workers_still()
 
 def test_what_was_acknowledged_is_applied_when_only_workers_that_never_came_are_left() -> None:
     quorum = Quorum([0], 0, aggregate=4, total=2)
-    quorum.set_members({10: Member(0, "worker:0")}, [], 0, ["worker:1"])
+    quorum.set_members({10: QuorumMember(0, "worker:0")}, [], 0, ["worker:1"])
     quorum.enter(10)
     assert grants(quorum.report(0, 10, 1, 0, "")) == [(0, 0, "applied")]
     assert sets(quorum.set_members({}, [], 1, ["worker:1"])) == [[(0, 10, 1)]]
@@ -370,7 +372,7 @@ def test_no_sequence_of_events_stands_still(
             waiting.discard(incarnation)
             take(s.leave(incarnation - 10))
         elif what == "join":
-            s.members[following] = Member(following - 10, f"worker:{following - 10}")
+            s.members[following] = QuorumMember(following - 10, f"worker:{following - 10}")
             s.number[following], local[following] = 0, 0
             waiting.add(following)
             take(s.quorum.set_members(s.members, [], s.gone))

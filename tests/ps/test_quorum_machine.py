@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dps.protocol import APPLIED, DROPPED, REFUSED
-from dps.ps.modes.quorum import Decision, Grant, Member, Quorum
+from dps.messages.sessions import APPLIED, DROPPED, REFUSED
+from dps.ps.modes.quorum import Decision, Grant, Quorum, QuorumMember
 
 Report = tuple[int, int, int, int, str]
 """ps, incarnation, number, local step, refusal."""
@@ -33,7 +33,7 @@ class Model:
         self.entered: set[int] = set()
         self.refused = 0
         """Gradients for the step of now that were refused."""
-        self.members: dict[int, Member] = {}
+        self.members: dict[int, QuorumMember] = {}
         self.local: dict[int, int] = {}
         self.number: dict[int, int] = {}
         self.waiting: set[int] = set()
@@ -53,7 +53,7 @@ class Model:
 
     def join(self, name: str, task: int) -> None:
         incarnation, self.following = self.following, self.following + 1
-        self.members[incarnation] = Member(task, name)
+        self.members[incarnation] = QuorumMember(task, name)
         self.expected = [n for n in self.expected if n != name]
         self.absent = [n for n in self.absent if n != name]
         self.came.add(name)

@@ -12,14 +12,13 @@ from hypothesis import given, settings
 
 from dps.client.cargo import About, run_pieces, shared_message
 from dps.errors import Aborted, ProtocolError
-from dps.protocol import APPLIED, DENSE, EMPTY, PACKED, PARTS, ROWS, RUN, SHARED, WINDOW, Push, Pushed
+from dps.messages.sessions import APPLIED, DENSE, EMPTY, PACKED, PARTS, ROWS, RUN, SHARED, WINDOW, Push, Pushed
 from dps.ps.intake import rowlists
 from dps.ps.intake.borrowed import Borrowed
-from dps.ps.intake.intake import Gathering, Intake, Keeping, State
+from dps.ps.intake.intake import Gathering, Intake, IntakeState, Keeping, PushOf, Staged
 from dps.ps.intake.ledger import Ledger
 from dps.ps.intake.receiving import receive
-from dps.ps.intake.staged import PushOf, Staged
-from dps.ps.store.gradients import Gradient, Pieces, RowGradient
+from dps.ps.store.gradients import Gradient, GradientPieces, RowGradient
 from dps.ps.store.store import Store
 from dps.transport.current import runtime
 from dps.variables.plan import VariableSpec, make_plan
@@ -255,11 +254,11 @@ def test_the_last_results_are_kept_and_what_is_older_counts_as_decided() -> None
 def test_kept_pieces_go_while_they_are_taken() -> None:
     push = Keeping(PushOf(2, 7, 1, 0), LAYOUT, True)
     for one in pieces(16):
-        assert push.state is State.ARRIVING
+        assert push.state is IntakeState.ARRIVING
         push.take(one)
-    assert push.state is State.COMPLETE and push.ranges.nbytes == LAYOUT.gradient_nbytes
+    assert push.state is IntakeState.COMPLETE and push.ranges.nbytes == LAYOUT.gradient_nbytes
     for run in push.staged().sound().run or ():
-        assert isinstance(run, Pieces)
+        assert isinstance(run, GradientPieces)
         left = [len(run.arrays) for _ in run.taken(1)]
         assert left == list(range(len(left)))[::-1]
 

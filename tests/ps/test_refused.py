@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 
 from dps import optim
-from dps.config import AUTO
-from dps.ps.store import crew
-from dps.ps.store.gradients import Gradient, Sum
+from dps.process.config import AUTO
+from dps.ps.store import thread_pool as crew
+from dps.ps.store.gradients import Gradient, GradientSum
 from dps.ps.store.store import Store
 from dps.transport.current import runtime
 from dps.transport.tuning import ORDINARY
@@ -201,7 +201,7 @@ def test_a_mean_and_a_sum_are_applied_with_the_bits_of_one_that_was_made_before(
         one, other = Store(LAYOUT, runtime()), Store(LAYOUT, runtime())
         for step in (1, 2):
             held = one.hold() if leased else None
-            one.apply(Gradient([Sum(arrays, divisor) for arrays in zip(*runs, strict=True)], {}), step)
+            one.apply(Gradient([GradientSum(arrays, divisor) for arrays in zip(*runs, strict=True)], {}), step)
             other.apply(Gradient(made, {}), step)
             assert state(one) == state(other)
             assert held is None or held.counter == step - 1
@@ -220,7 +220,7 @@ def test_a_shared_pass_has_the_bits_of_one_that_is_not(
     for seed in range(6):
         for store in (alone, together):
             pushes = [run_of(seed), run_of(seed + 1)]
-            update = pushes[0] if seed % 2 else [Sum(arrays, 2) for arrays in zip(*pushes, strict=True)]
+            update = pushes[0] if seed % 2 else [GradientSum(arrays, 2) for arrays in zip(*pushes, strict=True)]
             assert store.apply(Gradient(update, {}, checked=False), seed + 1) == ""
         assert state(alone) == state(together)
     run = run_of(0)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dps.ps.serving.room import Room, Wait
+from dps.ps.serving.room import BufferWait, Wait
 from dps.ps.store.gradients import Gradient
 from dps.ps.store.hold import Hold
 from dps.ps.store.store import Store
@@ -30,7 +30,7 @@ class Sent:
         tune(patch, store__large_pieces=0 if large else 1 << 30, serving__slow_nbytes_s=PACE)
         patch.setattr(type(runtime()), "now", lambda _: self.now)
         self.store = Store(plan().layouts[0], runtime())
-        self.room = Room(self.store)
+        self.room = BufferWait(self.store)
 
     def update(self) -> None:
         self.store.apply(run_of(self.store, -1.0), self.store.step + 1)

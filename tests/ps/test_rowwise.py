@@ -10,7 +10,7 @@ import pytest
 from dps import optim
 from dps.kernels import device
 from dps.ps.serving.saving import named
-from dps.ps.store.gradients import Gradient, RowGradient, Sum
+from dps.ps.store.gradients import Gradient, GradientSum, RowGradient
 from dps.ps.store.store import Store
 from dps.transport.current import runtime
 from dps.variables.plan import VariableSpec, make_plan
@@ -74,7 +74,7 @@ def test_updates_of_all_of_parts_and_of_rows_follow_the_formula(where: str) -> N
             store.apply(Gradient(None, {3: RowGradient(rows, views[3][:2].copy())}), step)
             model[3][rows], kept[3][rows] = rule(model[3][rows], kept[3][rows], views[3][:2])
         else:
-            update = [Sum((g, h), 2) for g, h in zip(run, other, strict=True)] if what == "mean" else run
+            update = [GradientSum((g, h), 2) for g, h in zip(run, other, strict=True)] if what == "mean" else run
             store.apply(Gradient(update, {}), step)
             for part in PLAN.parts:
                 a, start = LAYOUT.place[part.index]

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dps.actors.messages import Waiting
+from dps.actors.answers import Waiting
 from dps.errors import Aborted, ProtocolError, Unavailable
-from dps.protocol import APPLIED, SHARED, Pull, Push, Pushed, SharedValues
+from dps.messages.sessions import APPLIED, SHARED, Pull, Push, Pushed, SharedValues
+from dps.training.update_modes import Async
 from dps.transport.current import runtime
-from dps.update import Async
 from tests.ps.test_modes import sender
 from tests.ps.test_together import LAYOUT, Ps
 from tests.tuned import tune

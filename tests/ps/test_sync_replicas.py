@@ -7,7 +7,7 @@ from fractions import Fraction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dps.ps.modes.quorum import Decision, Grant, Member, Quorum
+from dps.ps.modes.quorum import Decision, Grant, Quorum, QuorumMember
 from tests.ps.sync_replicas_model import SyncReplicasModel
 
 
@@ -21,7 +21,7 @@ class Both:
         self.local_step = dict.fromkeys(range(workers), 0)
         self._number = dict.fromkeys(range(workers), 0)
         self._gradients: dict[tuple[int, int], Fraction] = {}
-        self.quorum.set_members({1 + w: Member(w, f"worker:{w}") for w in range(workers)}, [], 0)
+        self.quorum.set_members({1 + w: QuorumMember(w, f"worker:{w}") for w in range(workers)}, [], 0)
         for worker in range(workers):
             self.quorum.enter(1 + worker)
 

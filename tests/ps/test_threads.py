@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import dps
-from dps import config
 from dps.errors import ConfigError
-from dps.ps.store import crew
-from dps.ps.store.gradients import Gradient, Pieces
+from dps.process import config
+from dps.ps.store import thread_pool as crew
+from dps.ps.store.gradients import Gradient, GradientPieces
 from dps.ps.store.store import Store
 from dps.transport.current import runtime
 from dps.variables.plan import VariableSpec, make_plan
@@ -42,10 +42,10 @@ FREE = {"auto": now_and_then}
 def trained(threads: int | str, optimizer: Any, update: Any, dtype: Any) -> tuple[bytes, int]:
     """The values after some steps and a refused one; and how many passes had help."""
     orders: list[int] = []
-    put = crew.Crew._start
+    put = crew.ThreadPool._start
     rng = np.random.default_rng(5)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(crew.Crew, "_start", lambda self: (orders.append(1), put(self)))
+        patch.setattr(crew.ThreadPool, "_start", lambda self: (orders.append(1), put(self)))
         patch.setattr(crew, "free_cores", lambda: FREE[str(threads)])
         threads = str(threads).partition(",")[0]
         with dps.Server(None, "chief", 0, bind=bind("inproc"), ps=1, workers=1, owned=True) as chief:
@@ -109,7 +109,7 @@ def test_the_bits_of_a_push_in_pieces_do_not_depend_on_threads_nor_on_how_it_was
     for threads, cuts in [(1, []), (1, [10, 9000]), (2, [10, 9000]), (3, many), (config.AUTO, [SIZE - 1])]:
         store = Store(layout, runtime(), threads=threads)
         for step, gradient in enumerate(gradients, 1):
-            pieces = Pieces(np.split(gradient, cuts)) if cuts else gradient
+            pieces = GradientPieces(np.split(gradient, cuts)) if cuts else gradient
             assert store.apply(Gradient([pieces], {}), step) == ""
         found.append((store.arenas[0].values.tobytes(), [slot.tobytes() for slot in store.arenas[0].slots.values()]))
         store.close()

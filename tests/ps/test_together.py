@@ -11,14 +11,25 @@ import pytest
 
 from dps.actors.ref import Sender
 from dps.errors import Aborted, DpsError, Unavailable
-from dps.protocol import APPLIED, REFUSED, SHARED, Enter, Push, Pushed, PushHeld, PushMissing, PushStatus, Token
+from dps.messages.runs import AskStats, Configure, Members
+from dps.messages.sessions import (
+    APPLIED,
+    REFUSED,
+    SHARED,
+    Enter,
+    Push,
+    Pushed,
+    PushHeld,
+    PushMissing,
+    PushStatus,
+    Token,
+)
 from dps.ps.modes.sync import SyncMode
 from dps.ps.modes.together import Together
 from dps.ps.server import PsActor
-from dps.run_protocol import AskStats, Configure, Members
-from dps.transport.connections import Connections
+from dps.training.update_modes import SyncReplicas, to_wire
 from dps.transport.current import runtime
-from dps.update import SyncReplicas, to_wire
+from dps.transport.sockets.connections import Connections
 from dps.variables.plan import VariableSpec, make_plan
 from tests.ps.test_modes import Desk, sender
 from tests.tuned import tune

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 
 from dps.errors import ProtocolError
-from dps.protocol import DENSE, PACKED, PARTS, Push
+from dps.messages.sessions import DENSE, PACKED, PARTS, Push
 from dps.ps.intake.borrowed import Borrowed
+from dps.ps.intake.intake import Staged
 from dps.ps.intake.ledger import Ledger
+from dps.ps.intake.parts import unpack
 from dps.ps.intake.receiving import receive
-from dps.ps.intake.staged import Staged
-from dps.ps.intake.unpacking import unpack
 from dps.transport.current import runtime
 from dps.variables.packed import Packed
 from dps.variables.plan import Part, VariableSpec, make_plan

@@ -8,18 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dps import optim, update
+from dps import optim
 from dps.client.cargo import About, shared_message
-from dps.protocol import APPLIED, DROPPED, REFUSED, Decide, Pushed, PushHeld, PushStatus
+from dps.messages.runs import Members
+from dps.messages.sessions import APPLIED, DROPPED, REFUSED, Decide, Pushed, PushHeld, PushStatus
 from dps.ps.modes.sync import SyncMode
 from dps.ps.server import PsActor
 from dps.ps.serving.long_waits import LongWaits
 from dps.ps.shard import Shard
-from dps.run_protocol import Members
+from dps.training import update_modes as update
+from dps.training.update_modes import SyncReplicas
 from dps.transport.current import runtime
 from dps.transport.endpoint import Memory
 from dps.transport.tuning import ORDINARY
-from dps.update import SyncReplicas
 from dps.variables.plan import VariableSpec, make_plan
 from tests.ps.test_modes import Desk, sender
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dps.protocol import NO_BASE, Pull, Values
+from dps.messages.sessions import NO_BASE, Pull, Values
 from dps.transport.current import runtime
 from dps.transport.tuning import ServingTuning
 from tests.ps.test_ahead import LAYOUT, Ps

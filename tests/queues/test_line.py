@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dps.errors import Aborted, ProtocolError
-from dps.queues.line import ACCEPTED, REFUSED, WAITING, Action, Ended, Given, Line, Taken
+from dps.queues.line import ACCEPTED, REFUSED, WAITING, Action, Ended, Given, Line, PutDone
 
 
 def opened(capacity: int = 2, clients: int = 3) -> Line:
@@ -23,7 +23,7 @@ def opened(capacity: int = 2, clients: int = 3) -> Line:
 def test_items_come_in_the_order_in_which_they_were_put() -> None:
     line = opened(5)
     for number in (1, 2, 3):
-        assert line.put(1, number, f"item {number}", "p") == [Taken("p", number, ACCEPTED)]
+        assert line.put(1, number, f"item {number}", "p") == [PutDone("p", number, ACCEPTED)]
     assert [line.get(2, number, 1, "g") for number in (1, 2)] == [[Given("g", 1, "item 1")], [Given("g", 2, "item 2")]]
 
 
@@ -32,21 +32,21 @@ def test_a_put_waits_for_room_and_is_let_in_by_a_get() -> None:
     line.put(1, 1, "a", "p1")
     assert line.put(2, 1, "b", "p2") == []
     assert line.put_waits(2, 1)
-    assert line.get(3, 1, 1, "g") == [Given("g", 1, "a"), Taken("p2", 1, ACCEPTED)]
+    assert line.get(3, 1, 1, "g") == [Given("g", 1, "a"), PutDone("p2", 1, ACCEPTED)]
 
 
 def test_a_get_waits_for_an_item_and_the_first_asker_has_it() -> None:
     line = opened()
     assert line.get(1, 1, 1, "g1") == []
     assert line.get(2, 1, 1, "g2") == []
-    assert line.put(3, 1, "a", "p") == [Taken("p", 1, ACCEPTED), Given("g1", 1, "a")]
+    assert line.put(3, 1, "a", "p") == [PutDone("p", 1, ACCEPTED), Given("g1", 1, "a")]
     assert line.get_waits(2, 1)
 
 
 def test_what_comes_again_changes_nothing_and_is_answered_again() -> None:
     line = opened()
     line.put(1, 1, "a", "p")
-    assert line.put(1, 1, "a", "again") == [Taken("again", 1, ACCEPTED)]
+    assert line.put(1, 1, "a", "again") == [PutDone("again", 1, ACCEPTED)]
     assert len(line.items) == 1
     line.get(2, 1, 1, "g")
     assert line.get(2, 1, 1, "again") == [Given("again", 1, "a")]
@@ -88,7 +88,7 @@ def test_a_withdrawn_put_is_never_accepted_however_late_it_comes() -> None:
     assert line.get(1, 1, 1, "g") == [Given("g", 1, "a")]
     assert line.items == []
     assert line.withdraw(1, 1)  # it was accepted
-    assert line.put(2, 2, "d", "next") == [Taken("next", 2, ACCEPTED)]
+    assert line.put(2, 2, "d", "next") == [PutDone("next", 2, ACCEPTED)]
 
 
 def test_a_dropped_get_gives_back_what_came_for_it() -> None:
@@ -108,8 +108,8 @@ def test_closing_wakes_all_who_wait_and_leaves_what_is_there() -> None:
     line = opened(1)
     line.put(1, 1, "a", "p")
     line.put(2, 1, "b", "p2")
-    assert line.close() == [Taken("p2", 1, REFUSED)]
-    assert line.put(1, 2, "c", "p") == [Taken("p", 2, REFUSED)]
+    assert line.close() == [PutDone("p2", 1, REFUSED)]
+    assert line.put(1, 2, "c", "p") == [PutDone("p", 2, REFUSED)]
     assert line.get(3, 1, 1, "g") == [Given("g", 1, "a")]
 
 
@@ -150,7 +150,7 @@ class Machine(RuleBasedStateMachine):
 
     def take(self, actions: list[Action]) -> None:
         for action in actions:
-            if isinstance(action, Taken) and action.result in (ACCEPTED, REFUSED):
+            if isinstance(action, PutDone) and action.result in (ACCEPTED, REFUSED):
                 before = self.told.setdefault((action.asker, action.number), action.result)
                 assert before == action.result
             elif isinstance(action, Given):

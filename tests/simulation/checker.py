@@ -13,9 +13,9 @@ import numpy as np
 from dps.checkpoint import candidates, load, newest_whole, read_part
 from dps.checkpoint.manifest import Manifest
 from dps.errors import CheckpointError, DeadlineExceeded, TaskLost, Unavailable
-from dps.launch.simulate import SimulatedCluster
+from dps.launch.commands.simulate import SimulatedCluster
+from dps.training.update_modes import SyncReplicas, Update
 from dps.transport.sim.trace import TraceEvent
-from dps.update import SyncReplicas, Update
 from tests.simulation import assigned
 from tests.simulation.history import DIR, FIXED, Ack, History
 from tests.simulation.replaying import Applied, PushId, Sets, marks_of, replay

@@ -8,8 +8,8 @@ import numpy as np
 
 from dps.actors.caller import Caller
 from dps.actors.ref import Ref
-from dps.protocol import PS, RUN, Push, Report
-from dps.run_protocol import AGENT, CHIEF, CloseSession, Configure, Members, Restore, Save, StopTask
+from dps.messages.runs import AGENT, CHIEF, CloseSession, Configure, Members, Restore, Save, StopTask
+from dps.messages.sessions import PS, RUN, Push, Report
 from dps.transport.current import runtime
 
 ROUNDS, PAUSE_S = 60, 0.05

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 import dps
-from dps.launch.simulate import CHIEF, SimulatedCluster
-from dps.server import Server
+from dps.launch.commands.simulate import CHIEF, SimulatedCluster
+from dps.task.server import Server
+from dps.training.update_modes import Async, Bounded, SyncReplicas, Update
 from dps.transport.sim import Compute, Network, Pause
 from dps.transport.tuning import Tuning
-from dps.update import Async, Bounded, SyncReplicas, Update
 from dps.worker.agent import LEFT
 
 MODES: dict[str, list[Update]] = {

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dps.checkpoint import Manifest, load
-from dps.launch.simulate import SimulatedCluster
+from dps.launch.commands.simulate import SimulatedCluster
 from tests.simulation import assigned
 from tests.simulation.history import DIR
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from dps import compress, record
-from dps.launch.simulate import SimulatedCluster
+from dps import compress
+from dps.launch.commands.simulate import SimulatedCluster
+from dps.process import record
+from dps.training.update_modes import Async, Bounded, SyncReplicas, Update
 from dps.transport.sim import Compute, Kill, Network, Partition, Pause
-from dps.transport.sim.faults import DiskFull, Fault, SlowDisk
+from dps.transport.sim.world import DiskFull, Fault, SlowDisk
 from dps.transport.tuning import Tuning
-from dps.update import Async, Bounded, SyncReplicas, Update
 from tests.simulation.checker import violations
 from tests.simulation.forger import forge
 from tests.simulation.history import NAMES, History, train

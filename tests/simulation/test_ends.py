@@ -7,11 +7,11 @@ import pytest
 
 import dps
 from dps.chief.cluster import GRACE_S
-from dps.launch.simulate import SimulatedRun, simulate
-from dps.server import Server
+from dps.launch.commands.simulate import SimulatedRun, simulate
+from dps.task.server import Server
 from dps.transport.sim import Compute, Kill, Network
-from dps.transport.sim.faults import Fault, Partition
 from dps.transport.sim.runtime import EPOCH_S
+from dps.transport.sim.world import Fault, Partition
 
 SOON_S = 0.5
 """The chief goes on answering for 0.2 s."""

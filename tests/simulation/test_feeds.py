@@ -18,10 +18,10 @@ import dps
 from dps.checkpoint.folder import newest_whole
 from dps.checkpoint.memory import MemoryStorage
 from dps.checkpoint.restore import read_part
-from dps.data.feed import Feed
-from dps.data.finishing import Finishing
+from dps.data.feeder import Feed
+from dps.data.remote_dataset import Finishing
 from dps.transport.sim import Kill, Network, Partition, Pause, World
-from dps.transport.sim.faults import Fault
+from dps.transport.sim.world import Fault
 from tests.seeds import chunks
 
 CHIEF = "chief:2220"

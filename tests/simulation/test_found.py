@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import dps
-from dps.client.joining import Joining
+from dps.client.membership import Joining
 from dps.errors import DeadlineExceeded
-from dps.launch.simulate import SimulatedCluster
-from dps.protocol import Decide
+from dps.launch.commands.simulate import SimulatedCluster
+from dps.messages.sessions import Decide
 from dps.ps.modes.sync import SyncMode
 from dps.transport.sim import Kill, Network, Partition, Pause
 from tests.simulation.scenario import run, scenario, varied, varied_with_kills

@@ -12,8 +12,8 @@ import pytest
 
 import dps
 from dps.client.local import LocalSession
-from dps.local_copy import LocalCopy
 from dps.transport.sim import Compute, Network, Partition, Pause
+from dps.variables.local_copy import LocalCopy
 from tests.seeds import chunks
 
 ROUND = 4

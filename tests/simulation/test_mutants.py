@@ -8,19 +8,25 @@ from typing import Any
 
 import pytest
 
-from dps.actors import tickets
-from dps.chief import admission, epochs, journaling, losses, takeover
+from dps.actors import authorization as tickets
+from dps.chief import admission, epochs, takeover
+from dps.chief import checkpoint_folder as journaling
+from dps.chief import epoch as losses
 from dps.chief.run import write_journal
-from dps.client import assigning, at_once, pushing, waiting
+from dps.client import at_once, pushing, waiting
+from dps.client import loading as assigning
 from dps.errors import CheckpointError
+from dps.messages.replies import Push
 from dps.ps import server, shard
-from dps.ps.intake import ledger, staged
+from dps.ps.intake import ledger
+from dps.ps.intake import ledger as staged
 from dps.ps.modes import asynchronous as modes
-from dps.ps.modes import clocks, quorum, sync, together, tokens
+from dps.ps.modes import clocks, quorum, sync, together
+from dps.ps.modes import quorum as tokens
 from dps.ps.modes.combine import combined
-from dps.ps.serving import answers, early, saving
+from dps.ps.serving import early, saving
+from dps.ps.serving import lookups as answers
 from dps.ps.store import draft, store
-from dps.reply import Push
 from tests.simulation import scenario as scenarios
 from tests.simulation.scenario import (
     Scenario,
@@ -95,11 +101,11 @@ def test_a_standstill_that_makes_a_smaller_step_is_caught(monkeypatch: pytest.Mo
 
 
 def test_initial_tokens_that_are_thrown_away_with_each_step_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def discard(self: tokens.Tokens, step: int, count: int) -> None:
+    def discard(self: tokens.StepTokens, step: int, count: int) -> None:
         self._values.clear()
         self.add(step, count)
 
-    monkeypatch.setattr(tokens.Tokens, "hand_out", discard)
+    monkeypatch.setattr(tokens.StepTokens, "hand_out", discard)
     caught("tokens", "a token of step")
 
 
@@ -140,12 +146,12 @@ def test_a_session_that_waits_for_the_step_ps_alone_is_caught(monkeypatch: pytes
 
 
 def test_an_answer_that_is_overwritten_while_it_is_read_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def take_what_is_read(self: answers.Answers, nbytes: int) -> Any:
+    def take_what_is_read(self: answers.LookupMemory, nbytes: int) -> Any:
         self._free += [memory for _, memory in self._given.values()]
         return take(self, nbytes)
 
-    take: Callable[..., Any] = answers.Answers.take
-    monkeypatch.setattr(answers.Answers, "take", take_what_is_read)
+    take: Callable[..., Any] = answers.LookupMemory.take
+    monkeypatch.setattr(answers.LookupMemory, "take", take_what_is_read)
     caught("async", "looked up")
 
 
@@ -297,11 +303,11 @@ def test_a_pass_over_memory_that_does_not_see_nan_is_caught(mode: str, monkeypat
 
 
 def test_values_that_leave_for_a_version_that_never_was_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def send_all(self: early.Early) -> None:
+    def send_all(self: early.StreamingPull) -> None:
         if self._begun is not None:
             self._begun[0].send_all()
 
-    monkeypatch.setattr(early.Early, "dropped", send_all)
+    monkeypatch.setattr(early.StreamingPull, "dropped", send_all)
     caught("async", "differ", of=lambda _, seed: crowded(seed))
 
 
@@ -327,7 +333,7 @@ def test_an_epoch_that_begins_without_being_written_down_is_caught(monkeypatch: 
 
 
 def test_an_announced_loss_that_forgets_sessions_that_have_closed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(losses.Losses, "closed", lambda self, session, epoch, step: None)
+    monkeypatch.setattr(losses.LostSteps, "closed", lambda self, session, epoch, step: None)
     caught("async", "steps lost in epoch", 36, of=with_a_lost_ps)
 
 

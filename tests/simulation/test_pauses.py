@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import dps
-from dps.launch.simulate import SimulatedCluster, SimulatedRun
-from dps.transport.peers import Peers
+from dps.launch.commands.simulate import SimulatedCluster, SimulatedRun
 from dps.transport.sim import Compute, Fault, Kill, Network, Pause
 from dps.transport.sim.runtime import EPOCH_S
+from dps.transport.sockets.datagrams import DatagramPeers
 from tests.simulation.test_runs import happened
 
 AT_S = 3.0
@@ -170,6 +170,6 @@ def test_a_chief_that_was_stopped_while_a_ps_was_started_again_does_not_give_the
 
 def test_a_peer_that_is_not_heard_any_more_is_what_the_simulator_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that forgets a ps when its connection breaks, while the ps goes on writing to it, waits for ever."""
-    monkeypatch.setattr(Peers, "disconnected", Peers.gone)
+    monkeypatch.setattr(DatagramPeers, "disconnected", DatagramPeers.gone)
     run = paused(("worker:1",), 7.0)
     assert run.errors == {"worker:1": "DeadlineExceeded: worker:1: ps:0 has not answered"}

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import dps
-from dps.launch.simulate import CHIEF, SimulatedCluster, SimulatedRun
-from dps.server import Server
+from dps.launch.commands.simulate import CHIEF, SimulatedCluster, SimulatedRun
+from dps.task.server import Server
 from dps.transport.current import runtime
 from dps.transport.sim import Compute, Kill, Network
 

@@ -13,7 +13,7 @@ import pytest
 import dps
 from dps.queues.line import Line
 from dps.transport.sim import Kill, Network, Partition, Pause, World
-from dps.transport.sim.faults import Fault
+from dps.transport.sim.world import Fault
 from tests.seeds import chunks
 
 CHIEF = "chief:2220"

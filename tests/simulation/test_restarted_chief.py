@@ -10,11 +10,11 @@ import pytest
 import dps
 from dps.actors.ref import Ref
 from dps.checkpoint import newest_whole
-from dps.chief.farewell import Farewell
-from dps.launch.simulate import SimulatedCluster, SimulatedRun
-from dps.run_protocol import AGENT
+from dps.chief.ending import Shutdown
+from dps.launch.commands.simulate import SimulatedCluster, SimulatedRun
+from dps.messages.runs import AGENT
 from dps.transport.sim import Compute, Kill, Network, Pause
-from dps.transport.sim.faults import DiskFull, Fault
+from dps.transport.sim.world import DiskFull, Fault
 
 EXACT: dict[str, Any] = {"compute": Compute(1.0), "network": Network(latency_s=1e-3)}
 """A step takes a second, everything else next to nothing."""
@@ -107,9 +107,9 @@ def test_a_chief_that_dies_when_only_one_ps_knows_of_the_end_ends_the_run_as_it_
     monkeypatch: pytest.MonkeyPatch, update: Any
 ) -> None:
     """That ps is gone; the other one knows the journal, which says that the run has ended."""
-    begin, told = Farewell.begin, list[str]()
+    begin, told = Shutdown.begin, list[str]()
 
-    def tell_one(self: Farewell, message: Any, addresses: Any, linger_s: float) -> None:
+    def tell_one(self: Shutdown, message: Any, addresses: Any, linger_s: float) -> None:
         if told:
             begin(self, message, addresses, linger_s)
             return
@@ -117,7 +117,7 @@ def test_a_chief_that_dies_when_only_one_ps_knows_of_the_end_ends_the_run_as_it_
         self.message, self._over = message, True  # it is killed before the others hear
         self.node.ask(Ref(told[0], AGENT), message, 9.0, lambda _: None)
 
-    monkeypatch.setattr(Farewell, "begin", tell_one)
+    monkeypatch.setattr(Shutdown, "begin", tell_one)
     faults = [Kill("chief", at=5.0, restart_after=1.0)]
     done, _, saved = run(update, faults, steps=4, workers=1)
     assert [done.exit_codes[name] for name in ("chief", "ps:0", "ps:1")] == [0, 0, 0] and saved == 4

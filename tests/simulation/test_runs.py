@@ -11,9 +11,9 @@ import pytest
 
 import dps
 from dps.errors import TaskLost
-from dps.launch.simulate import SimulatedCluster
+from dps.launch.commands.simulate import SimulatedCluster
 from dps.transport.sim import Compute, Kill, Network
-from dps.transport.sim.faults import DiskFull
+from dps.transport.sim.world import DiskFull
 
 EXACT: dict[str, Any] = {"compute": Compute(1.0), "network": Network(latency_s=1e-3)}
 """A step takes a second, everything else next to nothing."""

@@ -80,12 +80,12 @@ def pushed_meanwhile(server: Any, count: int) -> list[tuple[float, float]]:
 
 
 def test_what_others_push_meanwhile_is_never_seen_in_half() -> None:
-    from dps.ps.serving.early import Early
+    from dps.ps.serving.early import StreamingPull
 
-    dropped: list[Early] = []
-    drop = Early.dropped
+    dropped: list[StreamingPull] = []
+    drop = StreamingPull.dropped
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Early, "dropped", lambda self: (dropped.append(self), drop(self)))
+        patch.setattr(StreamingPull, "dropped", lambda self: (dropped.append(self), drop(self)))
         found = dps.simulate(pushed_meanwhile, 8, workers=3, **{**SLOW, "compute": Compute(0.04)}).results[0]
     assert sum(early._begun is not None for early in dropped) >= 2, "some answers had begun, and came to nothing"
     assert found and all(least == most for least, most in found)

@@ -12,7 +12,7 @@ import pytest
 import dps
 from dps.checkpoint import MemoryStorage, candidates
 from dps.errors import CheckpointError
-from dps.server import Server
+from dps.task.server import Server
 from dps.transport.sim import World
 from dps.transport.sim.process import SimProcess
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import dps
-from dps import config
-from dps.launch.simulate import SimulatedCluster, SimulatedRun
+from dps.launch.commands.simulate import SimulatedCluster, SimulatedRun
+from dps.process import config
 from dps.transport.current import runtime
 from dps.transport.sim import Network
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dps import compress, optim
-from dps.update import Async, Bounded, SyncReplicas, Update
+from dps.training.update_modes import Async, Bounded, SyncReplicas, Update
 
 EXACT: list[optim.Optimizer] = [
     optim.SGD(1.0), optim.Momentum(1.0, momentum=0.0),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dps.transport import key_files
+from dps.transport.keys import files as key_files
 
 PROGRAM = """
 import os, signal, time

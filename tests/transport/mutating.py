@@ -9,13 +9,8 @@ from typing import Any
 import msgpack
 import numpy as np
 
-import dps.calls.messages
-import dps.data.messages
-import dps.protocol
-import dps.queues.messages
-import dps.run_protocol  # noqa: F401  they register the kinds
-from dps.optim import SGD
-from dps.protocol import Push, Pushed, SharedValues
+from dps.messages.sessions import Push, Pushed, SharedValues
+from dps.training.optimizers import SGD
 from dps.transport.message import FORMS, Form, Message
 from dps.transport.wire import Envelope, bundle, encode
 from dps.variables.plan import VariableSpec, make_plan

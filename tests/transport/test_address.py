@@ -6,7 +6,7 @@ import pytest
 
 from dps.cluster.address import parse, with_port
 from dps.errors import ConfigError, Unavailable
-from dps.transport.address import dialled, is_loopback, resolve, url
+from dps.transport.sockets.addresses import dialled, is_loopback, resolve, url
 
 
 def test_all_spellings_of_one_address_have_one_url() -> None:

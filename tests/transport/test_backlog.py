@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dps.transport import backlog as module
-from dps.transport.backlog import FIRST_S, LAST_S, Backlog
+from dps.transport.sockets import upkeep as module
+from dps.transport.sockets.upkeep import FIRST_S, LAST_S, Backlog
 
 
 class Room:

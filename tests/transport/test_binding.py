@@ -8,10 +8,10 @@ import pytest
 
 from dps.cluster.address import Address, parse, parse_ports
 from dps.errors import ConfigError, NotAuthenticated, Unavailable
-from dps.transport import interfaces
-from dps.transport.address import Binding, advertised, origin
 from dps.transport.endpoint import Connected, Delivery
-from dps.transport.real import RealRuntime
+from dps.transport.runtime import RealRuntime
+from dps.transport.sockets import addresses as interfaces
+from dps.transport.sockets.addresses import Binding, advertised, origin
 
 
 @pytest.mark.parametrize(

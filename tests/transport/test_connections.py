@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import zmq
 
-from dps.transport import connections
-from dps.transport.connections import (
+from dps.transport.sockets import connections
+from dps.transport.sockets.connections import (
     ACCEPTED,
     DISCONNECTED,
     LEAD_NBYTES,
@@ -18,7 +18,7 @@ from dps.transport.connections import (
     STRIKES_ADMITTED,
     Connections,
 )  # fmt: skip
-from dps.transport.outgoing import MAX_FRAME_NBYTES
+from dps.transport.sockets.frames import MAX_FRAME_NBYTES
 
 MB = 1 << 20
 

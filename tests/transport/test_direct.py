@@ -15,11 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dps.transport import peers
-from dps.transport.direct import Direct
 from dps.transport.endpoint import Connected, Delivery
-from dps.transport.peers import LONGEST_NBYTES
-from dps.transport.real import RealRuntime
+from dps.transport.runtime import RealRuntime
+from dps.transport.sockets import datagrams as peers
+from dps.transport.sockets.datagrams import LONGEST_NBYTES, Direct
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such sockets")
 

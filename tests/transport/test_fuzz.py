@@ -17,11 +17,11 @@ import msgpack
 import pytest
 
 from dps.errors import DpsError, ProtocolError
-from dps.transport.direct import _parts
+from dps.training.update_modes import from_wire
 from dps.transport.dtypes import dtype_of
-from dps.transport.outgoing import MAX_FRAMES
+from dps.transport.sockets.datagrams import _parts
+from dps.transport.sockets.frames import MAX_FRAMES
 from dps.transport.wire import BUNDLE, Envelope, decode, peek, unbundle
-from dps.update import from_wire
 from dps.variables.plan import Plan
 from tests.transport.mutating import datagrams, mutated, recorded, recorded_plan
 
@@ -124,33 +124,31 @@ def test_what_was_found_once_is_refused(header: bytes) -> None:
 RUNS_CODE = {"eval", "exec", "compile", "__import__", "import_module", "exec_module", "run_path", "run_module"}
 UNPICKLES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "joblib", "cloudpickle"}
 NAMED = {
-    "dps/functions.py": {"cloudpickle"},  # writes a notebook's function for processes of its own LocalCluster
-    "dps/launch/remote.py": {"cloudpickle"},  # reads it, from the private pipe of the process that started this one
+    "dps/process/functions.py": {"cloudpickle"},  # writes a notebook's function for processes of its own LocalCluster
+    "dps/launch/clusters/worker.py": {"cloudpickle"},  # reads it, from the private pipe of its parent process
     "dps/monitor/doctor.py": {"cloudpickle"},  # shows its version
 }
 """The files that name what unpickles, as an import by name would (decision 46)."""
 ALLOWED = {
-    "dps/record.py": "makes a constructor of the fields that a class in dps declares",
+    "dps/process/record.py": "makes a constructor of the fields that a class in dps declares",
     "dps/__init__.py": "the names that dps exports",
-    "dps/parts.py": "the names that its packages export",
+    "dps/process/lazy_imports.py": "the names that its packages export",
     "dps/role.py": "modules of dps, ahead of their use",
     "dps/cli.py": "modules of dps, and the extra shtab",
-    "dps/hooks/files.py": "the extra tensorboardX",
+    "dps/hooks/summary.py": "the extra tensorboardX",
     "dps/checkpoint/shard.py": "the extra ml_dtypes",
     "dps/cluster/resolve.py": "the engine that a flag names, of a list in dps",
-    "dps/functions.py": "the programs and functions that flags name; with the extra cloudpickle it only writes",
+    "dps/process/functions.py": "the programs and functions that flags name; with the extra cloudpickle it only writes",
     "dps/launch/__init__.py": "the names that it exports",
     "dps/launch/engines/ray.py": "the extra ray",
     "dps/launch/engines/ray_actors.py": "the extra ray",
-    "dps/launch/engines/ray_attaching.py": "the extra ray",
-    "dps/launch/engines/ray_places.py": "the extra ray",
-    "dps/launch/program.py": "the program that a flag names",
-    "dps/launch/commands.py": "the extra pyyaml",
+    "dps/launch/programs/program.py": "the program that a flag names",
+    "dps/launch/commands/runs.py": "the extra pyyaml",
     "dps/launch/experiment/nodes.py": "the extra pyyaml",
-    "dps/launch/progress.py": "the extra tqdm",
-    "dps/launch/runs/gpus.py": "the extra nvidia-ml-py",
-    "dps/launch/runs/screen.py": "the extra rich",
-    "dps/launch/remote.py": "what the program that started this process gave it through a private pipe",
+    "dps/launch/clusters/progress.py": "the extra tqdm",
+    "dps/launch/runs/usage.py": "the extra nvidia-ml-py",
+    "dps/launch/runs/table.py": "the extra rich",
+    "dps/launch/clusters/worker.py": "what the program that started this process gave it through a private pipe",
 }
 """The files that may run code by a name, and which. No name comes from a message."""
 
@@ -206,7 +204,7 @@ def test_a_message_has_no_way_to_code() -> None:
     assert there == set(ALLOWED), "see ALLOWED"
     assert named == NAMED, "see NAMED"
     readers = {path.name for path in (ROOT / "dps").rglob("*.py") if 'cloudpickle").loads' in path.read_text()}
-    assert readers == {"remote.py"}
+    assert readers == {"worker.py"}
 
 
 def test_a_dtype_that_numpy_reads_as_python_is_refused() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dps.transport import listener
 from dps.transport.endpoint import Delivery
-from dps.transport.real import RealRuntime
+from dps.transport.runtime import RealRuntime
+from dps.transport.sockets import listener
 
 
 def test_endpoints_work_on_after_one_was_closed_later_than_its_listener_waits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,10 @@ from contextlib import closing
 import pytest
 import zmq
 
-from dps.transport.connections import STRIKES
 from dps.transport.endpoint import Delivery
-from dps.transport.inproc import Names
-from dps.transport.zmq import ZmqEndpoint
+from dps.transport.sockets.connections import STRIKES
+from dps.transport.sockets.endpoint import ZmqEndpoint
+from dps.transport.sockets.listener import Names
 from tests.transport.raw_peer import connected, frame
 
 WITHIN_S = 10.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given
 
-from dps.transport.peers import LONGEST_NBYTES, Peers, fits
+from dps.transport.sockets.datagrams import LONGEST_NBYTES, DatagramPeers, fits
 
 
 class End:
@@ -13,13 +13,13 @@ class End:
 
     def __init__(self, open_names: set[bytes]) -> None:
         self.open_names = open_names
-        self.peers = Peers(open_names.__contains__)
+        self.peers = DatagramPeers(open_names.__contains__)
         self.name = b""
 
     def start(self, name: bytes) -> None:
         """A new process with a new name and an empty table."""
         self.open_names.discard(self.name)
-        self.name, self.peers = name, Peers(self.open_names.__contains__)
+        self.name, self.peers = name, DatagramPeers(self.open_names.__contains__)
         self.open_names.add(name)
 
 
@@ -29,13 +29,13 @@ def test_what_is_too_long_does_not_fit() -> None:
 
 
 def test_a_new_name_at_a_route_ends_the_old_one() -> None:
-    peers = Peers(lambda name: True)
+    peers = DatagramPeers(lambda name: True)
     assert peers.pair("node", b"old", True) and peers.pair("node", b"new", True)
     assert peers.heard(b"old") is None and peers.written.get("node") == b"new"
 
 
 def test_who_is_gone_is_not_heard() -> None:
-    peers = Peers(lambda name: True)
+    peers = DatagramPeers(lambda name: True)
     peers.pair("node", b"name", True)
     peers.gone("node")
     peers.gone("node")

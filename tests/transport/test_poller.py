@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from dps.transport import poller as module
-from dps.transport.poller import Poller, Socket
+from dps.transport.sockets import wakeups as module
+from dps.transport.sockets.wakeups import Poller, Socket
 
 LONG_S = 60.0
 Pair = tuple[Poller, Socket, Socket]

@@ -11,9 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from dps.transport import private
+from dps.transport import private_folders as private
 
-MAKES = "from dps.transport import private; print(private.private_folder(), flush=True); import time; time.sleep(100)"
+MAKES = """
+from dps.transport import private_folders
+print(private_folders.private_folder(), flush=True)
+import time
+time.sleep(100)
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +107,7 @@ def test_what_older_versions_have_left_is_removed(shared: Path) -> None:
 
 
 def test_a_child_that_goes_on_keeps_the_folder_of_its_parent(parent: Path) -> None:
-    text = "from dps.transport import private; import os; folder = private.private_folder()\nif os.fork() == 0: input()\nelse: print(folder, flush=True); os._exit(0)"  # noqa: E501
+    text = "from dps.transport import private_folders as private; import os; folder = private.private_folder()\nif os.fork() == 0: input()\nelse: print(folder, flush=True); os._exit(0)"  # noqa: E501
     with subprocess.Popen(
         [sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

@@ -14,7 +14,7 @@ from dps.checkpoint.storage import LocalStorage
 from dps.errors import NotAuthenticated
 from dps.transport.current import runtime
 from dps.transport.endpoint import Connected, Delivery
-from dps.transport.real import RealRuntime, real_runtime
+from dps.transport.runtime import RealRuntime, real_runtime
 
 
 def run_python(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -50,7 +50,7 @@ def test_a_forked_child_has_a_runtime_and_sockets_of_its_own() -> None:
     script = """
 import os
 from dps.transport.endpoint import Delivery
-from dps.transport.real import real_runtime
+from dps.transport.runtime import real_runtime
 parent, here = real_runtime(), real_runtime().endpoint("127.0.0.1:0")
 pid = os.fork()
 if pid == 0:
@@ -148,7 +148,7 @@ def test_an_endpoint_beyond_loopback_is_refused() -> None:
 
 LEFT_OPEN = """
 import threading
-from dps.transport.real import real_runtime
+from dps.transport.runtime import real_runtime
 here = real_runtime().endpoint("127.0.0.1:0")
 mine = real_runtime().endpoint()
 mine.send("127.0.0.1:1", b"never arrives", [bytes(1 << 20)], done=lambda: None)
@@ -169,7 +169,7 @@ def test_a_process_with_open_endpoints_and_unsent_messages_ends() -> None:
 LAST_WORD = """
 import sys
 from dps.transport.endpoint import Connected
-from dps.transport.real import real_runtime
+from dps.transport.runtime import real_runtime
 mine = real_runtime().endpoint()
 mine.connect(sys.argv[1])
 assert isinstance(mine.receive(5), Connected)

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from dps.errors import ProtocolError, Unavailable
-from dps.transport import shared
-from dps.transport.shared import SharedMemory, attach
+from dps.transport import shared_memory as shared
+from dps.transport.shared_memory import SharedMemory, attach
 
 READ = """
 import sys
-from dps.transport.shared import attach
+from dps.transport.shared_memory import attach
 array = attach([int(x) for x in sys.argv[1:]])
 print(int(array.sum()), array.flags.writeable)
 """

@@ -11,9 +11,9 @@ import pytest
 
 from dps.actors.caller import Caller
 from dps.actors.ref import Ref
-from dps.protocol import Probe, Probed
-from dps.run_protocol import AskStats, Stats
-from dps.transport.real import RealRuntime
+from dps.messages.runs import AskStats, Stats
+from dps.messages.sessions import Probe, Probed
+from dps.transport.runtime import RealRuntime
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has datagram sockets without a file")
 
@@ -22,10 +22,10 @@ SILENCE_S = 0.5
 NODE = f"""
 import sys
 from dps.actors.actor import Actor
-from dps.actors.system import Node
-from dps.protocol import Probed
-from dps.run_protocol import Stats
-from dps.transport.real import RealRuntime
+from dps.actors.node import Node
+from dps.messages.sessions import Probed
+from dps.messages.runs import Stats
+from dps.transport.runtime import RealRuntime
 
 class Pairs(Actor):
     def on_Probe(self, message, sender):

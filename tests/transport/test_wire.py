@@ -14,12 +14,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-import dps.actors.messages
-import dps.protocol  # noqa: F401  registers the kinds
-from dps.actors.messages import Done, Waiting
+import dps.actors.ref
+import dps.messages.sessions  # noqa: F401  registers the kinds
+from dps.actors.answers import Done, Waiting
 from dps.errors import ProtocolError
-from dps.protocol import APPLIED, SHARED, Credit, Lookup, Pull, Push, Pushed, SharedValues, Values
-from dps.run_protocol import Stats
+from dps.messages.runs import Stats
+from dps.messages.sessions import APPLIED, SHARED, Credit, Lookup, Pull, Push, Pushed, SharedValues, Values
 from dps.transport import wire
 from dps.transport.message import FORMS, Message, changed
 from dps.transport.wire import Envelope, decode, encode, peek
@@ -172,7 +172,7 @@ def test_a_header_with_a_part_of_another_kind_is_decoded_or_refused(envelope: En
 
 
 def header(*, version: Any = 1, number: Any = 14, fields: Any = (1, 2, 0), shapes: Any = (), **more: Any) -> bytes:
-    """A header of a Rows message, unless said otherwise."""
+    """A header of a RowsAnswer message, unless said otherwise."""
     parts = [version, number, more.get("request", 7), more.get("sender", "w"), 3, more.get("actor", "ps"), fields]
     return bytes(msgpack.packb([*parts, shapes]))
 
@@ -195,9 +195,9 @@ def test_another_protocol_version_is_told_apart_from_garbage() -> None:
         (header(number="x"), "must be integers"),
         (header(request=True), "must be integers"),
         (header(sender=b"w"), "must be text"),
-        (header(fields=(1,)), "Rows has 3 fields, got 1"),
-        (header(fields=(1, "2", 0)), "Rows.counter cannot be a str"),
-        (header(fields=(1, True, 0)), "Rows.counter cannot be a bool"),
+        (header(fields=(1,)), "RowsAnswer has 3 fields, got 1"),
+        (header(fields=(1, "2", 0)), "RowsAnswer.counter cannot be a str"),
+        (header(fields=(1, True, 0)), "RowsAnswer.counter cannot be a bool"),
         (header(shapes=[["<f4", 1]]), "1 shapes for 0 frames"),
         (msgpack.packb([1, 2, 3]), "a header has 8 parts, got 3"),
     ],

@@ -19,13 +19,12 @@ import pytest
 import zmq
 
 from dps.errors import ConfigError, NotAuthenticated, Unavailable
-from dps.transport import connections
-from dps.transport import dealer as dealer_module
 from dps.transport.endpoint import Connected, Delivery, Disconnected, Event
-from dps.transport.incoming import COPIED_NBYTES
-from dps.transport.inproc import Names
-from dps.transport.outgoing import CUT, Loans
-from dps.transport.zmq import ZmqEndpoint
+from dps.transport.sockets import connections
+from dps.transport.sockets import dealer as dealer_module
+from dps.transport.sockets.endpoint import ZmqEndpoint
+from dps.transport.sockets.frames import COPIED_NBYTES, CUT, Loans
+from dps.transport.sockets.listener import Names
 
 PATIENCE_S = 60.0
 SCHEMES = ("tcp", "ipc", "inproc")
@@ -342,7 +341,7 @@ def test_an_answer_to_a_peer_that_is_gone_is_dropped(make: Make, bind: str) -> N
 CHILD = """
 import sys
 from dps.transport.endpoint import Delivery
-from dps.transport.real import real_runtime
+from dps.transport.runtime import real_runtime
 node = real_runtime().endpoint(sys.argv[1])
 print(node.address, flush=True)
 while True:

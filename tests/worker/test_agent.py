@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from dps.actors.messages import Done
+from dps.actors.answers import Done
 from dps.actors.ref import Ref
 from dps.errors import DeadlineExceeded
-from dps.run_protocol import Registered, StopTask
+from dps.messages.runs import Registered, StopTask
 from dps.worker.agent import BEAT_S, CHIEF_S, LEFT, Agent, Told
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from dps.errors import ConfigError
 from dps.launch.engines.engine import Engine
-from dps.launch.plan import Plan
+from dps.launch.supervision.plan import RunPlan
 
 LOCAL = "local"
 NAMES = (LOCAL, "ssh", "slurm", "ray")
@@ -36,7 +36,7 @@ def engine(settings: Mapping[str, Any]) -> Engine:
     raise ConfigError(f"--on {on}: no such engine; wanted {', '.join(NAMES[:-1])} or {NAMES[-1]}")
 
 
-def makes_keys(settings: Mapping[str, Any], plan: Plan) -> bool:
+def makes_keys(settings: Mapping[str, Any], plan: RunPlan) -> bool:
     """Whether a run needs keys of its own: its tasks are on several hosts, and it names neither keys nor trust."""
     named = plan.env.keys() & {"DPS_KEYS", "DPS_TRUSTED_NETWORK"} or os.environ.get("DPS_KEYS")
     return settings.get("on", LOCAL) != LOCAL and not named

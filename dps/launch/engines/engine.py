@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from dps.launch.plan import Plan
-from dps.record import made, record
+from dps.launch.supervision.plan import RunPlan
+from dps.process.record import made, record
 
 
 @record
@@ -76,11 +76,11 @@ Notice = Callable[[Sequence[str], str], None]
 class Engine(Protocol):
     """Starts tasks."""
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: RunPlan) -> None:
         """Raise ConfigError if the tasks of a plan cannot get what they ask for, as far as that is seen from here.
         Starts nothing."""
 
-    def open(self, plan: Plan, line: Line, notice: Notice) -> str:
+    def open(self, plan: RunPlan, line: Line, notice: Notice) -> str:
         """Get the machines of a run; returns where its chief listens, HOST:PORT or an address in a private folder.
         Blocks. Raises DpsError if a machine cannot be had."""
 

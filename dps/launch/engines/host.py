@@ -22,6 +22,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -29,14 +30,41 @@ from typing import Any
 
 from dps import __version__
 from dps.errors import DpsError
-from dps.launch.child import Child
 from dps.launch.engines.engine import Order, Started
 from dps.launch.engines.machine import this_machine
-from dps.launch.engines.own_folder import OwnFolder
 from dps.launch.engines.project import Unpacking
 from dps.launch.runs.identity import start_of
 from dps.launch.runs.usage import Meter
+from dps.launch.supervision.child import Child
 from dps.transport.clock import now
+from dps.transport.private_folders import private_folder, remove
+
+SWEEP = 'exec 3<&0; { trap "" HUP INT TERM; read _ <&3; rm -rf "$0"; } &'
+"""Waits for the end of its stdin, which is the end of the process that has started it, and removes the folder. It has a
+session of its own, and its parent has ended, so signals to that process and its children do not reach it."""
+
+
+class OwnFolder:
+    """A new folder. `end` removes it.
+
+    If this process is killed, another one removes the folder at once. If both are killed together, as by the end of a
+    Slurm job or of the machine, the next process of this user that makes one removes it. Why both: docs/decisions/0049.
+    """
+
+    def __init__(self) -> None:
+        self.path = private_folder()
+        self._sweeper = subprocess.Popen(
+            ["sh", "-c", SWEEP, self.path], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        self._sweeper.wait()
+
+    def end(self) -> None:
+        """Remove the folder."""
+        remove(self.path)
+        assert self._sweeper.stdin is not None
+        self._sweeper.stdin.close()
+
 
 BEAT_S = 2.0
 SILENT_S = 8.0

@@ -16,9 +16,9 @@ from dps.launch.engines import project
 from dps.launch.engines.engine import Line, Notice, Order, Started
 from dps.launch.engines.host import BEAT_S, SILENT_S
 from dps.launch.engines.remote import RemoteHost
-from dps.launch.plan import Plan, Resources
+from dps.launch.supervision.plan import Resources, RunPlan
 from dps.transport.clock import now
-from dps.transport.private import private_folder, remove
+from dps.transport.private_folders import private_folder, remove
 
 END_S = 3.0
 """How long a host process may take to end when the run is over."""
@@ -38,17 +38,17 @@ class HostsEngine:
         self._placed: dict[str, RemoteHost] = {}
         self._shares: dict[str, dict[str, str]] = {}
         """The variables that tell each task what it has."""
-        self._plan: Plan | None = None
+        self._plan: RunPlan | None = None
         self._line: Line = lambda name, text: None
         self._closed = threading.Event()
 
     # -- what an engine of its own does --------------------------------------------------------------------------
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: RunPlan) -> None:
         """Raise ConfigError if the hosts that are named cannot take the tasks."""
         raise NotImplementedError
 
-    def _reach(self, plan: Plan, notice: Notice) -> list[RemoteHost]:
+    def _reach(self, plan: RunPlan, notice: Notice) -> list[RemoteHost]:
         """Begin to connect to the hosts. Does not wait."""
         raise NotImplementedError
 
@@ -58,7 +58,7 @@ class HostsEngine:
 
     # -- opening ---------------------------------------------------------------------------------------------------
 
-    def open(self, plan: Plan, line: Line, notice: Notice) -> str:
+    def open(self, plan: RunPlan, line: Line, notice: Notice) -> str:
         """Connect to all hosts, compare their versions, and deal out the tasks. Blocks."""
         self._plan, self._line = plan, line
         self._closed = threading.Event()
@@ -88,7 +88,7 @@ class HostsEngine:
             )
         return f"[{own}]" if ":" in own else own
 
-    def _copy(self, plan: Plan) -> None:
+    def _copy(self, plan: RunPlan) -> None:
         """Copy the project's folder to every host."""
         folder = private_folder()
         archive = os.path.join(folder, "project.tar.gz")
@@ -165,12 +165,12 @@ class HostsEngine:
 
 
 def _is_loopback(address: str) -> bool:
-    from dps.transport.address import is_loopback, is_numeric
+    from dps.transport.sockets.addresses import is_loopback, is_numeric
 
     return is_numeric(address) and is_loopback(address)
 
 
-def check_slots(plan: Plan, slots: Sequence[int | None], where: str) -> None:
+def check_slots(plan: RunPlan, slots: Sequence[int | None], where: str) -> None:
     """Raise ConfigError if all slots are fewer than the tasks. None: as many as wanted. The chief needs no slot."""
     tasks = len(plan.tasks()) - 1
     if None not in slots and sum(slot or 0 for slot in slots) < tasks:

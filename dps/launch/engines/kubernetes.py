@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from dps.cluster.engines.ranks import PORT
+from dps.cluster.resolvers.ranks import PORT
 from dps.errors import ConfigError
 from dps.launch.experiment.experiment import Experiment
-from dps.launch.plan import DATASET, Job, Plan, has_program
-from dps.transport.private import private_folder, remove
+from dps.launch.supervision.plan import DATASET, Job, RunPlan, has_program
+from dps.transport.private_folders import private_folder, remove
 
 API = "jobset.x-k8s.io/v1alpha2"
 CONTAINER = "dps"
@@ -45,16 +45,16 @@ def manifests(experiment: Experiment) -> list[dict[str, Any]]:
     return made
 
 
-def _roles(plan: Plan) -> list[str]:
+def _roles(plan: RunPlan) -> list[str]:
     return [role for role in ("chief", "ps", "worker", "evaluator", DATASET) if role in plan.jobs]
 
 
-def secrets(name: str, plan: Plan) -> list[dict[str, Any]]:
+def secrets(name: str, plan: RunPlan) -> list[dict[str, Any]]:
     """A Secret for each role, with its private key and all public ones: of the folder of keys that the plan names, or
     new ones. None on a trusted network. They are immutable: pods that come later have to have the same keys."""
     if "DPS_TRUSTED_NETWORK" in plan.env:
         return []
-    from dps.transport import key_files
+    from dps.transport.keys import files as key_files
 
     with ExitStack() as after:
         path = plan.env.get("DPS_KEYS") or os.environ.get("DPS_KEYS")
@@ -78,7 +78,7 @@ def _secret(name: str, role: str) -> str:
     return f"{name}-keys-{role}"
 
 
-def manifest(name: str, plan: Plan, where: Mapping[str, Any]) -> dict[str, Any]:
+def manifest(name: str, plan: RunPlan, where: Mapping[str, Any]) -> dict[str, Any]:
     """The JobSet of one plan. `where`: its image and volumes."""
     volumes = [_volume(text) for text in where.get("volumes", ())]
     return {
@@ -102,7 +102,7 @@ def manifest(name: str, plan: Plan, where: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _role(name: str, role: str, plan: Plan, image: str, volumes: list[tuple[str, str]]) -> dict[str, Any]:
+def _role(name: str, role: str, plan: RunPlan, image: str, volumes: list[tuple[str, str]]) -> dict[str, Any]:
     job = plan.jobs[role]
     rules = [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
@@ -144,7 +144,7 @@ def _copies_keys(image: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _container(name: str, role: str, plan: Plan, image: str, volumes: list[tuple[str, str]]) -> dict[str, Any]:
+def _container(name: str, role: str, plan: RunPlan, image: str, volumes: list[tuple[str, str]]) -> dict[str, Any]:
     env = plan.environment(f"{role}:0")
     mounts = [{"name": claim, "mountPath": path} for claim, path in volumes]
     if "DPS_TRUSTED_NETWORK" not in plan.env:
@@ -166,7 +166,7 @@ def _container(name: str, role: str, plan: Plan, image: str, volumes: list[tuple
     return made | ({"resources": {"requests": wanted, "limits": dict(wanted)}} if wanted else {})
 
 
-def _flags(name: str, role: str, plan: Plan) -> list[str]:
+def _flags(name: str, role: str, plan: RunPlan) -> list[str]:
     """The flags of a role. An evaluator is outside of the cluster, and joins by the chief's address."""
     job = plan.jobs[role]
     if role == "evaluator":

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 
-from dps.launch.child import Child
 from dps.launch.engines.engine import Line, Notice, Order, Started
 from dps.launch.engines.machine import GPUS, this_machine
-from dps.launch.plan import Plan
 from dps.launch.runs.usage import Meter
-from dps.transport.private import private_chief, remove
+from dps.launch.supervision.child import Child
+from dps.launch.supervision.plan import RunPlan
+from dps.transport.private_folders import private_chief, remove
 
 NETWORK = {"DPS_BIND", "DPS_ADVERTISE", "DPS_PORTS", "DPS_KEYS", "DPS_TRUSTED_NETWORK"}
 """Variables that say how tasks use a network."""
@@ -29,12 +29,12 @@ class LocalEngine:
         self._children: dict[str, Child] = {}
         self._meter = Meter()
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: RunPlan) -> None:
         """Raise ConfigError if a task wants more than this machine has. Deals out the GPUs."""
         machine = this_machine(self._environ)
         self._shares = {name: machine.take(name, plan.job(name).resources) for name in plan.tasks()}
 
-    def open(self, plan: Plan, line: Line, notice: Notice) -> str:
+    def open(self, plan: RunPlan, line: Line, notice: Notice) -> str:
         """Where the chief listens: in a private folder, if nothing says that the run uses a network."""
         if self._environ.get("DPS_KEYS") or plan.env.keys() & NETWORK:
             return plan.bind

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from dps.config import THREADS, cores
 from dps.errors import ConfigError
-from dps.launch.plan import Resources
+from dps.launch.supervision.plan import Resources
+from dps.process.config import THREADS, cores
 
 GPUS = "CUDA_VISIBLE_DEVICES"
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from dps.errors import DpsError
-from dps.transport import key_files
+from dps.transport.keys import files as key_files
 
 
 def main(argv: Sequence[str]) -> int:

@@ -11,20 +11,90 @@ import contextlib
 import importlib
 import importlib.util
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dps.config import cores
-from dps.errors import MissingExtra, Unavailable
-from dps.launch.engines.engine import Notice
+from dps.errors import ConfigError, MissingExtra, TaskLost, Unavailable
+from dps.launch.engines.engine import Line, Notice
 from dps.launch.engines.host import BEAT_S
 from dps.launch.engines.hosts import HostsEngine
-from dps.launch.engines.ray_actors import ActorChannel, HostActor
-from dps.launch.engines.ray_attaching import Attaching, check_address
-from dps.launch.engines.ray_places import PLACE_S, Group, bundle
-from dps.launch.engines.remote import Place, RemoteHost, State
-from dps.launch.plan import Plan, Resources
+from dps.launch.engines.ray_actors import ActorChannel, Attaching, HostActor, check_address
+from dps.launch.engines.remote import HostSpec, HostState, RemoteHost
+from dps.launch.supervision.plan import Resources, RunPlan
+from dps.process.config import cores
 from dps.transport.clock import now
+
+PLACE_S, SAY_S, LOOK_S = 60.0, 3.0, 0.5
+"""How long Ray may take to find the places, and after which time a line says what is waited for."""
+LABEL = "dps"
+"""Nodes with the label dps=ps get the ps, if there are any."""
+
+
+def bundle(wanted: Resources) -> dict[str, float]:
+    """The resources of a task, by Ray's names."""
+    found = {"CPU": wanted.cpus or 1, "GPU": wanted.gpus or 0, "memory": wanted.memory or 0}
+    return {name: float(amount) for name, amount in found.items() if amount}
+
+
+def nodes(ray: Any) -> list[Mapping[str, Any]]:
+    """The nodes that live and are not drained."""
+    draining = importlib.import_module("ray._private.state").state.get_draining_nodes()
+    return [node for node in ray.nodes() if node["Alive"] and node["NodeID"] not in draining]
+
+
+def label(ray: Any, name: str) -> dict[str, str]:
+    """The labels that the node of a task must have."""
+    there = any(node.get("Labels", {}).get(LABEL) == "ps" for node in nodes(ray))
+    return {LABEL: "ps"} if there and name.startswith("ps:") else {}
+
+
+def too_much(bundles: Sequence[Mapping[str, float]], there: Sequence[Mapping[str, float]]) -> str:
+    """The resource of which all bundles together, or one of them, want more than the nodes have, as text; "" if they
+    have enough."""
+    for kind in ("CPU", "GPU", "memory"):
+        wants, has = ([each.get(kind, 0.0) for each in some] for some in (bundles, there))
+        if sum(wants) > sum(has):
+            return f"the tasks want {kind}: {sum(wants):g}; its nodes have {sum(has):g}"
+        if max(wants) > max(has, default=0.0):
+            return f"a task wants {kind}: {max(wants):g}; no node has more than {max(has, default=0.0):g}"
+    return ""
+
+
+class PlacementGroup:
+    """The placement group of a plan."""
+
+    def __init__(self, ray: Any, plan: RunPlan) -> None:
+        """Ask for it. Raises ConfigError if Ray has too little for it, even with nothing else to do."""
+        bundles = [bundle(plan.job(name).resources) for name in plan.tasks()]
+        if problem := too_much(bundles, [node["Resources"] for node in nodes(ray)]):
+            raise ConfigError(f"Ray has too little: {problem}; ray status shows its nodes")
+        labels = [label(ray, name) for name in plan.tasks()]
+        more = {"bundle_label_selector": labels} if any(labels) else {}
+        self._util = importlib.import_module("ray.util.placement_group")
+        self._group = self._util.placement_group(bundles, strategy="SPREAD", **more)
+
+    def wait(self, line: Line, given_up: threading.Event) -> None:
+        """Wait until all bundles have their places. Raises ConfigError if that takes too long, and TaskLost when it is
+        given up."""
+        begun, told = now(), False
+        while not self._group.wait(LOOK_S):
+            if given_up.is_set():
+                raise TaskLost("the places in Ray were given up before they were there")
+            if now() - begun > PLACE_S:
+                raise ConfigError(f"Ray finds no places within {PLACE_S:.0f} s: others use it; see ray status")
+            if not told and now() - begun > SAY_S:
+                told = True
+                line("dps", "waits for places in Ray, which others use; Ctrl-C and dps kill give up")
+
+    def strategy(self, index: int) -> Any:
+        """The option that places an actor in a bundle."""
+        strategies = importlib.import_module("ray.util.scheduling_strategies")
+        return strategies.PlacementGroupSchedulingStrategy(self._group, index)
+
+    def close(self) -> None:
+        """Give the places back."""
+        self._util.remove_placement_group(self._group)
+
 
 RESTART_S, LEAST_S = 10.0, 0.5
 """How long Ray may take to restart an actor in its bundle, from its loss on: those of one node do not add up."""
@@ -40,13 +110,13 @@ class RayEngine(HostsEngine):
         super().__init__(settings)
         self._attaching: Attaching | None = None
         self._ray: Any = None
-        self._group: Group | None = None
+        self._group: PlacementGroup | None = None
         self._notify: Notice = lambda names, why: None
         self._draining: set[str] = set()
         self._given_up = threading.Event()
         self._opening = False
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: RunPlan) -> None:
         """Raise MissingExtra without Ray, and ConfigError for a wrong RAY_ADDRESS."""
         if importlib.util.find_spec("ray") is None:
             raise MissingExtra("--on ray: Ray is not installed; pip install 'dps[ray]'")
@@ -58,14 +128,14 @@ class RayEngine(HostsEngine):
 
     # -- reaching --------------------------------------------------------------------------------------------------
 
-    def _reach(self, plan: Plan, notice: Notice) -> list[RemoteHost]:
+    def _reach(self, plan: RunPlan, notice: Notice) -> list[RemoteHost]:
         self._notify, self._draining, names = notice, set(), plan.tasks()
         self._opening = True
         try:
             cpus = sum(bundle(plan.job(name).resources)["CPU"] for name in names)
             self._attaching = Attaching(max(int(cpus), cores()))
             self._ray = self._attaching.wait(self._given_up)
-            self._group = Group(self._ray, plan)
+            self._group = PlacementGroup(self._ray, plan)
             self._group.wait(self._line, self._given_up)
         finally:
             self._opening = False
@@ -91,7 +161,7 @@ class RayEngine(HostsEngine):
         node, address = self._place_of(name, actor, patience_s)
         called = {each["NodeID"]: each["NodeName"] for each in self._ray.nodes()}
         host = RemoteHost(
-            Place(called.get(node, address), 1, (name.partition(":")[0],), address), self._line, self._notify
+            HostSpec(called.get(node, address), 1, (name.partition(":")[0],), address), self._line, self._notify
         )
         host.connect(ActorChannel(self._ray, actor, node, host))
         return host
@@ -114,7 +184,7 @@ class RayEngine(HostsEngine):
     def _refill(self, name: str, wanted: Resources) -> None:
         """The actor again, if Ray restarts it; else another one, on a node that is left."""
         before = self._placed[name]
-        if before.state is State.GOING:
+        if before.state is HostState.GOING:
             before.close()  # Ray may take the node as soon as nothing is there
         host = self._restarted(name, before) or self._host(name, self._actor(name, None), PLACE_S)
         self._hosts.append(host)

@@ -16,9 +16,9 @@ from dps.errors import ConfigError, DpsError, TaskLost
 from dps.launch.engines.engine import Line, Notice, Order, Started
 from dps.launch.engines.host import SILENT_S
 from dps.launch.engines.machine import Machine
-from dps.launch.outcome import TEARDOWN
-from dps.launch.plan import Resources, runs_program
-from dps.record import record
+from dps.launch.supervision.outcome import TEARDOWN
+from dps.launch.supervision.plan import Resources, runs_program
+from dps.process.record import record
 from dps.transport.clock import now
 
 GREET_S = 60.0
@@ -45,7 +45,7 @@ class Channel(Protocol):
         """End it at once."""
 
 
-class State(Enum):
+class HostState(Enum):
     """The state of a host."""
 
     UP = "up"
@@ -57,7 +57,7 @@ class State(Enum):
 
 
 @record
-class Place:
+class HostSpec:
     """A host as it is known before it is connected. `slots`: how many tasks it takes beside the chief, None: any.
     `roles`: those that it takes, (): all."""
 
@@ -70,10 +70,10 @@ class Place:
 class RemoteHost:
     """One host. More than 12 attributes: what it is, how it is reached, and what runs on it."""
 
-    def __init__(self, place: Place, line: Line, notice: Notice) -> None:
+    def __init__(self, place: HostSpec, line: Line, notice: Notice) -> None:
         self.name, self.address, self._place = place.name, place.address, place
         self._line, self._notice = line, notice
-        self.state = State.UP
+        self.state = HostState.UP
         self.gone = False
         """Whether it has given notice, or was lost."""
         self.heard_at = now()
@@ -99,7 +99,7 @@ class RemoteHost:
         threading.Thread(target=self._beat, name=f"beats to {self.name}", daemon=True).start()
 
     def _beat(self) -> None:
-        while self.state in (State.UP, State.GOING):
+        while self.state in (HostState.UP, HostState.GOING):
             self._send({"do": "beat"})
             threading.Event().wait(SILENT_S / 4)
 
@@ -127,22 +127,22 @@ class RemoteHost:
 
     def go(self, why: str) -> None:
         """It has given notice that it is about to go."""
-        if self.state is State.UP:
-            self.state, self.gone = State.GOING, True
+        if self.state is HostState.UP:
+            self.state, self.gone = HostState.GOING, True
             self._line("dps", f"{self.name} is about to go: {why}")
             self._notice([task.name for task in self._tasks.values() if task.alive], self.name)
 
     def broken(self, why: str, error: type[DpsError] = TaskLost) -> None:
         """The connection has ended. Its tasks end with it, if they have not yet."""
         before = self.state
-        if before is not State.CLOSED:
-            self.state, self.gone = State.LOST, True
+        if before is not HostState.CLOSED:
+            self.state, self.gone = HostState.LOST, True
         self._answers.put({"is": "lost", "text": why, "error": error})
         living = [task for task in self._tasks.values() if task.alive]
-        if before is not State.CLOSED and living:
+        if before is not HostState.CLOSED and living:
             self._line("dps", f"{self.name} is lost: {why}")
         for task in living:
-            if before is not State.CLOSED:
+            if before is not HostState.CLOSED:
                 task.line(task.name, f"the log ends here: {self.name} is lost: {why}")
             task.finish(-signal.SIGKILL)
 
@@ -154,8 +154,8 @@ class RemoteHost:
 
     def close(self) -> None:
         """End the connection, and with it what still runs there."""
-        if self.state is not State.LOST:
-            self.state = State.CLOSED
+        if self.state is not HostState.LOST:
+            self.state = HostState.CLOSED
         if self.channel is not None:
             self.channel.close()
 
@@ -195,7 +195,7 @@ class RemoteHost:
 
     @property
     def usable(self) -> bool:
-        return self.state is State.UP
+        return self.state is HostState.UP
 
     @property
     def load(self) -> int:
@@ -224,7 +224,7 @@ class RemoteHost:
 
     def give_keys(self, path: str, role: str) -> None:
         """Send it the keys that a role needs, once."""
-        from dps.transport.key_files import part
+        from dps.transport.keys.files import part
 
         if role not in self._keys:
             self._keys.add(role)

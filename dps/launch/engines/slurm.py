@@ -19,14 +19,14 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from dps.cluster.engines.slurm import expand_hostlist, expand_tasks_per_node
+from dps.cluster.resolvers.slurm import expand_hostlist, expand_tasks_per_node
 from dps.errors import ConfigError, DpsError, TaskLost, Unavailable
 from dps.launch.engines.engine import Line, Notice
 from dps.launch.engines.host import MODULE
 from dps.launch.engines.hosts import HostsEngine, check_slots
 from dps.launch.engines.pipe import Pipe, run
-from dps.launch.engines.remote import Place, RemoteHost
-from dps.launch.plan import Plan, Resources
+from dps.launch.engines.remote import HostSpec, RemoteHost
+from dps.launch.supervision.plan import Resources, RunPlan
 
 TOOLS = ("salloc", "srun", "scontrol")
 NOTICE = f"{int(signal.SIGWINCH)}@60"
@@ -70,14 +70,14 @@ class SlurmEngine(HostsEngine):
         """Whether this process is in an allocation."""
         return "SLURM_JOB_ID" in self._environ
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: RunPlan) -> None:
         """Raise ConfigError without Slurm, or if the allocation around this process is too small."""
         if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
             raise ConfigError(f"--on slurm: this machine has no {missing[0]}; run dps where Slurm's commands are")
         if self._inside:
             check_slots(plan, [place.slots for place, _ in places(self._environ, ())], "the nodes of this allocation")
 
-    def _reach(self, plan: Plan, notice: Notice) -> list[RemoteHost]:
+    def _reach(self, plan: RunPlan, notice: Notice) -> list[RemoteHost]:
         variables, roles = self._environ, list[tuple[str, ...]]()
         if not self._inside:
             wanted = components(plan)
@@ -102,7 +102,7 @@ class SlurmEngine(HostsEngine):
             self._allocation.close()
 
 
-def components(plan: Plan) -> list[tuple[tuple[str, ...], int, Resources]]:
+def components(plan: RunPlan) -> list[tuple[tuple[str, ...], int, Resources]]:
     """The roles of each component of the job, how many tasks it has, and what each task gets.
 
     Slurm gives each component nodes of its own, so roles that want the same share one, and the chief, which has little
@@ -142,7 +142,7 @@ def _resources(wanted: Resources) -> list[str]:
     return flags
 
 
-def places(variables: Mapping[str, str], roles: Sequence[tuple[str, ...]]) -> list[tuple[Place, int | None]]:
+def places(variables: Mapping[str, str], roles: Sequence[tuple[str, ...]]) -> list[tuple[HostSpec, int | None]]:
     """The nodes of an allocation with their components (None: it has no components), from its variables.
 
     `roles`: the roles of each component; (): every node takes tasks of every role."""
@@ -154,13 +154,13 @@ def places(variables: Mapping[str, str], roles: Sequence[tuple[str, ...]]) -> li
         counts = variables.get(f"SLURM_TASKS_PER_NODE{end}") or variables[f"SLURM_JOB_CPUS_PER_NODE{end}"]
         own = roles[group or 0] if roles else ()
         for node, slots in zip(nodes, expand_tasks_per_node(counts), strict=True):
-            found.append((Place(node, slots, own, address_of(node)), group))
+            found.append((HostSpec(node, slots, own, address_of(node)), group))
     return found
 
 
 def address_of(node: str) -> str:
     """The numeric address of a node, as Slurm knows it."""
-    from dps.transport.address import resolve
+    from dps.transport.sockets.addresses import resolve
 
     text = run(["scontrol", "--oneliner", "show", "node", node], f"the address of {node}")
     words = dict(word.partition("=")[::2] for word in text.split() if "=" in word)

@@ -15,8 +15,8 @@ from dps.launch.engines.engine import Notice
 from dps.launch.engines.host import MODULE
 from dps.launch.engines.hosts import HostsEngine, check_slots
 from dps.launch.engines.pipe import Pipe
-from dps.launch.engines.remote import Place, RemoteHost
-from dps.launch.plan import Plan
+from dps.launch.engines.remote import HostSpec, RemoteHost
+from dps.launch.supervision.plan import RunPlan
 
 OPTIONS = (
     "-T", "-x", "-S", "none", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=2",
@@ -30,12 +30,12 @@ OURS = re.compile("Host key verification failed|Permission denied|Could not reso
 """Matches the output of ssh if the mistake is on this side."""
 
 
-def parse_host(text: str) -> Place:
+def parse_host(text: str) -> HostSpec:
     """A host as a line of an MPI host file has it: "box1", "me@box1 slots=4". Raises ConfigError for anything else."""
     found = HOST.fullmatch(text.strip())
     if found is None:
         raise ConfigError(f"got {text!r}, wanted a host, such as box1, me@box1 or 'box1 slots=4'")
-    return Place(found[1], int(found[2]) if found[2] else None)
+    return HostSpec(found[1], int(found[2]) if found[2] else None)
 
 
 class SSHEngine(HostsEngine):
@@ -45,7 +45,7 @@ class SSHEngine(HostsEngine):
         super().__init__(settings)
         self._places = [parse_host(text) for text in settings.get("hosts", ())]
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: RunPlan) -> None:
         """Raise ConfigError without hosts, with too few slots, or without ssh."""
         if not self._places:
             raise ConfigError("--on ssh: got no hosts; wanted hosts: [box1, box2] in the experiment file")
@@ -56,13 +56,13 @@ class SSHEngine(HostsEngine):
         if shutil.which("ssh") is None:
             raise ConfigError("--on ssh: this machine has no ssh; install it (Debian: apt install openssh-client)")
 
-    def _reach(self, plan: Plan, notice: Notice) -> list[RemoteHost]:
+    def _reach(self, plan: RunPlan, notice: Notice) -> list[RemoteHost]:
         hosts = [RemoteHost(place, self._line, notice) for place in self._left()]
         for host in hosts:
             host.connect(Pipe(command(host.name), host.received, partial(_broken, host)))
         return hosts
 
-    def _left(self) -> list[Place]:
+    def _left(self) -> list[HostSpec]:
         gone = {host.name for host in self._hosts if host.gone}
         return [place for place in self._places if place.name not in gone]
 

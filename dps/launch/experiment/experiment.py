@@ -5,20 +5,76 @@ from __future__ import annotations
 import importlib.machinery
 import itertools
 import os
+import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dps.config import parse_threads
 from dps.errors import ConfigError
-from dps.flags import nearest
 from dps.launch.engines.machine import Machine
 from dps.launch.experiment import schema
-from dps.launch.experiment.nodes import Node, read
-from dps.launch.experiment.words import check_names, fill, split
-from dps.launch.plan import DATASET, Job, Plan, Resources, has_program, runs_program
-from dps.record import record
-from dps.update import parse
+from dps.launch.experiment.nodes import FilePosition, LocatedValue, read
+from dps.launch.supervision.plan import DATASET, Job, Resources, RunPlan, has_program, runs_program
+from dps.process.config import parse_threads
+from dps.process.flags import nearest
+from dps.process.record import record
+from dps.training.update_modes import parse
+
+NAME = re.compile(r"\{\{\s*([\w-]+)\s*\}\}")
+MARK = re.compile(r"\x00([\w-]+)\x00")
+"""A name in a text that a shell's rules have split; no file contains these characters."""
+
+
+def split(node: LocatedValue) -> tuple[str, ...]:
+    """The words of a command: a text, split as a shell does and never given to one, or a list of words. `{{ name }}`
+    stays as it is written, without spaces."""
+    if isinstance(node.value, list):
+        for word in node.value:
+            if isinstance(word.value, list | dict) or word.value is None:
+                word.fail(f"got {word.shown}, wanted a word")
+        words = [_marked(word.text) for word in node.value]
+    elif isinstance(node.value, dict) or node.value is None:
+        node.fail(f"got {node.shown}, wanted a program and its arguments, as a text or a list")
+    else:
+        try:
+            words = shlex.split(_marked(node.text))
+        except ValueError as error:
+            node.fail(f"cannot be split as a shell does: {str(error).lower()}")
+    if not words:
+        node.fail("got no words, wanted a program and its arguments")
+    return tuple(MARK.sub(r"{{\1}}", word) for word in words)
+
+
+def _marked(text: str) -> str:
+    return NAME.sub("\x00\\1\x00", text)
+
+
+def fill(text: str, values: Mapping[str, str]) -> str:
+    """A text with the values of its names. KeyError for a name without one."""
+    return NAME.sub(lambda found: values[found[1]], text)
+
+
+def check_names(node: LocatedValue, text: str, known: Sequence[str]) -> None:
+    """Raise the error for the first name in a node, or below it, that has no value. `text`: that of the whole file."""
+    if isinstance(node.value, list | dict):
+        for below in node.value.values() if isinstance(node.value, dict) else node.value:
+            check_names(below, text, known)
+        return
+    for found in NAME.finditer(node.text):
+        if found[1] not in known:
+            why = f"{node.path}: no parameter {found[1]!r}; {nearest(found[1], known)}"
+            raise _place(node, found[0], text).error(why)
+
+
+def _place(node: LocatedValue, name: str, text: str) -> FilePosition:
+    """Where a name of a node stands in the file; the node's own place if its text was joined from several lines."""
+    offset = text.find(name, node.place.offset)
+    if offset < 0:
+        return node.place
+    begin = text.rfind("\n", 0, offset) + 1
+    return FilePosition(node.place.file, text.count("\n", 0, offset) + 1, offset - begin + 1, offset)
+
 
 OWN_NAMES = ("id", "name")
 """Names with a value that are no parameters."""
@@ -40,7 +96,7 @@ class Experiment:
     jobs: Mapping[str, Job]
     elsewhere: Mapping[str, Any]
     folder: str
-    wants: Mapping[str, Node]
+    wants: Mapping[str, LocatedValue]
     """What the file says of the resources of each role."""
 
     def points(self) -> list[dict[str, str]]:
@@ -48,7 +104,7 @@ class Experiment:
         names = list(self.parameters)
         return [dict(zip(names, values, strict=True)) for values in itertools.product(*self.parameters.values())]
 
-    def at(self, values: Mapping[str, str], run: str) -> Plan:
+    def at(self, values: Mapping[str, str], run: str) -> RunPlan:
         """The plan of the run with this id and these values. Raises ConfigError for an `output` that leaves the folder
         of the file, which a link that is there may make it do."""
         known = {**values, "id": run, "name": self.name}
@@ -60,11 +116,11 @@ class Experiment:
         env = {name: fill(text, known) for name, text in self.env.items()}
         if self.output:
             env[OUTPUT] = output_folder(self.folder, fill(self.output, known))
-        return Plan(jobs, self.update, env, folder=self.folder)
+        return RunPlan(jobs, self.update, env, folder=self.folder)
 
     def check(self, machine: Machine) -> None:
         """Raise ConfigError, with file and line, if the tasks want more than the machine on which all of them run."""
-        plan = Plan(self.jobs)
+        plan = RunPlan(self.jobs)
         for name in plan.tasks():
             try:
                 machine.take(name, plan.job(name).resources)
@@ -94,7 +150,7 @@ def load(file: str, given: Sequence[str] = ()) -> Experiment:
 class Loading:
     """Reads one file."""
 
-    def __init__(self, file: str, root: Node, text: str, given: Sequence[str]) -> None:
+    def __init__(self, file: str, root: LocatedValue, text: str, given: Sequence[str]) -> None:
         self._root, self._text = root, text
         self._top = schema.keys(root, schema.TOP, "key")
         self._folder = os.path.dirname(os.path.abspath(file))
@@ -149,7 +205,7 @@ class Loading:
         check_names(self._top[key], self._text, self._known())
         return schema.text(self._top[key])
 
-    def _variables(self, node: Node | None) -> dict[str, str]:
+    def _variables(self, node: LocatedValue | None) -> dict[str, str]:
         if node is None:
             return {}
         check_names(node, self._text, self._known())
@@ -207,13 +263,13 @@ class Loading:
             jobs[role] = self._job(role, roles[role], default, 0 if runs_program(f"{role}:") else restarts)
         return jobs
 
-    def _wants(self) -> dict[str, Node]:
+    def _wants(self) -> dict[str, LocatedValue]:
         """The node of each role's resources: its own, or those of all roles."""
         roles, common = self._top["roles"].value, self._top.get("resources")
         own = {role: node.value["resources"] for role, node in roles.items() if "resources" in (node.value or {})}
         return own if common is None else {**dict.fromkeys(schema.ROLES, common), **own}
 
-    def _job(self, role: str, node: Node, default: Resources, restarts: int) -> Job:
+    def _job(self, role: str, node: LocatedValue, default: Resources, restarts: int) -> Job:
         found = schema.keys(node, schema.ROLE, "key")
         least = 0 if role == "ps" else 1  # without ps, workers train as a group
         count = schema.whole(found["count"], least) if "count" in found else 1
@@ -234,7 +290,7 @@ class Loading:
         flags = self._ps_flags(role, found)
         return Job(count, words, self._variables(found.get("env")), flags, restarts, resources)
 
-    def _ps_flags(self, role: str, found: Mapping[str, Node]) -> tuple[str, ...]:
+    def _ps_flags(self, role: str, found: Mapping[str, LocatedValue]) -> tuple[str, ...]:
         """The flags of a ps for its threads and its device."""
         flags = []
         for key in ("threads", "device"):
@@ -261,7 +317,7 @@ class Loading:
 
     def _check_programs(self, made: Experiment) -> None:
         """Raise the error for a program that is not there, with any of the values."""
-        roles: dict[str, Node] = self._top["roles"].value
+        roles: dict[str, LocatedValue] = self._top["roles"].value
         for role, job in made.jobs.items():
             for values in made.points() if job.run else ():
                 program = fill(job.run[0], {**values, "id": "0", "name": made.name})
@@ -269,7 +325,7 @@ class Loading:
                     roles[role].value["run"].fail(why)
 
 
-def _check_host(node: Node) -> None:
+def _check_host(node: LocatedValue) -> None:
     from dps.launch.engines.ssh import parse_host
 
     try:

@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from dps.flags import nearest
-from dps.launch.experiment.nodes import Node
-from dps.launch.plan import Resources
+from dps.launch.experiment.nodes import LocatedValue
+from dps.launch.supervision.plan import Resources
+from dps.process.flags import nearest
 
 TOP = (
     "name", "output", "parameters", "parallel", "update", "durability", "keys", "restarts", "env", "resources", "hosts",
@@ -41,7 +41,7 @@ UNITS = {
 }
 
 
-def keys(node: Node, known: Sequence[str], what: str) -> dict[str, Node]:
+def keys(node: LocatedValue, known: Sequence[str], what: str) -> dict[str, LocatedValue]:
     """The values of a mapping by their keys; `what` is what an unknown key would have to be."""
     if node.value is None:
         return {}
@@ -52,46 +52,46 @@ def keys(node: Node, known: Sequence[str], what: str) -> dict[str, Node]:
             where = f"{node.path}: " if node.path else ""
             hint = f"here it is {MEANT[key]}" if key in MEANT else nearest(key, known)
             raise node.keys[key].error(f"{where}unknown {what} {key!r}; {hint}")
-    found: dict[str, Node] = node.value
+    found: dict[str, LocatedValue] = node.value
     return found
 
 
-def text(node: Node) -> str:
+def text(node: LocatedValue) -> str:
     """A text, or another scalar as the file has it."""
     if isinstance(node.value, list | dict) or node.value is None:
         node.fail(f"got {node.shown}, wanted a text")
     return node.text
 
 
-def whole(node: Node, least: int) -> int:
+def whole(node: LocatedValue, least: int) -> int:
     """A whole number."""
     if not isinstance(node.value, int) or isinstance(node.value, bool) or node.value < least:
         node.fail(f"got {node.shown}, wanted a whole number from {least}")
     return int(node.value)
 
 
-def switch(node: Node) -> bool:
+def switch(node: LocatedValue) -> bool:
     """True or false."""
     if not isinstance(node.value, bool):
         node.fail(f"got {node.shown}, wanted true or false")
     return bool(node.value)
 
 
-def chosen(node: Node, among: Sequence[str], more: str = "") -> str:
+def chosen(node: LocatedValue, among: Sequence[str], more: str = "") -> str:
     """One of some words."""
     if text(node) not in among:
         node.fail(f"got {node.text!r}, wanted {' or '.join(among)}{more}")
     return node.text
 
 
-def texts(node: Node) -> tuple[str, ...]:
+def texts(node: LocatedValue) -> tuple[str, ...]:
     """A list of texts."""
     if not isinstance(node.value, list):
         node.fail(f"got {node.shown}, wanted a list")
     return tuple(text(each) for each in node.value)
 
 
-def variables(node: Node) -> dict[str, str]:
+def variables(node: LocatedValue) -> dict[str, str]:
     """Variables of an environment."""
     if node.value is not None and not isinstance(node.value, dict):
         node.fail(f"got {node.shown}, wanted names of variables with values")
@@ -102,7 +102,7 @@ def variables(node: Node) -> dict[str, str]:
     return {name: text(value) for name, value in found.items()}
 
 
-def parameters(node: Node) -> dict[str, tuple[str, ...]]:
+def parameters(node: LocatedValue) -> dict[str, tuple[str, ...]]:
     """The values of each parameter: one, or those of a list."""
     if node.value is not None and not isinstance(node.value, dict):
         node.fail(f"got {node.shown}, wanted names with values")
@@ -116,7 +116,7 @@ def parameters(node: Node) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def nbytes(node: Node) -> int:
+def nbytes(node: LocatedValue) -> int:
     """An amount of memory such as 4GiB, 512MB, or a number of bytes."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", text(node).lower())
     if found is None or found[2] == "i" or float(found[1]) <= 0:
@@ -124,7 +124,7 @@ def nbytes(node: Node) -> int:
     return int(float(found[1]) * UNITS[found[2]])
 
 
-def resources(node: Node | None, default: Resources) -> Resources:
+def resources(node: LocatedValue | None, default: Resources) -> Resources:
     """The resources of each task of a role; those that the file does not name are those of `default`."""
     if node is None:
         return default

@@ -10,15 +10,15 @@ import os
 from typing import Any
 
 from dps.errors import ConfigError
-from dps.launch.plan import Plan, plan_from
 from dps.launch.runs import folder
+from dps.launch.supervision.plan import RunPlan, plan_from
 
 RUN, ENV = "run.json", "env.json"
 ALL = ""
 """Stands for all tasks, where variables are listed by role."""
 
 
-def write(path: str, plan: Plan, told: dict[str, Any]) -> None:
+def write(path: str, plan: RunPlan, told: dict[str, Any]) -> None:
     """Write what the run in a folder was asked for. `told`: what people see of it besides the plan."""
     values = plan.as_dict()
     env = {ALL: values["env"], **{role: job["env"] for role, job in values["jobs"].items()}}
@@ -28,7 +28,7 @@ def write(path: str, plan: Plan, told: dict[str, Any]) -> None:
     folder.write(os.path.join(path, RUN), {**told, "format": folder.FORMAT, "plan": plain})
 
 
-def read_plan(path: str) -> Plan:
+def read_plan(path: str) -> RunPlan:
     """The plan of a run. ConfigError if it has none, or the values of its variables are gone."""
     run, asked = os.path.basename(path), folder.read(os.path.join(path, RUN))
     if "plan" not in asked:

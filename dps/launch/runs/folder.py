@@ -20,9 +20,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from dps import own_files
-from dps.config import state_folder
 from dps.errors import ConfigError
+from dps.process import own_files
+from dps.process.config import state_folder
 
 FORMAT = 2
 """1: every account could read the folder, and run.json had the values of variables."""

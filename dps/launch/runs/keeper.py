@@ -9,22 +9,93 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dps import own_files
 from dps.errors import DpsError
 from dps.launch.engines.choice import LOCAL, engine, makes_keys
 from dps.launch.engines.engine import Started
-from dps.launch.interrupts import GRACE_S, Interrupts
-from dps.launch.outcome import LOST
-from dps.launch.output import Print
-from dps.launch.plan import Plan
 from dps.launch.runs import asked, folder
 from dps.launch.runs.identity import identity, start_of
+from dps.launch.runs.logs import Log
 from dps.launch.runs.states import States
 from dps.launch.runs.times import utc
 from dps.launch.runs.view import kill_orders
-from dps.launch.runs.writing import Writing, reserve
-from dps.launch.supervisor import Supervisor
+from dps.launch.supervision.interrupts import GRACE_S, Interrupts
+from dps.launch.supervision.outcome import LOST
+from dps.launch.supervision.output import Print
+from dps.launch.supervision.plan import RunPlan
+from dps.launch.supervision.supervisor import Supervisor
+from dps.process import own_files
+from dps.process.own_files import opener
 from dps.transport.clock import now, wall
+
+RESERVE = "reserve"
+ROOM, ROOM_OF_TASK = 1 << 16, 1 << 12
+"""Bytes that are kept for the last states of a run: at all, and for each task."""
+
+
+def reserve(path: str, tasks: int) -> None:
+    """Take room on the disk of a run for its last states, so that a full disk does not make a run that has ended read
+    as lost. Raises OSError."""
+    with open(os.path.join(path, RESERVE), "wb", opener=opener) as file:
+        file.write(bytes(ROOM + ROOM_OF_TASK * tasks))
+
+
+class RunFiles:
+    """The files of one run. A full disk does not end the run, and is told once. `show` prints lines of tasks, if
+    anybody looks."""
+
+    def __init__(self, path: str, show: Print | None) -> None:
+        self._path, self._show = path, show
+        self._logs: dict[str, Log] = {}
+        self._locked = threading.Lock()
+        self._trouble = ""
+        self._identity = identity()
+
+    def state(self, values: Mapping[str, Any]) -> None:
+        """Write the states."""
+        self._try(lambda: folder.write(os.path.join(self._path, "state.json"), {**values, "keeper": self._identity}))
+
+    def last_state(self, values: Mapping[str, Any]) -> None:
+        """End the logs, and write the last states. On a full disk the room that was kept for them is given back at this
+        moment, and not before: whatever still wrote would take it."""
+        file = os.path.join(self._path, "state.json")
+        for log in self._logs.values():
+            self._try(log.close)
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(self._path, RESERVE))
+        try:
+            folder.write(file, {**values, "keeper": self._identity})
+        except OSError as error:
+            if self._show is not None:
+                self._show("dps", f"{file} cannot be written: {error.strerror}; the run is over and will read LOST")
+
+    def beat(self) -> None:
+        """Write a sign of life."""
+        self._try(lambda: folder.replace(os.path.join(self._path, "heartbeat"), utc(wall()) + "\n"))
+
+    def used(self, values: Mapping[str, Any]) -> None:
+        """Write what the tasks use."""
+        self._try(lambda: folder.write(os.path.join(self._path, "usage.json"), values))
+
+    def line(self, name: str, text: str) -> None:
+        """Write a line of a task to its log, and print it."""
+        with self._locked:
+            self._try(lambda: self._log(name).write(wall(), text))
+        if self._show is not None:
+            self._show(name, text)
+
+    def _log(self, name: str) -> Log:
+        if name not in self._logs:
+            self._logs[name] = Log(os.path.join(self._path, "logs"), name)
+        return self._logs[name]
+
+    def _try(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except OSError as error:
+            if not self._trouble and self._show is not None:
+                self._show("dps", f"{self._path} cannot be written: {error.strerror}; the run goes on")
+            self._trouble = str(error)
+
 
 BEAT_S = 5.0
 """How often the heartbeat is written."""
@@ -38,13 +109,13 @@ KEYS = "keys"
 """The folder of keys that a run on several machines makes for itself."""
 
 
-def with_output(path: str, plan: Plan) -> Plan:
+def with_output(path: str, plan: RunPlan) -> RunPlan:
     """The plan of the run in a folder, in which every task has an OUTPUT_DIR. Makes nothing."""
     output = os.path.abspath(plan.env.get("OUTPUT_DIR") or os.environ.get("OUTPUT_DIR") or os.path.join(path, "output"))
-    return Plan(plan.jobs, plan.update, {**plan.env, "OUTPUT_DIR": output}, plan.owned, plan.pin, plan.folder)
+    return RunPlan(plan.jobs, plan.update, {**plan.env, "OUTPUT_DIR": output}, plan.owned, plan.pin, plan.folder)
 
 
-def make(path: str, plan: Plan, told: dict[str, Any]) -> Plan:
+def make(path: str, plan: RunPlan, told: dict[str, Any]) -> RunPlan:
     """Write what a new run is, before its keeper starts; returns its plan, in which every task has an OUTPUT_DIR.
 
     `told`: name, command and values, what else people want to see of it later, and `where`: the engine's settings."""
@@ -75,7 +146,7 @@ class Keeper:
         self.path, self._plan = path, asked.read_plan(path)
         self._engine = engine(self._where)
         self.states = States(self._plan.tasks(), wall())
-        self._files = Writing(path, show)
+        self._files = RunFiles(path, show)
         self._said = ""
         self._seen: set[str] = set()
         """The orders that were carried out."""
@@ -115,7 +186,7 @@ class Keeper:
     def _take_keys(self) -> None:
         """Make the keys of a run on several machines, if it names none."""
         if makes_keys(self._where, self._plan):
-            from dps.transport import key_files
+            from dps.transport.keys import files as key_files
 
             key_files.new(os.path.join(self.path, KEYS))
         use_keys(self.path, self._plan.env)

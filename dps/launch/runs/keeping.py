@@ -12,16 +12,15 @@ import sys
 from collections.abc import Sequence
 
 from dps.errors import DpsError
-from dps.flags import guarded
-from dps.launch.interrupts import Interrupts
-from dps.launch.output import slow
 from dps.launch.runs import folder
 from dps.launch.runs.identity import identity
 from dps.launch.runs.keeper import Keeper
 from dps.launch.runs.states import CREATED, OVER, PENDING, States
 from dps.launch.runs.view import View, kill_orders, look
-from dps.launch.showing import Showing
-from dps.own_files import opener
+from dps.launch.supervision.interrupts import Interrupts
+from dps.launch.supervision.output import Showing, slow
+from dps.process.flags import guarded
+from dps.process.own_files import opener
 from dps.transport.clock import now, pause, wall
 
 LOOK_S = 0.2

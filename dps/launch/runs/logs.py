@@ -11,8 +11,8 @@ from io import FileIO
 from typing import BinaryIO
 
 from dps.launch.runs.times import utc
-from dps.own_files import opener
-from dps.record import record
+from dps.process.own_files import opener
+from dps.process.record import record
 
 LARGEST = 16 << 20
 """Bytes of a file before the next one begins."""
@@ -69,7 +69,7 @@ class Log:
 
 
 @record
-class Entry:
+class LogLine:
     """A line of a task's output. `at`: its time as text, which sorts as the times do."""
 
     at: str
@@ -93,7 +93,7 @@ class Reader:
         self._read: dict[str, tuple[int, int]] = {}
         """The file (inode) of each task that was read last, and the position in it."""
 
-    def new(self) -> Iterator[Entry]:
+    def new(self) -> Iterator[LogLine]:
         """The lines since the last call, in the order of their times. Read while they are asked for, a line of each
         task at a time, from the files that are there when the first is asked for."""
         tasks = tasks_with_logs(self._folder) if self._tasks is None else self._tasks
@@ -113,7 +113,7 @@ class Reader:
                 found.setdefault(os.fstat(file.fileno()).st_ino, file)
         return dict(reversed(found.items()))
 
-    def _of(self, task: str, files: dict[int, BinaryIO]) -> Iterator[Entry]:
+    def _of(self, task: str, files: dict[int, BinaryIO]) -> Iterator[LogLine]:
         last, position = self._read.get(task, (0, 0))
         passed = last not in files
         for inode, file in files.items():
@@ -125,7 +125,7 @@ class Reader:
                     at += len(line)
                     self._read[task] = inode, at
                     text = line[:-1].decode(errors="replace")
-                    yield Entry(text[:STAMP], task, text[STAMP + 1 :])
+                    yield LogLine(text[:STAMP], task, text[STAMP + 1 :])
                 self._read[task] = inode, at
 
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dps.errors import DpsError
-from dps.launch.asking import Asking
+from dps.launch.commands.operating import Asking
 from dps.launch.runs import folder
 from dps.launch.runs.view import View
-from dps.launch.showing import full_name
+from dps.launch.supervision.output import full_name
 from dps.transport.clock import now
 
 COLUMNS = (

@@ -19,8 +19,8 @@ from dps.launch.runs import table
 from dps.launch.runs.logs import Reader
 from dps.launch.runs.times import age
 from dps.launch.runs.view import look
-from dps.launch.terminal import plain
-from dps.record import record
+from dps.launch.supervision.output import plain
+from dps.process.record import record
 from dps.transport.clock import wall
 
 NUMBER = r"[-+]?(?:nan|inf|(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)"
@@ -30,7 +30,7 @@ UNKNOWN = -1
 
 
 @record
-class Found:
+class FoundMetric:
     """A metric in the output of a run. `step`: None if the task has said none."""
 
     value: float
@@ -46,7 +46,7 @@ def parse_metric(text: str) -> tuple[str, bool]:
     return name, order == "max"
 
 
-def newest(path: str, name: str) -> Found | None:
+def newest(path: str, name: str) -> FoundMetric | None:
     """The metric of a run, as in "step 20, loss 0.5", "loss=0.5" or "loss: nan"; None if no task has printed it."""
     wanted = re.compile(rf"(?<!\w){re.escape(name)}\s*[:=]?\s*({NUMBER})(?!\w|\.\d)", re.IGNORECASE)
     reached: dict[str, int] = {}
@@ -61,7 +61,7 @@ def newest(path: str, name: str) -> Found | None:
         step = before if said is None else int(said[1].replace(",", ""))
         reached[entry.task] = max(before, step)
         if step >= best:
-            best, found = step, Found(float(values[-1]), entry.task, None if step == UNKNOWN else step)
+            best, found = step, FoundMetric(float(values[-1]), entry.task, None if step == UNKNOWN else step)
     return found
 
 

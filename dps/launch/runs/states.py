@@ -6,8 +6,8 @@ import signal
 from collections.abc import Iterable
 from typing import Any
 
-from dps.launch.outcome import TEARDOWN
 from dps.launch.runs.times import utc
+from dps.launch.supervision.outcome import TEARDOWN
 
 CREATED, PENDING, BUILDING, RUNNING = "CREATED", "PENDING", "BUILDING", "RUNNING"
 SUCCEEDED, FAILED, LOST, KILLED = "SUCCEEDED", "FAILED", "LOST", "KILLED"

@@ -7,15 +7,15 @@ from math import isfinite
 from statistics import fmean
 from typing import Any
 
-from dps.chief.phase import RUN
+from dps.chief.run import RUN
 from dps.cluster.identity import DEFAULT_CHIEF
 from dps.errors import DeadlineExceeded, DpsError
-from dps.launch.asking import Asking
-from dps.launch.output import slow
+from dps.launch.commands.operating import Asking
 from dps.launch.runs import asked, folder, table
 from dps.launch.runs.keeper import use_keys
 from dps.launch.runs.times import local
 from dps.launch.runs.view import View, live, look
+from dps.launch.supervision.output import slow
 from dps.transport.clock import wall
 
 ANSWER_S = 2.0

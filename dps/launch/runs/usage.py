@@ -3,11 +3,93 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
+import threading
 from collections.abc import Mapping
+from typing import Any
 
-from dps.launch.runs.gpus import gpus_used
-from dps.transport.clock import now
+from dps.transport.clock import now, pause
+
+LOOK_S = 2.0
+
+
+class Gpus:
+    """Looks every 2 s, on a thread of its own, because a driver may hang. `latest`: of each process that uses a GPU its
+    `gpu_memory_mb`, and its `gpu_percent` if the driver tells it."""
+
+    def __init__(self, nvml: Any) -> None:
+        self.latest: dict[int, dict[str, float]] = {}
+        self._nvml = nvml
+        self._seen: dict[int, int] = {}
+        """The time up to which the samples of each GPU were read."""
+
+    def watch(self) -> None:
+        """Look again and again. Never returns."""
+        while True:
+            with contextlib.suppress(self._nvml.NVMLError):
+                self.look()
+            pause(LOOK_S)
+
+    def look(self) -> None:
+        """Read all GPUs once."""
+        found: dict[int, dict[str, float]] = {}
+        for number in range(self._nvml.nvmlDeviceGetCount()):
+            with contextlib.suppress(self._nvml.NVMLError):
+                self._read(number, found)
+        self.latest = found
+
+    def _read(self, number: int, found: dict[int, dict[str, float]]) -> None:
+        device = self._nvml.nvmlDeviceGetHandleByIndex(number)
+        processes = self._nvml.nvmlDeviceGetComputeRunningProcesses(device)
+        busy = self._busy(number, device, [process.pid for process in processes])
+        for process in processes:
+            of = found.setdefault(process.pid, {})
+            if process.usedGpuMemory is not None:
+                of["gpu_memory_mb"] = of.get("gpu_memory_mb", 0.0) + process.usedGpuMemory / 1e6
+            if process.pid in busy:
+                of["gpu_percent"] = of.get("gpu_percent", 0.0) + busy[process.pid]
+
+    def _busy(self, number: int, device: Any, pids: list[int]) -> dict[int, float]:
+        """How many percent of the time each process computes on a GPU. Where the driver does not tell processes apart,
+        a process that is alone there has what the GPU has."""
+        nvml = self._nvml
+        try:
+            samples = nvml.nvmlDeviceGetProcessUtilization(device, self._seen.get(number, 0))
+        except nvml.NVMLError as error:
+            if getattr(error, "value", None) == nvml.NVML_ERROR_NOT_FOUND:  # nobody has computed since
+                return dict.fromkeys(pids, 0.0)
+            return {pids[0]: float(nvml.nvmlDeviceGetUtilizationRates(device).gpu)} if len(pids) == 1 else {}
+        self._seen[number] = max((sample.timeStamp for sample in samples), default=0)
+        latest = {sample.pid: float(sample.smUtil) for sample in sorted(samples, key=lambda sample: sample.timeStamp)}
+        return dict.fromkeys(pids, 0.0) | latest
+
+
+_gpus: Gpus | None = None
+_asked = False
+
+
+def gpus_used() -> dict[int, dict[str, float]]:
+    """The use of each process, as it was measured last. {} if no process uses a GPU, or NVML or its package is
+    missing."""
+    global _gpus, _asked
+    if not _asked:
+        _asked = True
+        _gpus = _found()
+    return {} if _gpus is None else _gpus.latest
+
+
+def _found() -> Gpus | None:
+    """The GPUs of this machine, which are being watched from now on."""
+    try:
+        nvml = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+    except Exception:  # no package, no driver, or one that it does not know: there are no figures
+        return None
+    gpus = Gpus(nvml)
+    threading.Thread(target=gpus.watch, name="dps looks at GPUs", daemon=True).start()
+    return gpus
+
 
 TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 

@@ -9,7 +9,7 @@ from dps.launch.runs import folder
 from dps.launch.runs.identity import lives
 from dps.launch.runs.states import CREATED, KILLED, LOST, OVER
 from dps.launch.runs.times import age, seconds
-from dps.record import record
+from dps.process.record import record
 
 SILENT_S = 30.0
 """A keeper whose last sign of life is older than this is lost."""

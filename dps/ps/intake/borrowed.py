@@ -9,7 +9,7 @@ import numpy as np
 
 from dps.errors import ProtocolError
 from dps.transport.endpoint import Runtime
-from dps.transport.probing import attach
+from dps.transport.shared_memory import attach_proven
 from dps.transport.wire import Array
 from dps.variables.plan import ShardLayout
 
@@ -18,7 +18,7 @@ class Borrowed:
     """Attaches each memory once. If there are too many, the least recently used one is detached."""
 
     def __init__(self, runtime: Runtime, near: Callable[[], bool]) -> None:
-        """`near`: whether the session has proven that it reads memory of this process; see `dps.transport.probing`."""
+        """`near`: whether the session has proven that it reads memory of this process."""
         self._runtime, self._near, self._most = runtime, near, runtime.tuning.intake.attached
         self._attached: OrderedDict[tuple[int, ...], Array] = OrderedDict()
         self._last: tuple[Array, list[Array]] = np.empty(0, np.uint8), []
@@ -53,7 +53,7 @@ class Borrowed:
             raise ProtocolError(f"got the offset {offset!r:.100} in shared memory, wanted an integer")
         memory = self._attached.get(name)
         if memory is None:
-            memory = self._attached[name] = attach(self._runtime, [*name], self._near)
+            memory = self._attached[name] = attach_proven(self._runtime, [*name], self._near)
             while len(self._attached) > self._most:
                 gone, _ = self._attached.popitem(last=False)
                 self._runs = {place: run for place, run in self._runs.items() if place[:-2] != gone}

@@ -2,22 +2,54 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from dataclasses import dataclass, replace
 from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 
 from dps.errors import ProtocolError
-from dps.protocol import Push
+from dps.messages.sessions import Push
 from dps.ps.intake.borrowed import writable
-from dps.ps.intake.ranges import Ranges
-from dps.ps.intake.staged import PushOf, Staged
 from dps.ps.store.draft import Draft
-from dps.ps.store.gradients import Gradient, Pieces, not_finite
+from dps.ps.store.gradients import Gradient, GradientPieces, not_finite
+from dps.ps.store.store import Store
 from dps.transport.wire import Array
 from dps.variables.plan import Arena, ShardLayout
 
 
-class State(Enum):
+class Ranges:
+    """Ranges of a run in rising order, which do not overlap."""
+
+    __slots__ = ("_got", "nbytes")
+
+    def __init__(self) -> None:
+        self._got: list[tuple[int, int]] = []
+        """The first byte of a range, and its length."""
+        self.nbytes = 0
+        """The total number of bytes."""
+
+    def add(self, offset: int, nbytes: int) -> int:
+        """Note a range. Returns its place among the others, or -1 if it was noted before. Raises ProtocolError for a
+        range that overlaps others in another way."""
+        place = self.place(offset)
+        after = self._got[place] if place < len(self._got) else None
+        if after == (offset, nbytes) or nbytes == 0:
+            return -1
+        before = sum(self._got[place - 1]) if place else 0
+        if before > offset or (after is not None and after[0] < offset + nbytes):
+            raise ProtocolError(f"bytes {offset} to {offset + nbytes} of the push came before, cut otherwise")
+        self._got.insert(place, (offset, nbytes))
+        self.nbytes += nbytes
+        return place
+
+    def place(self, offset: int) -> int:
+        """The number of ranges that begin before a byte."""
+        return bisect_left(self._got, (offset, 0))
+
+
+class IntakeState(Enum):
     """The state of an intake. Only an arriving one takes messages."""
 
     ARRIVING = "arriving"
@@ -35,11 +67,11 @@ class Intake:
 
     def __init__(self, push: PushOf, layout: ShardLayout, check: bool) -> None:
         """`check`: whether to look for NaN and infinity."""
-        self.push, self.state, self.problem = push, State.ARRIVING, ""
+        self.push, self.state, self.problem = push, IntakeState.ARRIVING, ""
         self.ranges = Ranges()
         self._layout, self._check = layout, check
 
-    def take(self, message: Push) -> State:
+    def take(self, message: Push) -> IntakeState:
         """Take the pieces of one message. Raises ProtocolError for a message that does not belong to this push; earlier
         pieces stay."""
         if len(message.offsets) != len(message.arrays):
@@ -53,10 +85,10 @@ class Intake:
             if self._check and not self.problem:
                 self.problem = not_finite(arena, values, start)
             self._use(number, start, values)
-            if self.state is State.LOST:
+            if self.state is IntakeState.LOST:
                 return self.state
         if self.ranges.nbytes == self._layout.gradient_nbytes:
-            self.state = State.REFUSED if self.problem else State.COMPLETE
+            self.state = IntakeState.REFUSED if self.problem else IntakeState.COMPLETE
         return self.state
 
     def staged(self) -> Staged:
@@ -65,7 +97,7 @@ class Intake:
 
     def drop(self) -> None:
         """The sender is lost, or sends the push in another form."""
-        self.state = State.LOST
+        self.state = IntakeState.LOST
 
     def _keep(self, place: int, offset: int, data: Array, arena: Arena) -> Array:
         """Keep a piece that is new. Returns its elements."""
@@ -110,7 +142,7 @@ class Keeping(Intake):
 
     def _gradient(self) -> Gradient | None:
         places = [(self.ranges.place(a.offset), self.ranges.place(a.offset + a.nbytes)) for a in self._layout.arenas]
-        return Gradient([Pieces(self._pieces[first:last]) for first, last in places], {})
+        return Gradient([GradientPieces(self._pieces[first:last]) for first, last in places], {})
 
 
 class Applying(Keeping):
@@ -131,7 +163,7 @@ class Applying(Keeping):
             return
         self._draft.drop()
         if self._lets_go and not self.problem:
-            self.state = State.LOST
+            self.state = IntakeState.LOST
 
     def _gradient(self) -> Gradient | None:
         return None if self._lets_go else super()._gradient()
@@ -152,3 +184,53 @@ def elements(data: Array, arena: Arena) -> Array:
     if not values.flags.aligned:
         return values.copy()
     return values if values.flags.writeable else writable(values)
+
+
+class PushOf(NamedTuple):
+    """The identity of a push, and the step and version that its gradient was computed from: see the message `Push`.
+    Sums are taken in the order of task, incarnation and number."""
+
+    task: int
+    incarnation: int
+    number: int
+    step: int
+    counter: int = -1
+    clock: int = 0
+
+
+@dataclass(slots=True)
+class Staged:
+    """The result of an intake: a push that is complete. It has a gradient, a problem, or a draft to which all of the
+    gradient was written."""
+
+    push: PushOf
+    gradient: Gradient | None = None
+    problem: str = ""
+    """Why the push will be refused; "" if it will not be."""
+    draft: Draft | None = None
+    in_pieces: bool = False
+    """Whether it came in pieces over a socket, so that no part of it lies in the session's memory."""
+    assigns: bool = False
+    """Whether it has values to set, and no gradient."""
+
+    def sound(self) -> Gradient:
+        """The gradient of a push without a problem that is not written to a draft."""
+        assert self.gradient is not None, f"{self.push} has a gradient"
+        return self.gradient
+
+    def look(self, store: Store) -> None:
+        """Look for NaN and infinity if that was not done yet. A bad gradient sets `problem`."""
+        if self.gradient is not None and not self.gradient.checked:
+            self.problem = store.problem(self.gradient)
+            self.gradient = replace(self.gradient, checked=True)
+
+    def own(self) -> None:
+        """Copy the arrays that lie in the session's memory, because the session may continue before the push is
+        applied."""
+        if self.gradient is not None:
+            self.gradient = self.gradient.own()
+
+    def drop(self) -> None:
+        """The push is dropped, or its result is recorded."""
+        if self.draft is not None:
+            self.draft.drop()

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from dps.errors import Aborted
-from dps.protocol import APPLIED, WINDOW, Pushed
+from dps.messages.sessions import APPLIED, WINDOW, Pushed
 from dps.ps.intake.borrowed import Borrowed
-from dps.ps.intake.intake import Intake
-from dps.ps.intake.staged import Staged
+from dps.ps.intake.intake import Intake, Staged
 
 
 class Ledger:

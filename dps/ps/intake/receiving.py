@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dps.errors import ProtocolError
-from dps.protocol import EMPTY, PARTS, RUN, SHARED, Push
-from dps.ps.intake.intake import Intake, State
+from dps.messages.sessions import EMPTY, PARTS, RUN, SHARED, Push
+from dps.ps.intake.intake import Intake, IntakeState, PushOf, Staged
 from dps.ps.intake.ledger import Ledger
 from dps.ps.intake.parts import Parts
-from dps.ps.intake.staged import PushOf, Staged
 from dps.ps.store.gradients import Gradient
 from dps.variables.plan import ShardLayout
 
@@ -30,10 +29,10 @@ def receive(
         if intake is None:
             intake = ledger.arriving[number] = begin(push)
         state = intake.take(message)
-        if state is State.ARRIVING:
+        if state is IntakeState.ARRIVING:
             return intake
         del ledger.arriving[number]
-        return intake if state is State.LOST else ledger.stage(intake.staged(), message.nbytes)
+        return intake if state is IntakeState.LOST else ledger.stage(intake.staged(), message.nbytes)
     if form == SHARED:
         run = ledger.memory.flats(message.parts, layout)
         gradient = Gradient(run, {}, borrowed=True, checked=not check)

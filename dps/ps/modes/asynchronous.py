@@ -9,23 +9,42 @@ from typing import Any
 
 import numpy as np
 
-from dps.actors.messages import Waiting
+from dps.actors.answers import Waiting
 from dps.actors.ref import Sender
 from dps.kernels.halves import widened
-from dps.protocol import APPLIED, DROPPED, REFUSED, SHARED, Pull, Push, Pushed, Token
-from dps.ps.intake.intake import Applying, Gathering, Intake, Keeping
+from dps.messages.runs import Members
+from dps.messages.sessions import APPLIED, DROPPED, REFUSED, SHARED, Pull, Push, Pushed, Token
+from dps.process.telemetry import log
+from dps.ps.intake.intake import Applying, Gathering, Intake, Keeping, PushOf, Staged
 from dps.ps.intake.ledger import Ledger
-from dps.ps.intake.staged import PushOf, Staged
-from dps.ps.modes.ahead import Worth
 from dps.ps.modes.clocks import Clocks
-from dps.ps.serving.early import Early
+from dps.ps.serving.early import StreamingPull
 from dps.ps.shard import Shard
 from dps.ps.store.draft import Draft
-from dps.ps.store.gradients import Gradient, Pieces, RowGradient, Sum
-from dps.run_protocol import Members
-from dps.telemetry import log
+from dps.ps.store.gradients import Gradient, GradientPieces, GradientSum, RowGradient
+from dps.training.update_modes import Async, Bounded
+from dps.transport.tuning import ORDINARY
 from dps.transport.wire import Array
-from dps.update import Async, Bounded
+
+
+class EarlyDraftBackoff:
+    """Decides whether to apply the next push while it arrives. If another push came in between, so that the work was
+    lost, twice as many pushes are skipped after it; if none did, half as many."""
+
+    def __init__(self, most: int = ORDINARY.store.most_skipped) -> None:
+        """`most`: the most pushes that are skipped."""
+        self._most, self._skips, self._left = most, 0, 0
+
+    def a_try(self) -> bool:
+        """Whether to try this push."""
+        self._left -= self._left > 0
+        return self._left == 0
+
+    def note(self, good: bool) -> None:
+        """The outcome of a try."""
+        self._skips = self._skips // 2 if good else min(self._most, 2 * self._skips + 1)
+        self._left = self._skips + 1 if self._skips else 0
+
 
 MOST_ASSIGNED = 1000
 """How many versions that only set values are remembered; an older one counts as an update."""
@@ -44,7 +63,7 @@ class AsyncMode:
         self._backups: dict[int, list[Array]] = {}
         self._assigned: deque[int] = deque(maxlen=MOST_ASSIGNED)
         """The last versions that only set values, in rising order."""
-        self._worth = Worth(shard.node.runtime.tuning.store.most_skipped)
+        self._worth = EarlyDraftBackoff(shard.node.runtime.tuning.store.most_skipped)
         self._plain = settings == Async() and shard.is_small
         """Whether the settings ignore a push's staleness, and a push can be applied without staging."""
 
@@ -98,7 +117,7 @@ class AsyncMode:
             return None
         draft = store.open(self._step(push.step), self._scale(staleness), reversible=True)
         if draft is not None and self.sends_early:
-            draft.listener = Early(self.shard, push.incarnation, push.number, draft)
+            draft.listener = StreamingPull(self.shard, push.incarnation, push.number, draft)
         return draft
 
     def again(self, ledger: Ledger, number: int, sender: Sender) -> None:
@@ -258,7 +277,7 @@ class AsyncMode:
         if update.run is not None:
             runs = [
                 g
-                if memory.optimizer is None or isinstance(g, Pieces | Sum)
+                if memory.optimizer is None or isinstance(g, GradientPieces | GradientSum)
                 else self._compensate(g, memory.values, backup)
                 for g, memory, backup in zip(update.run, self.shard.store.arenas, backups, strict=True)
             ]

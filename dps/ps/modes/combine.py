@@ -8,8 +8,8 @@ import numpy as np
 
 from dps.kernels import rows as row_kernels
 from dps.kernels.halves import widened
-from dps.ps.intake.staged import Staged
-from dps.ps.store.gradients import Gradient, RowGradient, Sum
+from dps.ps.intake.intake import Staged
+from dps.ps.store.gradients import Gradient, GradientSum, RowGradient
 from dps.transport.wire import Array
 from dps.variables.plan import ShardLayout
 
@@ -24,7 +24,7 @@ def combined(gradients: Sequence[Gradient], layout: ShardLayout, reduction: str 
     mean = reduction == "mean"
     if gradients and all(gradient.run is not None for gradient in gradients):
         runs, divisor = [gradient.flats() for gradient in gradients], len(gradients) if mean else 1
-        return Gradient(runs[0] if len(runs) == 1 else [Sum(gs, divisor) for gs in zip(*runs, strict=True)], {})
+        return Gradient(runs[0] if len(runs) == 1 else [GradientSum(gs, divisor) for gs in zip(*runs, strict=True)], {})
     parts: dict[int, list[Array | RowGradient]] = {}
     for gradient in gradients:
         for index, of_part in _parts(gradient, layout).items():
@@ -66,7 +66,7 @@ def _part(gradients: list[Array | RowGradient], mean: bool) -> Array | RowGradie
     rows = [g for g in gradients if isinstance(g, RowGradient)]
     if not rows:
         flat = [g.reshape(-1) for g in gradients if not isinstance(g, RowGradient)]
-        return Sum(tuple(flat), len(flat) if mean else 1).array()
+        return GradientSum(tuple(flat), len(flat) if mean else 1).array()
     if len(rows) == len(gradients):
         unique, sums, counts = row_kernels.sum_duplicate_rows(
             np.concatenate([g.rows for g in rows]), np.concatenate([g.values for g in rows])

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dps.actors.messages import Waiting
+from dps.actors.answers import Waiting
 from dps.actors.ref import Sender
 from dps.errors import Aborted, ConfigError
-from dps.protocol import APART, FIRST, Exchange, Exchanged
+from dps.messages.sessions import APART, FIRST, Exchange, Exchanged
 from dps.ps.modes.quorum import Quorum
 from dps.transport.message import Message
 

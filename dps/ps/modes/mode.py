@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Protocol
 
 from dps.actors.ref import Sender
-from dps.protocol import Pull, Push
-from dps.ps.intake.intake import Intake
+from dps.messages.runs import Members
+from dps.messages.sessions import Pull, Push
+from dps.ps.intake.intake import Intake, PushOf, Staged
 from dps.ps.intake.ledger import Ledger
-from dps.ps.intake.staged import PushOf, Staged
-from dps.run_protocol import Members
 
 
 class Mode(Protocol):

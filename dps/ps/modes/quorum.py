@@ -15,8 +15,38 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from dps.protocol import APPLIED, DROPPED, REFUSED
-from dps.ps.modes.tokens import Tokens
+from dps.messages.sessions import APPLIED, DROPPED, REFUSED
+
+
+class StepTokens:
+    """A worker's next local step is the value of the token that it takes."""
+
+    def __init__(self, queued: bool) -> None:
+        """`queued`: tokens that are left when a step is made stay, as in TensorFlow's queue. Otherwise they are
+        discarded, and every token has the value of the current step."""
+        self._queued = queued
+        self.left: deque[int] = deque()
+        """The values of the tokens that are left, the oldest first."""
+
+    def add(self, step: int, count: int) -> None:
+        """Add this many tokens of a step: at the start, or to end a standstill."""
+        self.left.extend([step] * count)
+
+    def hand_out(self, step: int, count: int) -> None:
+        """Add the tokens of a step that was made."""
+        if not self._queued:
+            self.left.clear()
+        self.add(step, count)
+
+    def take(self) -> int:
+        """Take the oldest token; returns its value."""
+        return self.left.popleft()
+
+    def worker_ended(self) -> None:
+        """A worker takes no token any more. Remove one that it could have taken from the queue."""
+        if self._queued and self.left:
+            self.left.popleft()
+
 
 PushId = tuple[int, int, int]
 """Task index, incarnation, push number: the order of summation."""
@@ -43,7 +73,7 @@ class Grant(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Member:
+class QuorumMember:
     """A session that takes part: the index and name of its task."""
 
     task: int
@@ -85,11 +115,11 @@ class Quorum:
         self.configured_aggregate, self.configured_total = aggregate, total
         self._initial_tokens = initial_tokens
         self._usual = aggregate is total is initial_tokens is None
-        self.tokens = Tokens(queued=initial_tokens is not None)
+        self.tokens = StepTokens(queued=initial_tokens is not None)
         self._started = False
         self._told = False
         """Whether the members were told before. Those of the first list count whether they have entered or not."""
-        self.members: dict[int, Member] = {}
+        self.members: dict[int, QuorumMember] = {}
         self.counted: list[str] = []
         """Names of the workers that this step waits for: joined, expected, or given up before they came."""
         self._absent: set[str] = set()
@@ -109,7 +139,7 @@ class Quorum:
     # -- events -----------------------------------------------------------------------------------------------
 
     def set_members(
-        self, members: dict[int, Member], expected: Sequence[str], gone: int, absent: Sequence[str] = ()
+        self, members: dict[int, QuorumMember], expected: Sequence[str], gone: int, absent: Sequence[str] = ()
     ) -> list[Decision | Grant]:
         """The members as the chief sees them now. `expected`: workers that have not joined yet. `absent`: those of them
         that were given up. `gone`: how many have joined and ended."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from dps.actors.messages import Waiting
+from dps.actors.answers import Waiting
 from dps.actors.ref import Sender
-from dps.protocol import (
+from dps.messages.runs import Members
+from dps.messages.sessions import (
     APPLIED,
     DROPPED,
     REFUSED,
@@ -21,18 +22,16 @@ from dps.protocol import (
     Report,
     Token,
 )
-from dps.ps.intake.intake import Gathering, Intake
+from dps.ps.intake.intake import Gathering, Intake, PushOf, Staged
 from dps.ps.intake.ledger import Ledger
-from dps.ps.intake.staged import PushOf, Staged
 from dps.ps.modes.combine import assigned, combined
 from dps.ps.modes.exchanges import Exchanges
-from dps.ps.modes.quorum import Decision, Grant, Member, PushId, Quorum
+from dps.ps.modes.quorum import Decision, Grant, PushId, Quorum, QuorumMember
 from dps.ps.modes.together import Together
 from dps.ps.serving.long_waits import LongWaits
 from dps.ps.shard import Shard
-from dps.run_protocol import Members
+from dps.training.update_modes import SyncReplicas
 from dps.transport.message import Message
-from dps.update import SyncReplicas
 
 
 class SyncMode:
@@ -160,7 +159,9 @@ class SyncMode:
         if self.quorum is None:
             self._own_all_but({incarnation for incarnation, *_ in message.live})
         else:
-            members = {incarnation: Member(task, name, worker) for incarnation, name, task, worker in message.live}
+            members = {
+                incarnation: QuorumMember(task, name, worker) for incarnation, name, task, worker in message.live
+            }
             self._carry_out(self.quorum.set_members(members, message.waiting, message.gone, message.absent))
             self._settle_exchanges()
 

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from functools import partial
 
 from dps.actors.ref import Sender
-from dps.protocol import APPLIED, Pushed
-from dps.ps.intake.staged import Staged
+from dps.messages.sessions import APPLIED, Pushed
+from dps.ps.intake.intake import Staged
 from dps.ps.modes.quorum import PushId, Quorum
 from dps.ps.shard import Shard
-from dps.ps.store.gradients import Gradient, Sum
+from dps.ps.store.gradients import Gradient, GradientSum
 from dps.transport.wire import Array
 
 Asked = tuple[Staged, Sender]
@@ -61,7 +61,7 @@ class Together:
             gradients += gradient.run  # type: ignore[arg-type]  # in sync it has neither pieces nor sums
             checked &= gradient.checked
         divisor = len(pushes) if self._reduction == "mean" else 1
-        update = Gradient([Sum(tuple(gradients), divisor)], {}, checked=checked)
+        update = Gradient([GradientSum(tuple(gradients), divisor)], {}, checked=checked)
         if store.apply(update, step, record=partial(self._record, pushes, step)):
             return False
         kept, self.kept = self.kept, {}

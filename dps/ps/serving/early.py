@@ -14,7 +14,7 @@ from dps.ps.shard import Shard
 from dps.ps.store.draft import Draft
 
 
-class Early:
+class StreamingPull:
     """The listener of one draft: the answer to the pull that waits for its push."""
 
     def __init__(self, shard: Shard, incarnation: int, number: int, draft: Draft) -> None:

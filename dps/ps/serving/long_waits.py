@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dps.actors.system import Node
+from dps.actors.node import Node
 
 
 class LongWaits:

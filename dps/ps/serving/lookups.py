@@ -6,15 +6,62 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dps.actors.messages import Waiting
+from dps.actors.answers import Waiting
 from dps.actors.ref import Sender
-from dps.protocol import Lookup, Rows, SharedRows
+from dps.errors import Unavailable
+from dps.messages.sessions import Lookup, RowsAnswer, SharedRows
 from dps.ps.intake.rowlists import checked
-from dps.ps.serving.answers import Answers
+from dps.transport.endpoint import Memory, Runtime
 from dps.transport.wire import Array
 
 if TYPE_CHECKING:
     from dps.ps.serving.served import Served
+
+
+class LookupMemory:
+    """The answers that one session may be reading now."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime, self._tuning = runtime, runtime.tuning.serving
+        self._given: dict[int, tuple[SharedRows, Memory]] = {}
+        self._free: list[Memory] = []
+        self._below = 0
+
+    def released(self, below: int) -> None:
+        """The session has read all answers to requests below this number, or will never read them."""
+        self._below = max(self._below, below)
+        for over in [n for n in self._given if n < self._below]:
+            self._free.append(self._given.pop(over)[1])
+
+    def is_over(self, number: int) -> bool:
+        """Whether a request is out of date: its session has an answer, or waits no more."""
+        return number < self._below
+
+    def of(self, number: int) -> SharedRows | None:
+        """The earlier answer to this request, if there is one."""
+        found = self._given.get(number)
+        return None if found is None else found[0]
+
+    def take(self, nbytes: int) -> Memory | None:
+        """Memory to write an answer into; None if there is none."""
+        fits = [memory for memory in self._free if len(memory.array) >= nbytes]
+        if fits:
+            found = min(fits, key=lambda memory: len(memory.array))
+            self._free.remove(found)
+            return found
+        size = max(self._tuning.answer_nbytes, 1 << (nbytes - 1).bit_length())
+        self._free.clear()  # too small ones; what somebody may read is not among them
+        held = [len(memory.array) for _, memory in self._given.values()]
+        if len(held) >= self._tuning.answers or sum(held) + size > self._tuning.answers_nbytes:
+            return None
+        try:
+            return self._runtime.share(size)
+        except Unavailable:
+            return None
+
+    def give(self, number: int, answer: SharedRows, memory: Memory) -> None:
+        """A request is answered with the contents of a memory from `take`."""
+        self._given[number] = (answer, memory)
 
 
 class Lookups:
@@ -22,7 +69,7 @@ class Lookups:
 
     def __init__(self, shard: Served) -> None:
         self._shard = shard
-        self._answers: dict[int, Answers] = {}
+        self._answers: dict[int, LookupMemory] = {}
         self.waiting: dict[int, dict[int, tuple[Sender, Lookup, Array]]] = {}
         """The lookups that wait for a step, by incarnation."""
 
@@ -65,7 +112,7 @@ class Lookups:
         shard = self._shard
         answers = self._answers.get(sender.incarnation)
         if answers is None:
-            answers = self._answers[sender.incarnation] = Answers(shard.node.runtime)
+            answers = self._answers[sender.incarnation] = LookupMemory(shard.node.runtime)
         answers.released(message.released)
         if answers.is_over(sender.request):
             return True
@@ -95,4 +142,4 @@ class Lookups:
             found = shard.store.gather(part, rows[first : first + size])
             found = found.reshape(len(found), part.row_size)
             shard.ledgers[sender.incarnation].sent += found.nbytes
-            shard.node.answer(sender, Rows(shard.epoch, shard.store.counter, first, (found,)))
+            shard.node.answer(sender, RowsAnswer(shard.epoch, shard.store.counter, first, (found,)))

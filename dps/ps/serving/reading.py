@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dps.actors.bounds import Bound
-from dps.actors.messages import Waiting
+from dps.actors.answers import Waiting
+from dps.actors.authorization import CountLimit
 from dps.actors.ref import Sender
-from dps.protocol import NO_BASE, REFUSED, NotNewer, Pull, Pushed, Release, SharedValues, Values
+from dps.messages.sessions import NO_BASE, REFUSED, NotNewer, Pull, Pushed, Release, SharedValues, Values
 from dps.ps.serving.lending import Lending
 from dps.ps.serving.long_waits import LongWaits
 from dps.ps.serving.lookups import Lookups
@@ -37,7 +37,7 @@ class _Read:
     wait: Wait
 
 
-class Reading:
+class ShardReads:
     """The reads of one shard's sessions. Runs on the node's thread."""
 
     def __init__(self, shard: Served) -> None:
@@ -49,7 +49,7 @@ class Reading:
         self._sending = Sending(shard.node, shard.epoch, shard.plan, shard.store, shard.ledgers)
         self.piece_nbytes = self._sending.piece_nbytes
         self._waiting: dict[tuple[Any, int], _Read] = {}
-        self._bound = Bound("pulls that wait", shard.node.runtime.tuning.serving.waiting_pulls)
+        self._bound = CountLimit("pulls that wait", shard.node.runtime.tuning.serving.waiting_pulls)
 
     def wake(self) -> None:
         """Answer the pulls and lookups that waited for the present state."""

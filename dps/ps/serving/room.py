@@ -20,7 +20,7 @@ class Wait:
         self.pace: Pace | None = None
 
 
-class Room:
+class BufferWait:
     """Holds for values that are sent. A large shard uses two buffers if possible: one is read while the other is
     current. If readers are slow, a third one is made, which stays."""
 

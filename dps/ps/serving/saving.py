@@ -7,20 +7,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dps import config
 from dps.actors.ref import Sender
-from dps.checkpoint import Gathering, Manifest, Run, ShardHeader, applied_to, tensor_name, write_runs
+from dps.checkpoint import Manifest, RowReader, ShardHeader, TensorRun, applied_to, tensor_name, write_runs
 from dps.errors import CheckpointError
-from dps.optim import Optimizer
+from dps.messages.runs import SaveShard, ShardCut, ShardSaved
+from dps.process import config
 from dps.ps.store.arena import ArenaMemory, rows_of
 from dps.ps.store.store import Store
-from dps.run_protocol import SaveShard, ShardCut, ShardSaved
+from dps.training.optimizers import Optimizer
 from dps.transport.wire import Array
 from dps.variables.plan import Plan
 from dps.variables.saved import saved
 
 if TYPE_CHECKING:
-    from dps.actors.system import Node
+    from dps.actors.node import Node
 
 
 @dataclass
@@ -118,14 +118,14 @@ class Saving:
 
 
 @config.building()
-def named(plan: Plan, memory: ArenaMemory, slot: str | None, values: Array) -> Run:
+def named(plan: Plan, memory: ArenaMemory, slot: str | None, values: Array) -> TensorRun:
     """The values of an arena, or one of its slots, under the names that its parts have in a checkpoint."""
     names, shapes = [], []
     for place, part in enumerate(memory.arena.parts):
         parts = plan.parts_of[part.variable]
         names.append(tensor_name(plan.variables[part.variable].name, part.index - parts[0].index, len(parts), slot))
         shapes.append(memory.extent(slot, place)[2])
-    return Run(names, shapes, values)
+    return TensorRun(names, shapes, values)
 
 
 @config.building()
@@ -139,7 +139,7 @@ def restore(store: Store, plan: Plan, ps: int, node: Node, checkpoint_dir: str, 
         counts = [applied_to(v, p.row0, rows_of(p)) for p, v in zip(memory.arena.parts, found, strict=True)]
         memory.applied.begin(counts)
         for slot in (None, *memory.slots):
-            gathering = Gathering(storage, checkpoint_dir, manifest, slot, headers)
+            gathering = RowReader(storage, checkpoint_dir, manifest, slot, headers)
             for number, (part, variable) in enumerate(zip(memory.arena.parts, found, strict=True)):
                 if slot is None or slot in variable.slots:
                     start, stop, _ = memory.extent(slot, number)

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from dps.actors.node import Node
 from dps.actors.ref import Sender
-from dps.actors.system import Node
-from dps.protocol import Pull, Values
+from dps.messages.sessions import Pull, Values
 from dps.ps.intake.ledger import Ledger
-from dps.ps.serving.room import Room
+from dps.ps.serving.room import BufferWait
 from dps.ps.store.hold import Hold
 from dps.ps.store.store import Store
 from dps.transport.wire import Array
@@ -28,7 +28,7 @@ class Sending:
         self.node, self.epoch, self.layout = node, epoch, store.layout
         self._plan, self._sessions = plan, sessions
         self._tuning, self._smallest = node.runtime.tuning.serving, node.runtime.tuning.piece_nbytes
-        self.room = Room(store)
+        self.room = BufferWait(store)
         trained = [a for a in self.layout.arenas if a.optimizer is not None and a.nbytes]
         starts, ends = [a.offset for a in trained], [a.offset + a.nbytes for a in trained]
         self.still = dict(zip([0, *ends], [*starts, self.layout.nbytes], strict=True))

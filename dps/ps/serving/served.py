@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from dps.actors.node import Node
 from dps.actors.ref import Sender
-from dps.actors.system import Node
 from dps.ps.intake.ledger import Ledger
 from dps.ps.modes.mode import Mode
 from dps.ps.store.store import Store

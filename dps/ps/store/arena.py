@@ -17,19 +17,19 @@ from dps.errors import Unavailable
 from dps.kernels import cpu, optimizers
 from dps.kernels import rows as row_kernels
 from dps.kernels.fused import MOST
-from dps.optim import Optimizer
-from dps.ps.store.applied import Applied
-from dps.ps.store.buffer import Buffer
-from dps.ps.store.crew import Crew
-from dps.ps.store.gradients import Sum, is_finite, summed
-from dps.telemetry import log
+from dps.process.telemetry import log
+from dps.ps.store.gradients import GradientSum, is_finite, summed
+from dps.ps.store.hold import Buffer
+from dps.ps.store.slots import Applied
+from dps.ps.store.thread_pool import ThreadPool
+from dps.training.optimizers import Optimizer
 from dps.transport.endpoint import Runtime
 from dps.transport.tuning import ORDINARY, Tuning
 from dps.transport.wire import Array
 from dps.variables.plan import Arena, Part
 
 if TYPE_CHECKING:
-    from dps.ps.store.averages import Averages
+    from dps.ps.store.slots import Averages
 
 
 def rows_of(part: Part) -> int:
@@ -53,7 +53,7 @@ class ArenaMemory:
     """Whether the values need the fused kernels, because plain kernels do not take them."""
 
     def __init__(
-        self, arena: Arena, optimizer: Optimizer | None, runtime: Runtime | None = None, crew: Crew | None = None,
+        self, arena: Arena, optimizer: Optimizer | None, runtime: Runtime | None = None, crew: ThreadPool | None = None,
         tuning: Tuning = ORDINARY,
     ) -> None:  # fmt: skip
         """`runtime`: shares the values with readers on this machine; None: they are not shared. `crew`: the threads
@@ -75,7 +75,9 @@ class ArenaMemory:
         self.averages = self._averages(arena.optimizer) if arena.optimizer is not None and averaged else None
         """The moving averages of the values; None if none are kept."""
         self.applied = Applied(len(arena.parts))
-        self._bound = None if optimizer is None else optimizers.Bound(optimizer, self._precision(), self.kernels)
+        self._bound = (
+            None if optimizer is None else optimizers.BoundOptimizer(optimizer, self._precision(), self.kernels)
+        )
         self._ordered = [] if self._bound is None else self._bound.ordered(self.slots)
         self.by_rows = self._bound is not None and self._bound.by_rows
         """Whether rows must not be cut: an update of one needs all of it."""
@@ -99,7 +101,7 @@ class ArenaMemory:
         return found | {name: np.zeros(size, dtype) for name in more}
 
     def _averages(self, optimizer: Mapping[str, Any]) -> Averages:
-        from dps.ps.store.averages import Averages  # here: most runs keep none
+        from dps.ps.store.slots import Averages  # here: most runs keep none
 
         return Averages(optimizer, self.slots["average"], self.kernels)
 
@@ -259,7 +261,7 @@ class ArenaMemory:
             return is_finite(gradient)
         return self.shared(gradient.size, lambda start, stop: is_finite(gradient[start:stop]))
 
-    def update(self, index: int, start: int, gradient: Array | Sum, t: int, step: int, scale: float) -> bool:
+    def update(self, index: int, start: int, gradient: Array | GradientSum, t: int, step: int, scale: float) -> bool:
         """One pass over the elements that `gradient` is for, from the current values to buffer `index`.
 
         Returns False if the pass found NaN or infinity in the gradient; it looks for them if `looks_itself`."""
@@ -298,7 +300,7 @@ class ArenaMemory:
         return self.counts and self.applied.differ
 
     def _update_rows_of_parts(
-        self, index: int, start: int, gradient: Array | Sum, t: int, step: int, scale: float
+        self, index: int, start: int, gradient: Array | GradientSum, t: int, step: int, scale: float
     ) -> None:
         """`update`, of whole parts, by an optimizer that takes all elements of a row together."""
         assert self._bound is not None
@@ -320,9 +322,9 @@ class ArenaMemory:
         """Values, or a gradient, as they are given to kernels."""
         return array
 
-    def _gradients(self, gradient: Array | Sum) -> tuple[tuple[Array, ...], int]:
+    def _gradients(self, gradient: Array | GradientSum) -> tuple[tuple[Array, ...], int]:
         """The gradients as kernels take them, and the number by which their sum is divided."""
-        if isinstance(gradient, Sum):
+        if isinstance(gradient, GradientSum):
             return tuple(map(self._given, gradient.arrays)), gradient.divisor
         return (self._given(gradient),), 1
 
@@ -336,7 +338,7 @@ class ArenaMemory:
         scratch = self._scratch[: gs[0].size]
         if self._fused:
             return (summed(gs[: 1 - MOST], scratch), *gs[1 - MOST :])
-        return (Sum(gs, divisor).array(scratch),)
+        return (GradientSum(gs, divisor).array(scratch),)
 
     def shared(self, size: int, work: Callable[[int, int], bool]) -> bool:
         """Call `work(start, stop)` for all of `size` elements, by the crew if they are many."""

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from dps.kernels import cuda, device
-from dps.optim import Optimizer
 from dps.ps.store.arena import ArenaMemory, rows_of
-from dps.ps.store.gradients import Sum
+from dps.ps.store.gradients import GradientSum
+from dps.training.optimizers import Optimizer
 from dps.transport.endpoint import Runtime
 from dps.transport.tuning import ORDINARY, Tuning
 from dps.transport.wire import Array
@@ -113,7 +113,7 @@ class DeviceMemory(ArenaMemory):
             cuda.gather(self._table(self._values, part, start), self._sent("rows", rows), found)
             return np.asarray(device.to_host(found) if out is None else device.to_host(found, out))
 
-    def update(self, index: int, start: int, gradient: Array | Sum, t: int, step: int, scale: float) -> bool:
+    def update(self, index: int, start: int, gradient: Array | GradientSum, t: int, step: int, scale: float) -> bool:
         assert self._bound is not None
         g = self._reduced(*self._gradients(gradient))[0]
         if not g.size:

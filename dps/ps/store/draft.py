@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from dps.ps.store.arena import ArenaMemory
-from dps.ps.store.gradients import Gradient, Pieces, RowGradient, Sum, cut, size_of
+from dps.ps.store.gradients import Gradient, GradientPieces, GradientSum, RowGradient, cut, size_of
 from dps.transport.wire import Array
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dps.variables.plan import ShardLayout
 
 
-class Listener(Protocol):
+class DraftListener(Protocol):
     """Is told which ranges of a draft are finished, and how it ends."""
 
     def wrote(self, offset: int, nbytes: int) -> None:
@@ -58,7 +58,7 @@ class Draft:
         self.reversible, self.values = reversible, values
         self.counter = store.counter + 1
         """The version that it will be."""
-        self.listener: Listener | None = None
+        self.listener: DraftListener | None = None
         self._before = store.counter, store.step
         self._begun = self._closed = False
 
@@ -67,7 +67,7 @@ class Draft:
         """Whether the shard still has the version from which the draft is made."""
         return not self._closed and self._before == (self._store.counter, self._store.step)
 
-    def add(self, number: int, start: int, gradient: Array | Sum) -> None:
+    def add(self, number: int, start: int, gradient: Array | GradientSum) -> None:
         """Write a range of arena `number`, from element `start` on. The gradient was checked."""
         memory = self._store.arenas[number]
         self._pass(memory, number, start, gradient, memory.applied.of(0) + 1)
@@ -86,7 +86,7 @@ class Draft:
                 memory, gradient = self._store.arenas[number], update.run[number]
                 if memory.optimizer is None:  # only values are set there
                     continue
-                if isinstance(gradient, Pieces):
+                if isinstance(gradient, GradientPieces):
                     self._write_pieces(memory, number, gradient)
                 elif not (memory.counts and memory.counts_differ):
                     good &= self._pass(memory, number, 0, gradient, memory.applied.of(0) + 1)
@@ -119,7 +119,7 @@ class Draft:
         if self.listener is not None:
             self.listener.dropped()
 
-    def _write_pieces(self, memory: ArenaMemory, number: int, gradient: Pieces) -> None:
+    def _write_pieces(self, memory: ArenaMemory, number: int, gradient: GradientPieces) -> None:
         begin, t = 0, memory.applied.of(0) + 1
         for pieces in gradient.taken(self._store.runtime.tuning.store.group_nbytes):
             starts = [*itertools.accumulate((piece.size for piece in pieces), initial=0)]
@@ -159,7 +159,7 @@ class Draft:
             memory.set(index, start + at, value[at : at + block])
             runtime.preempt()
 
-    def _pass(self, memory: ArenaMemory, number: int, start: int, gradient: Array | Sum, t: int) -> bool:
+    def _pass(self, memory: ArenaMemory, number: int, start: int, gradient: Array | GradientSum, t: int) -> bool:
         """Run the kernel over a range; in the simulator in blocks, so that readers can run in between."""
         index, runtime = self.targets[number], self._store.runtime
         before = self.step - 1  # what a schedule is a function of: the first update takes its rate at 0

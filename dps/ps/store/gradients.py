@@ -15,7 +15,7 @@ from dps.variables.plan import Arena
 
 
 @dataclass(frozen=True, slots=True)
-class Sum:
+class GradientSum:
     """Flat gradients of one arena or part whose sum, in this order, is divided by `divisor`. That is 1 for a sum, which
     it does not change, and their number for a mean."""
 
@@ -40,7 +40,7 @@ def summed(arrays: tuple[Array, ...], out: Array) -> Array:
     return total
 
 
-class Pieces:
+class GradientPieces:
     """A flat gradient of one arena in the pieces in which it came. Its memory is freed while it is applied."""
 
     __slots__ = ("arrays",)
@@ -78,7 +78,7 @@ class Gradient:
     The gradient of an arena on a GPU may be there, too: an array of `dps.kernels.device`.
     """
 
-    run: Sequence[Array | Pieces | Sum] | None
+    run: Sequence[Array | GradientPieces | GradientSum] | None
     parts: Mapping[int, Array | RowGradient]
     borrowed: bool = False
     """Whether it lies in the session's own memory, which does not change until the push is answered."""
@@ -93,7 +93,7 @@ class Gradient:
 
     def flats(self) -> list[Array]:
         """The arrays of `run`, if it came neither in pieces nor as a sum."""
-        return [array for array in self.run or () if not isinstance(array, Pieces | Sum)]
+        return [array for array in self.run or () if not isinstance(array, GradientPieces | GradientSum)]
 
     def own(self) -> Gradient:
         """The same gradient in memory of its own, so that the session's memory is free."""
@@ -130,20 +130,20 @@ def not_finite(arena: Arena, gradient: Array, start: int) -> str:
     return ""
 
 
-def arrays_of(gradient: Array | Pieces | Sum) -> tuple[Array, ...]:
+def arrays_of(gradient: Array | GradientPieces | GradientSum) -> tuple[Array, ...]:
     """The gradients that it is made of, each of all of its arena."""
-    if isinstance(gradient, Pieces):
+    if isinstance(gradient, GradientPieces):
         return (gradient.array(),)
-    return gradient.arrays if isinstance(gradient, Sum) else (gradient,)
+    return gradient.arrays if isinstance(gradient, GradientSum) else (gradient,)
 
 
-def size_of(gradient: Array | Sum) -> int:
+def size_of(gradient: Array | GradientSum) -> int:
     """How many elements the gradient is for."""
-    return gradient.arrays[0].size if isinstance(gradient, Sum) else gradient.size
+    return gradient.arrays[0].size if isinstance(gradient, GradientSum) else gradient.size
 
 
-def cut(gradient: Array | Sum, start: int, stop: int) -> Array | Sum:
+def cut(gradient: Array | GradientSum, start: int, stop: int) -> Array | GradientSum:
     """Elements `start` to `stop`, as views."""
-    if isinstance(gradient, Sum):
-        return Sum(tuple(array[start:stop] for array in gradient.arrays), gradient.divisor)
+    if isinstance(gradient, GradientSum):
+        return GradientSum(tuple(array[start:stop] for array in gradient.arrays), gradient.divisor)
     return gradient[start:stop]

@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from dps import optim
 from dps.cluster.device import Device
 from dps.errors import ConfigError
+from dps.kernels.halves import bits_in
 from dps.ps.store.arena import ArenaMemory
-from dps.ps.store.crew import Crew
-from dps.ps.store.halves import HalvesMemory
+from dps.ps.store.thread_pool import ThreadPool
+from dps.training import optimizers as optim
 from dps.transport.dtypes import HALVES
 from dps.transport.endpoint import Runtime
 from dps.transport.tuning import ORDINARY, Tuning
+from dps.transport.wire import Array
 from dps.variables.plan import Arena
 
 
+class HalvesMemory(ArenaMemory):
+    """`ArenaMemory` for halves. Gradients are halves of the same dtype, or float32 where a mean was taken before."""
+
+    only_fused = True
+
+    def _precision(self) -> np.dtype[Any]:
+        """The dtype of the arithmetic, and of the slots."""
+        return np.dtype(np.float32)
+
+    def _given(self, array: Array) -> Array:
+        return bits_in(array)
+
+
 def memory_of(
-    arena: Arena, shared: Runtime | None, default: str, crew: Crew | None = None, tuning: Tuning = ORDINARY
+    arena: Arena, shared: Runtime | None, default: str, crew: ThreadPool | None = None, tuning: Tuning = ORDINARY
 ) -> ArenaMemory:
     """The memory of an arena, filled with zeros. `default`: the device of an arena whose placement names none, such as
     "GPU:0"; "" is the CPU. `shared`: the runtime that shares values with readers on this machine, or None. `crew`: the

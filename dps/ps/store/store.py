@@ -8,12 +8,11 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 
 from dps.ps.store.arena import ArenaMemory
-from dps.ps.store.buffer import Buffer
-from dps.ps.store.crew import crew_of
 from dps.ps.store.draft import Draft
-from dps.ps.store.gradients import Gradient, Pieces, Sum, arrays_of, not_finite
-from dps.ps.store.hold import Hold
+from dps.ps.store.gradients import Gradient, GradientPieces, GradientSum, arrays_of, not_finite
+from dps.ps.store.hold import Buffer, Hold
 from dps.ps.store.memory import memory_of
+from dps.ps.store.thread_pool import crew_of
 from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
 from dps.variables.plan import Part, ShardLayout
@@ -249,12 +248,14 @@ class Store:
             if published:
                 self.counter, self.step = draft.counter, draft.step
 
-    def _put_together(self, run: Sequence[Array | Pieces | Sum]) -> Sequence[Array | Pieces | Sum]:
+    def _put_together(
+        self, run: Sequence[Array | GradientPieces | GradientSum]
+    ) -> Sequence[Array | GradientPieces | GradientSum]:
         """A run whose pieces are put together if a pass needs that. This is done before the update counts, because
         memory may be short."""
         for a, memory in self._trained.items():
             gradient = run[a]
-            if isinstance(gradient, Pieces) and not memory.takes_pieces:
+            if isinstance(gradient, GradientPieces) and not memory.takes_pieces:
                 run = [*run[:a], gradient.array(), *run[a + 1 :]]
         return run
 

@@ -11,14 +11,12 @@ Read `world.py` first, then `scheduler.py` (the clock and the tasks) and `fabric
 
 from __future__ import annotations
 
-from dps.transport.sim.compute import Compute
-from dps.transport.sim.faults import DiskFull, Fault, Kill, Partition, Pause, Slow, SlowDisk
-from dps.transport.sim.machines import Handling, Machines
+from dps.transport.sim.machines import Compute, Handling, Machines
 from dps.transport.sim.network import Network
 from dps.transport.sim.process import SimProcess
 from dps.transport.sim.scheduler import SimulationError
 from dps.transport.sim.trace import TraceEvent
-from dps.transport.sim.world import World
+from dps.transport.sim.world import DiskFull, Fault, Kill, Partition, Pause, Slow, SlowDisk, World
 
 __all__ = [
     "Compute",

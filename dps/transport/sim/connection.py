@@ -9,13 +9,13 @@ from enum import Enum
 from math import inf
 
 from dps.transport.endpoint import Event
-from dps.transport.sim.network import Lane
-from dps.transport.sim.scheduler import Group, SimTask
+from dps.transport.sim.network import LinkDirection
+from dps.transport.sim.scheduler import SimTask, TaskGroup
 
 Done = Callable[[], None]
 
 
-class State(Enum):
+class ConnectionState(Enum):
     """States of a connection: no peer, connecting, in use, broken but not noticed yet, closed for good."""
 
     WAITING = "waiting"
@@ -31,7 +31,7 @@ class Port:
     More than 12 attributes: a plain record of what the fabric knows of one endpoint.
     """
 
-    def __init__(self, owner: Group, rouse: Callable[[SimTask], None]) -> None:
+    def __init__(self, owner: TaskGroup, rouse: Callable[[SimTask], None]) -> None:
         self.address = ""
         self.key = ""
         """A key for its address, the same for all spellings; "" if it is not bound."""
@@ -40,14 +40,14 @@ class Port:
         self.open = True
         self.cut_at = inf
         """Messages that have not left by then are lost, because the endpoint was closed or its process killed."""
-        self.connections: dict[str, Connection] = {}
+        self.connections: dict[str, SimulatedConnection] = {}
         self.greetings: dict[str, bytes] = {}
         """The header that opens each connection to an address."""
-        self.peers: dict[bytes, Connection] = {}
+        self.peers: dict[bytes, SimulatedConnection] = {}
         self.inbox: deque[Event] = deque()
         self.receiver: SimTask | None = None
         self.finished: deque[Done] = deque()
-        self.in_flight: dict[Message, None] = {}
+        self.in_flight: dict[InFlight, None] = {}
 
     def lost(self, address: str) -> None:
         """Note that the connection to an address broke; the owner must still be told."""
@@ -63,7 +63,7 @@ class Port:
                 self.rouse(self.receiver)
 
 
-class Connection:
+class SimulatedConnection:
     """A connection from one endpoint to one address. It outlives the endpoints that come and go at that address."""
 
     __slots__ = (
@@ -74,25 +74,25 @@ class Connection:
         self.client = client
         self.address = address
         self.key = key
-        self.state = State.WAITING
+        self.state = ConnectionState.WAITING
         self.epoch = 0
         """Messages of an earlier epoch are lost."""
         self.route = b""
         """Where the server finds the client; another one each time that the connection is made."""
         self.server: Port | None = None
-        self.forth: Lane | None = None
-        self.back: Lane | None = None
-        self.pending: deque[Message] = deque()
+        self.forth: LinkDirection | None = None
+        self.back: LinkDirection | None = None
+        self.pending: deque[InFlight] = deque()
         self.silent_since: float | None = None
 
 
-class Message:
+class InFlight:
     """One in-flight message. Its frames are the sender's memory, read only when it arrives."""
 
     __slots__ = ("copies", "done", "epoch", "header", "leaves_at", "outward", "source", "target", "via", "views")
 
     def __init__(
-        self, via: Connection, outward: bool, header: bytes, views: list[memoryview], done: Done | None
+        self, via: SimulatedConnection, outward: bool, header: bytes, views: list[memoryview], done: Done | None
     ) -> None:
         self.via = via
         self.outward = outward

@@ -1,4 +1,4 @@
-"""The datagram sockets of a simulated machine. They follow the rules of the real ones (`dps.transport.direct`).
+"""The datagram sockets of a simulated machine. They follow the rules of the real ones (`sockets.datagrams`).
 
 A datagram is in its receiver's queue at once, or its sender learns that there is no room or no receiver. It needs no
 connection, partitions do not stop it, and it has no order relative to messages on connections. It waits while the
@@ -13,17 +13,17 @@ from math import inf, nextafter
 from random import Random
 
 from dps.transport.endpoint import Delivery, Route
-from dps.transport.peers import Peers, fits
 from dps.transport.sim.connection import Port
 from dps.transport.sim.network import Network
 from dps.transport.sim.scheduler import Scheduler
 from dps.transport.sim.trace import Trace
+from dps.transport.sockets.datagrams import DatagramPeers, fits
 
 ROOM = (1, 10, 512)
 """Sizes of a world's queues, of which one is chosen: the system's usual limits, and one that is often reached."""
 
 
-class Sockets:
+class SimulatedSockets:
     """All datagram sockets of one world, by name. There are none if `on` is false."""
 
     def __init__(self, seed: int | str, on: bool, network: Network, scheduler: Scheduler, trace: Trace) -> None:
@@ -53,9 +53,9 @@ class Sockets:
 class Datagrams:
     """The socket of one endpoint; `name` is b"" if the machine has no such sockets."""
 
-    def __init__(self, sockets: Sockets, port: Port) -> None:
+    def __init__(self, sockets: SimulatedSockets, port: Port) -> None:
         self._sockets, self._port = sockets, port
-        self.peers = Peers(sockets.is_open)
+        self.peers = DatagramPeers(sockets.is_open)
         self._queue: deque[tuple[float, bytes, bytes, list[memoryview]]] = deque()
         """For each datagram: when it can be read, the sender's name, header and frames."""
         self.name = sockets.open(self) if sockets.on else b""

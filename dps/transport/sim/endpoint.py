@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from dps.errors import Unavailable
-from dps.transport.connections import Connections
 from dps.transport.endpoint import Buffer, Delivery, Event, Route
-from dps.transport.sim.connection import Message, Port
-from dps.transport.sim.datagrams import Datagrams, Sockets
+from dps.transport.sim.connection import InFlight, Port
+from dps.transport.sim.datagrams import Datagrams, SimulatedSockets
 from dps.transport.sim.fabric import Fabric
-from dps.transport.sim.machines import Work
-from dps.transport.sim.scheduler import SHORTEST_S, Group, Scheduler, SimulationError
+from dps.transport.sim.machines import MessageCosts
+from dps.transport.sim.scheduler import SHORTEST_S, Scheduler, SimulationError, TaskGroup
+from dps.transport.sockets.connections import Connections
 
 
 class SimEndpoint(Port):
@@ -24,8 +24,8 @@ class SimEndpoint(Port):
     exposed = keyed = False
 
     def __init__(
-        self, fabric: Fabric, scheduler: Scheduler, owner: Group, bind: str | None, sockets: Sockets,
-        work: Work | None = None,
+        self, fabric: Fabric, scheduler: Scheduler, owner: TaskGroup, bind: str | None, sockets: SimulatedSockets,
+        work: MessageCosts | None = None,
     ) -> None:  # fmt: skip
         super().__init__(owner, scheduler.rouse)
         self._fabric = fabric
@@ -105,11 +105,11 @@ class SimEndpoint(Port):
             return
         if isinstance(route, str):
             connection = self.connections.get(route) or self._fabric.connect(self, route)
-            self._fabric.send(Message(connection, True, header, views, done))
+            self._fabric.send(InFlight(connection, True, header, views, done))
             return
         peer = self.peers.get(route)
         if peer is not None:
-            self._fabric.send(Message(peer, False, header, views, done))
+            self._fabric.send(InFlight(peer, False, header, views, done))
         elif not self.address:
             raise ValueError(f"route {route!r} is not from this endpoint, which is not bound; answer by address")
         else:

@@ -11,10 +11,10 @@ from typing import Any
 from dps.cluster.address import Address, parse, with_port
 from dps.errors import ConfigError, Unavailable
 from dps.transport.endpoint import Connected, Delivery, Disconnected, Event
-from dps.transport.sim.connection import Connection, Cut, Message, Port, State
+from dps.transport.sim.connection import ConnectionState, Cut, InFlight, Port, SimulatedConnection
 from dps.transport.sim.machines import Rack
-from dps.transport.sim.network import Lane, Link, Network
-from dps.transport.sim.scheduler import Group, Scheduler
+from dps.transport.sim.network import Link, LinkDirection, Network
+from dps.transport.sim.scheduler import Scheduler, TaskGroup
 from dps.transport.sim.trace import Trace
 
 _FIRST_PORT = 49152
@@ -39,20 +39,20 @@ class Fabric:
         self._draw = Random(f"{seed}/network").random
         self._routes = Random(f"{seed}/identities")
         self._bound: dict[str, Port] = {}
-        self._waiting: dict[str, list[Connection]] = {}
-        self._up: dict[Connection, None] = {}
+        self._waiting: dict[str, list[SimulatedConnection]] = {}
+        self._up: dict[SimulatedConnection, None] = {}
         self._links: dict[tuple[str, str], Link] = {}
         self._cuts: list[Cut] = []
         self._next_port = _FIRST_PORT
         self._arrive = self._arrived
 
-    def greet(self, connection: Connection) -> None:
+    def greet(self, connection: SimulatedConnection) -> None:
         """Deliver the message that opens a connection, if there is one, before all others."""
         header = connection.client.greetings.get(connection.address)
-        if header and connection.state is State.UP and connection.server is not None:
+        if header and connection.state is ConnectionState.UP and connection.server is not None:
             self.put(connection.server, Delivery(connection.route, header, []))
 
-    def greet_soon(self, connection: Connection) -> None:
+    def greet_soon(self, connection: SimulatedConnection) -> None:
         """The same for a connection that may be up already."""
         self._scheduler.push(self._scheduler.now, self.greet, connection)
 
@@ -75,7 +75,7 @@ class Fabric:
         for connection in self._waiting.pop(key, []):
             self.open(connection)
 
-    def _free(self, owner: Group, address: Address) -> Address:
+    def _free(self, owner: TaskGroup, address: Address) -> Address:
         while True:
             found = with_port(address, self._next_port)
             self._next_port = self._next_port + 1 if self._next_port < 65535 else _FIRST_PORT
@@ -84,7 +84,7 @@ class Fabric:
 
     # Connections
 
-    def connect(self, port: Port, text: str) -> Connection:
+    def connect(self, port: Port, text: str) -> SimulatedConnection:
         """Open a connection and keep it up, or return the one for another spelling of the address."""
         address = parse(text)
         if address.scheme == "tcp" and address.port == 0:
@@ -94,39 +94,39 @@ class Fabric:
             if connection.key == key:
                 break
         else:
-            connection = Connection(port, text, key)
+            connection = SimulatedConnection(port, text, key)
             self.open(connection)
         port.connections[text] = connection
         return connection
 
-    def open(self, connection: Connection) -> None:
+    def open(self, connection: SimulatedConnection) -> None:
         """Try to establish a connection. If no peer can be reached, it waits for one."""
         server = self._bound.get(connection.key)
-        if connection.state is State.CLOSED:
+        if connection.state is ConnectionState.CLOSED:
             return
         if server is None or not self._in_reach(connection.client, server):
-            connection.state = State.WAITING
+            connection.state = ConnectionState.WAITING
             self._waiting.setdefault(connection.key, []).append(connection)
             return
-        connection.state = State.OPENING
-        lane = Lane(self._link(connection.client.owner.name, server.owner.name))
+        connection.state = ConnectionState.OPENING
+        lane = LinkDirection(self._link(connection.client.owner.name, server.owner.name))
         _, time = lane.schedule(self._scheduler.now, 0, self._slow(lane), self._draw())
         self._scheduler.push(time, self._opened, (connection, server))
 
-    def _opened(self, pair: tuple[Connection, Port]) -> None:
+    def _opened(self, pair: tuple[SimulatedConnection, Port]) -> None:
         connection, server = pair
         client = connection.client
-        if connection.state is not State.OPENING:
+        if connection.state is not ConnectionState.OPENING:
             return
         if self._bound.get(connection.key) is not server or not self._in_reach(client, server):
             self.open(connection)
             return
-        connection.state = State.UP
+        connection.state = ConnectionState.UP
         connection.epoch += 1
         connection.server = server
         connection.silent_since = None
-        connection.forth = Lane(self._link(client.owner.name, server.owner.name))
-        connection.back = Lane(self._link(server.owner.name, client.owner.name))
+        connection.forth = LinkDirection(self._link(client.owner.name, server.owner.name))
+        connection.back = LinkDirection(self._link(server.owner.name, client.owner.name))
         connection.route = self._routes.randbytes(16)
         self.greet(connection)
         pending, connection.pending = connection.pending, deque()
@@ -138,40 +138,40 @@ class Fabric:
         for message in pending:
             self._launch(message)
         if not client.open:
-            connection.state = State.CLOSED
+            connection.state = ConnectionState.CLOSED
 
-    def _break(self, connection: Connection, notice_at: float) -> None:
+    def _break(self, connection: SimulatedConnection, notice_at: float) -> None:
         """Break an established connection; its client notices at `notice_at`."""
         self._forget(connection)
-        connection.state = State.BROKEN
+        connection.state = ConnectionState.BROKEN
         self._scheduler.push(notice_at, self._noticed, (connection, connection.epoch))
 
-    def _noticed(self, pair: tuple[Connection, int]) -> None:
+    def _noticed(self, pair: tuple[SimulatedConnection, int]) -> None:
         connection, epoch = pair
-        if connection.state is State.BROKEN and connection.epoch == epoch:
+        if connection.state is ConnectionState.BROKEN and connection.epoch == epoch:
             connection.epoch += 1
             self._note(connection.client, "disconnected", address=connection.address)
             connection.client.lost(connection.address)
             self.put(connection.client, Disconnected(connection.address))
             self.open(connection)
 
-    def close_connection(self, connection: Connection) -> None:
+    def close_connection(self, connection: SimulatedConnection) -> None:
         """End a connection from the client's side; in-flight messages are lost."""
         self._forget(connection)
-        connection.state = State.CLOSED
+        connection.state = ConnectionState.CLOSED
         connection.epoch += 1
         self._drop_pending(connection)
 
-    def _forget(self, connection: Connection) -> None:
+    def _forget(self, connection: SimulatedConnection) -> None:
         self._up.pop(connection, None)
         server = connection.server
         if server is not None and server.peers.get(connection.route) is connection:
             del server.peers[connection.route]
-        if connection.state is State.WAITING:
+        if connection.state is ConnectionState.WAITING:
             with suppress(KeyError, ValueError):
                 self._waiting[connection.key].remove(connection)
 
-    def _drop_pending(self, connection: Connection) -> None:
+    def _drop_pending(self, connection: SimulatedConnection) -> None:
         while connection.pending:
             message = connection.pending.popleft()
             self._lose(message, "dropped")
@@ -197,7 +197,7 @@ class Fabric:
             else:
                 self._give_up(connection)
 
-    def _end_seen_at(self, connection: Connection, server: Port) -> float:
+    def _end_seen_at(self, connection: SimulatedConnection, server: Port) -> float:
         """When a client notices that the other end closed: after all messages that still arrive from there."""
         lane = connection.back
         assert lane is not None
@@ -207,28 +207,28 @@ class Fabric:
         last_at = server.cut_at + network.latency_s * (1.0 + network.jitter) * self._slow(lane)
         return max(self._scheduler.now + delay, nextafter(min(lane.last_at, last_at), inf))
 
-    def _give_up(self, connection: Connection) -> None:
+    def _give_up(self, connection: SimulatedConnection) -> None:
         """Close a connection whose client is closed; messages that have left may still arrive."""
-        if connection.state is not State.CLOSED:
+        if connection.state is not ConnectionState.CLOSED:
             self._forget(connection)
-            connection.state = State.CLOSED
+            connection.state = ConnectionState.CLOSED
             self._drop_pending(connection)
 
     # Messages
 
-    def send(self, message: Message) -> None:
+    def send(self, message: InFlight) -> None:
         """Send a message, keep it for a connection that is being made, or drop it."""
         via = message.via
-        if via.state is State.UP:
+        if via.state is ConnectionState.UP:
             self._launch(message)
-        elif message.outward and via.state is not State.BROKEN:
+        elif message.outward and via.state is not ConnectionState.BROKEN:
             via.pending.append(message)
             if len(via.pending) > self.network.queue_messages:
                 self._lose(via.pending.popleft(), "dropped")
         else:
             self._lose(message, "dropped")
 
-    def _launch(self, message: Message) -> None:
+    def _launch(self, message: InFlight) -> None:
         via = message.via
         server, lane = via.server, via.forth if message.outward else via.back
         assert server is not None and lane is not None
@@ -256,7 +256,7 @@ class Fabric:
             message.source.in_flight[message] = None
         scheduler.push(arrives, self._arrive, message)
 
-    def _arrived(self, message: Message) -> None:
+    def _arrived(self, message: InFlight) -> None:
         source, target, via = message.source, message.target, message.via
         assert target is not None
         delivery = None
@@ -277,7 +277,7 @@ class Fabric:
         if delivery is not None:
             self.put(target, delivery)
 
-    def _lose(self, message: Message, why: str) -> None:
+    def _lose(self, message: InFlight, why: str) -> None:
         self._note_message(message, why)
         message.source.finish(message.done)
 
@@ -332,9 +332,9 @@ class Fabric:
             for connection in connections:
                 self.open(connection)
 
-    def _check_silence(self, what: tuple[Connection, int, float]) -> None:
+    def _check_silence(self, what: tuple[SimulatedConnection, int, float]) -> None:
         connection, epoch, since = what
-        if connection.state is State.UP and connection.epoch == epoch and connection.silent_since == since:
+        if connection.state is ConnectionState.UP and connection.epoch == epoch and connection.silent_since == since:
             self._break(connection, self._scheduler.now)
 
     def _in_reach(self, one: Port, other: Port) -> bool:
@@ -365,20 +365,20 @@ class Fabric:
         else:
             self.slow[name] = factor
 
-    def _slow(self, lane: Lane) -> float:
+    def _slow(self, lane: LinkDirection) -> float:
         return self.slow.get(lane.link.source, 1.0) * self.slow.get(lane.link.target, 1.0)
 
     def _note(self, port: Port, what: str, **detail: Any) -> None:
         self._trace.add(self._scheduler.now, port.owner.name, what, detail)
 
-    def _note_message(self, message: Message, what: str) -> None:
+    def _note_message(self, message: InFlight, what: str) -> None:
         target = message.target
         to = message.via.address if target is None else target.owner.name
         nbytes = len(message.header) + sum(view.nbytes for view in message.views)
         self._note(message.source, what, to=to, nbytes=nbytes)
 
 
-def _key(owner: Group, address: Address) -> str:
+def _key(owner: TaskGroup, address: Address) -> str:
     """The key of an address: inproc names belong to one process, localhost is 127.0.0.1."""
     if address.scheme == "inproc":
         return f"{address} in {owner.name}"

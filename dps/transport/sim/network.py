@@ -109,7 +109,7 @@ class Link:
         self.free_at = 0.0
 
 
-class Lane:
+class LinkDirection:
     """One direction of one connection, on which messages stay in order."""
 
     __slots__ = ("last_at", "link", "local")

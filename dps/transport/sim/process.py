@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from dps.transport.current import current_runtime
-from dps.transport.sim.runtime import Setting, SimRuntime
+from dps.transport.sim.runtime import SharedWorld, SimRuntime
 from dps.transport.sim.scheduler import GreenletExit, SimTask
 
 Main = Callable[[], int | None]
@@ -37,10 +37,10 @@ class SimProcess:
     """Errors of tasks other than `main`, over all lives."""
 
 
-class Supervisor:
+class SimulatedProcesses:
     """Starts and ends the processes of one world."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: SharedWorld) -> None:
         self.processes: dict[str, SimProcess] = {}
         self._setting = setting
         self._scheduler = setting.scheduler

@@ -12,19 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from dps.checkpoint.storage import Storage
-from dps.transport.address import Binding
 from dps.transport.current import current_runtime
-from dps.transport.endpoint import Endpoint, Place, Task
-from dps.transport.sim.compute import Compute
-from dps.transport.sim.condition import SimCondition
-from dps.transport.sim.datagrams import Sockets
-from dps.transport.sim.disk import ProcessDisk
+from dps.transport.endpoint import Endpoint, ProcessLocation, TaskHandle
+from dps.transport.sim.datagrams import SimulatedSockets
 from dps.transport.sim.endpoint import SimEndpoint
 from dps.transport.sim.fabric import Fabric
-from dps.transport.sim.machines import Rack, Work
-from dps.transport.sim.memory import Machine, SimMemory
-from dps.transport.sim.scheduler import Group, Scheduler, SimTask
+from dps.transport.sim.machines import Compute, MessageCosts, Rack
+from dps.transport.sim.scheduler import Scheduler, SimCondition, SimTask, TaskGroup
+from dps.transport.sim.storage import ProcessDisk, SimMemory, SimulatedMemory
 from dps.transport.sim.trace import Trace
+from dps.transport.sockets.addresses import Binding
 from dps.transport.tuning import Tuning
 
 EPOCH_S = 1_700_000_000.0
@@ -32,7 +29,7 @@ EPOCH_S = 1_700_000_000.0
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class SharedWorld:
     """The objects that all processes of one world share.
 
     More than 12 attributes: a plain record of settings and parts.
@@ -48,13 +45,13 @@ class Setting:
     preempt: float
     preempt_s: float
     clock_offsets: bool
-    machine: Machine
-    sockets: Sockets
+    machine: SimulatedMemory
+    sockets: SimulatedSockets
     rack: Rack | None
     """None: messages and computing need no cores."""
 
 
-class SimRuntime(Group):
+class SimRuntime(TaskGroup):
     """As `dps.transport.endpoint.Runtime`, in virtual time; one for each life of a process.
 
     More than 12 attributes: half of them are the fields of `Runtime`; the others are facts of one life of a process.
@@ -65,7 +62,7 @@ class SimRuntime(Group):
     shares_log = True
     """All tasks of a simulation write to one log."""
 
-    def __init__(self, setting: Setting, name: str, incarnation: int, ended: Callable[[SimRuntime, SimTask], None]):
+    def __init__(self, setting: SharedWorld, name: str, incarnation: int, ended: Callable[[SimRuntime, SimTask], None]):
         super().__init__(name)
         self.incarnation = incarnation
         self.random = Random(f"{setting.seed}/random/{name}/{incarnation}")
@@ -75,10 +72,10 @@ class SimRuntime(Group):
         self.disk = ProcessDisk(setting.storage, self)
         self.storage: Storage = self.disk
         self.endpoints: list[SimEndpoint] = []
-        self.work: Work | None = None
+        self.work: MessageCosts | None = None
         """The costs of messages, if machines are modelled."""
         if setting.rack is not None:
-            self.work = Work(setting.rack, name)
+            self.work = MessageCosts(setting.rack, name)
         self._setting = setting
         self._scheduler = setting.scheduler
         self._ended = ended
@@ -100,9 +97,9 @@ class SimRuntime(Group):
         return EPOCH_S + self._scheduler.now
 
     @property
-    def place(self) -> Place:
+    def place(self) -> ProcessLocation:
         """As Runtime.place; every process has a host of its own, and one operating system runs them all."""
-        return Place(self.name, "simulated", self.incarnation)
+        return ProcessLocation(self.name, "simulated", self.incarnation)
 
     def lives(self, pid: int) -> bool:
         """As Runtime.lives."""
@@ -146,7 +143,7 @@ class SimRuntime(Group):
         """As Runtime.secret, drawn from the seed."""
         return self._secrets.randbytes(16)
 
-    def spawn(self, name: str, target: Callable[[], None]) -> Task:
+    def spawn(self, name: str, target: Callable[[], None]) -> TaskHandle:
         """As Runtime.spawn. An error of `target` ends only this task, and is kept in its `error` and the trace."""
         self.check()
         context = copy_context()

@@ -16,7 +16,7 @@ try:
 except ImportError as _error:
     raise MissingExtra("the simulator needs greenlet, which is not installed: pip install 'dps[sim]'") from _error
 
-__all__ = ["SHORTEST_S", "GreenletExit", "Group", "Scheduler", "SimTask", "SimulationError"]
+__all__ = ["SHORTEST_S", "GreenletExit", "Scheduler", "SimTask", "SimulationError", "TaskGroup"]
 
 SHORTEST_S = 1e-9
 """The shortest wait with a timeout. A shorter one might not advance the clock at all, because of rounding."""
@@ -28,7 +28,7 @@ class SimulationError(DpsError):
     """The simulation itself went wrong: a task that spins, or a call that only a simulated task may make."""
 
 
-class Group:
+class TaskGroup:
     """The tasks of one life of a process; they end together."""
 
     def __init__(self, name: str) -> None:
@@ -64,7 +64,7 @@ class SimTask:
     )  # fmt: skip
 
     def __init__(
-        self, scheduler: Scheduler, group: Group, name: str, target: Callable[[], None], context: Context
+        self, scheduler: Scheduler, group: TaskGroup, name: str, target: Callable[[], None], context: Context
     ) -> None:
         self.name = name
         self.group = group
@@ -140,7 +140,7 @@ class Scheduler:
         self._hub: greenlet | None = None
         self._running = False
         self._last: SimTask | None = None
-        self._doomed: list[Group] = []
+        self._doomed: list[TaskGroup] = []
         self._failure: BaseException | None = None
         self._stuck: list[SimTask] = []
         self._fire = self._timer_fired
@@ -298,7 +298,7 @@ class Scheduler:
         """Whether no task runs now."""
         return self.current is None
 
-    def doom(self, group: Group) -> None:
+    def doom(self, group: TaskGroup) -> None:
         """End the tasks of a dead group as soon as no task runs."""
         self._doomed.append(group)
         if self.current is None:
@@ -329,3 +329,29 @@ class Scheduler:
         )
         while True:
             self._switch()
+
+
+class SimCondition:
+    """As `dps.transport.endpoint.Condition`."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._waiting: list[SimTask] = []
+
+    def notify(self) -> None:
+        """As Condition.notify."""
+        for task in self._waiting:
+            self._scheduler.rouse(task)
+
+    def wait(self, ready: Callable[[], bool], timeout_s: float = inf) -> bool:
+        """As Condition.wait."""
+        scheduler = self._scheduler
+        deadline = scheduler.now + (max(timeout_s, SHORTEST_S) if timeout_s > 0 else 0.0)
+        while not ready() and scheduler.now < deadline:
+            task = scheduler.task()
+            self._waiting.append(task)
+            try:
+                scheduler.block(task, deadline)
+            finally:
+                self._waiting.remove(task)
+        return ready()

@@ -3,26 +3,156 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from math import prod
 from random import Random
 from types import TracebackType
 from typing import Literal, Self
 
 from dps.checkpoint.storage import Storage
-from dps.transport.sim.compute import Compute
 from dps.transport.sim.connection import Cut
-from dps.transport.sim.datagrams import Sockets
-from dps.transport.sim.disk import DiskFaults
+from dps.transport.sim.datagrams import SimulatedSockets
 from dps.transport.sim.fabric import Fabric
-from dps.transport.sim.faults import DiskFull, Fault, Kill, Partition, Pause, Slow, SlowDisk
-from dps.transport.sim.machines import Machines, Rack
-from dps.transport.sim.memory import Machine
+from dps.transport.sim.machines import Compute, Machines, Rack
 from dps.transport.sim.network import Network
-from dps.transport.sim.process import Main, SimProcess, Supervisor
-from dps.transport.sim.runtime import Setting
+from dps.transport.sim.process import Main, SimProcess, SimulatedProcesses
+from dps.transport.sim.runtime import SharedWorld
 from dps.transport.sim.scheduler import Scheduler
+from dps.transport.sim.storage import DiskFaults, SimulatedMemory
 from dps.transport.sim.trace import Trace, TraceEvent
 from dps.transport.tuning import Tuning
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """A process is killed, as by `kill -9`.
+
+    Args:
+        task: The task's name.
+        at: When, in virtual seconds.
+        restart_after: Seconds until it is started again. None: the process's own setting; `dps.simulate` restarts a ps
+            or chief once, and a worker never.
+
+    Example:
+        ```pycon
+        >>> dps.sim.Kill("ps:1", at=3.0)
+        Kill(task='ps:1', at=3.0, restart_after=None)
+        ```
+    """
+
+    task: str
+    at: float
+    restart_after: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A process is stopped, as by SIGSTOP, and continues later. Messages for it wait.
+
+    Args:
+        task: The task's name.
+        at: When, in virtual seconds.
+        seconds: How long.
+
+    Example:
+        ```pycon
+        >>> dps.sim.Pause("worker:0", at=1.0, seconds=5.0)
+        Pause(task='worker:0', at=1.0, seconds=5.0)
+        ```
+    """
+
+    task: str
+    at: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """No message passes between some tasks and all others.
+
+    Args:
+        tasks: The name of a task, or several.
+        at: When, in virtual seconds.
+        seconds: How long.
+        one_way: Whether only messages from `tasks` are lost.
+
+    Example:
+        ```pycon
+        >>> dps.sim.Partition(("worker:0", "worker:1"), at=1.0, seconds=5.0).one_way
+        False
+        ```
+    """
+
+    tasks: str | tuple[str, ...]
+    at: float
+    seconds: float
+    one_way: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """A task computes more slowly, and its links have longer delays.
+
+    Args:
+        task: The task's name.
+        at: When, in virtual seconds.
+        seconds: How long.
+        factor: How many times as slowly.
+
+    Example:
+        ```pycon
+        >>> dps.sim.Slow("worker:2", at=1.0, seconds=5.0, factor=10.0).factor
+        10.0
+        ```
+    """
+
+    task: str
+    at: float
+    seconds: float
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class SlowDisk:
+    """Writes to storage take time.
+
+    Args:
+        at: When, in virtual seconds.
+        seconds: How long.
+        write_s: Virtual seconds of each write.
+
+    Example:
+        ```pycon
+        >>> dps.sim.SlowDisk(at=1.0, seconds=5.0, write_s=0.5).write_s
+        0.5
+        ```
+    """
+
+    at: float
+    seconds: float
+    write_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DiskFull:
+    """Writes to storage fail with ENOSPC.
+
+    Args:
+        at: When, in virtual seconds.
+        seconds: How long.
+
+    Example:
+        ```pycon
+        >>> dps.sim.DiskFull(at=1.0, seconds=5.0)
+        DiskFull(at=1.0, seconds=5.0)
+        ```
+    """
+
+    at: float
+    seconds: float
+
+
+Fault = Kill | Pause | Partition | Slow | SlowDisk | DiskFull
 
 
 class World:
@@ -88,13 +218,15 @@ class World:
         self._fabric = Fabric(seed, network or Network(), self._scheduler, self._trace, rack)
         self._slow: dict[str, list[float]] = {}
         self._disk, self.storage = _disk(self._scheduler, storage)
-        sockets = Sockets(seed, shared_memory and datagrams, self._fabric.network, self._scheduler, self._trace)
-        setting = Setting(
+        sockets = SimulatedSockets(
+            seed, shared_memory and datagrams, self._fabric.network, self._scheduler, self._trace
+        )
+        setting = SharedWorld(
             seed, self._scheduler, self._fabric, self._trace, self.storage, compute or Compute(),
             tuning or _tuning(seed, piece_nbytes, rack is not None), preempt, preempt_s, clock_offsets,
-            Machine(shared_memory, memory_faults, seed), sockets, rack,
+            SimulatedMemory(shared_memory, memory_faults, seed), sockets, rack,
         )  # fmt: skip
-        self._supervisor = Supervisor(setting)
+        self._supervisor = SimulatedProcesses(setting)
         self._unchecked = list(faults)
         """Faults whose tasks were not checked yet, because the processes are added after the faults are given."""
         for fault in faults:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dps.cluster import ClusterSpec, Task
-from dps.cluster.engines.slurm import expand_hostlist, expand_tasks_per_node, slurm
+from dps.cluster.resolvers.slurm import expand_hostlist, expand_tasks_per_node, slurm
 from dps.errors import ConfigError
 
 

@@ -21,17 +21,17 @@ from dps.launch.engines.host import MODULE, Host, own_address
 from dps.launch.engines.hosts import HostsEngine
 from dps.launch.engines.machine import Machine
 from dps.launch.engines.pipe import Pipe
-from dps.launch.engines.remote import Place, RemoteHost
+from dps.launch.engines.remote import HostSpec, RemoteHost
 from dps.launch.engines.ssh import SSHEngine, command, parse_host, reason
-from dps.launch.plan import Job, Plan, Resources, small_plan
-from dps.launch.supervisor import Supervisor
-from dps.transport import key_files
+from dps.launch.supervision.plan import Job, Resources, RunPlan, small_plan
+from dps.launch.supervision.supervisor import Supervisor
+from dps.transport.keys import files as key_files
 from tests.launch.test_local import until
 
 
 def test_a_host_has_a_name_and_perhaps_slots() -> None:
-    assert parse_host("me@box-1.example") == Place("me@box-1.example")
-    assert parse_host(" box1  slots = 4 ") == Place("box1", 4)
+    assert parse_host("me@box-1.example") == HostSpec("me@box-1.example")
+    assert parse_host(" box1  slots = 4 ") == HostSpec("box1", 4)
     for wrong in ("", "-oProxyCommand=x", "box1 slots=0", "box1 gpus=2", "a b"):
         with pytest.raises(ConfigError, match="wanted a host"):
             parse_host(wrong)
@@ -82,14 +82,14 @@ def test_a_machine_deals_its_gpus_out_and_takes_them_back() -> None:
 class Fake(HostsEngine):
     """Hosts whose processes are children of this one."""
 
-    def __init__(self, *places: Place) -> None:
+    def __init__(self, *places: HostSpec) -> None:
         super().__init__({})
         self.places = places
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: RunPlan) -> None:
         pass
 
-    def _reach(self, plan: Plan, notice: Any) -> list[RemoteHost]:
+    def _reach(self, plan: RunPlan, notice: Any) -> list[RemoteHost]:
         hosts = [RemoteHost(place, self._line, notice) for place in self.places]
         for host in hosts:
             host.connect(Pipe([sys.executable, "-m", MODULE], host.received, partial(broken, host)))
@@ -108,11 +108,11 @@ def test_tasks_go_to_the_host_with_the_fewest_and_come_back_elsewhere(tmp_path: 
     program.write_text("import time\nprint('here', flush=True)\nwhile True: time.sleep(0.1)\n")
     key_files.new(str(tmp_path / "keys"))
     lines: list[str] = []
-    engine = Fake(Place("a", 2, address="127.0.0.1"), Place("b", address="127.0.0.1"))
+    engine = Fake(HostSpec("a", 2, address="127.0.0.1"), HostSpec("b", address="127.0.0.1"))
     env = {"DPS_KEYS": str(tmp_path / "keys")}
     jobs = {"chief": Job(), "ps": Job(), "worker": Job(2, (str(program),))}
     supervisor = Supervisor(
-        Plan(jobs, env=env), lambda name, text: lines.append(f"{name} {text}"), engine=engine
+        RunPlan(jobs, env=env), lambda name, text: lines.append(f"{name} {text}"), engine=engine
     )  # fmt: skip
     try:
         supervisor.start()
@@ -134,7 +134,7 @@ def test_a_host_process_keeps_keys_and_projects_private_and_removes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "dps-1").mkdir()
-    monkeypatch.setattr("dps.launch.engines.own_folder.private_folder", lambda: str(tmp_path / "dps-1"))
+    monkeypatch.setattr("dps.launch.engines.host.private_folder", lambda: str(tmp_path / "dps-1"))
     said: list[dict[str, Any]] = []
     host = Host(said.append, {"SSH_CONNECTION": "10.0.0.1 5 10.0.0.2 22"})
     hello = host.hello()
@@ -171,7 +171,7 @@ def test_the_private_folder_of_a_process_that_is_killed_is_removed(tmp_path: Pat
     folder.mkdir(parents=True)
     text = f"""
 import os, time
-from dps.launch.engines import own_folder
+from dps.launch.engines import host as own_folder
 own_folder.private_folder = lambda: {str(folder.parent)!r}
 kept = own_folder.OwnFolder()
 time.sleep(0.3)
@@ -191,7 +191,7 @@ def test_a_project_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_notice_moves_workers_and_ps_and_ends_the_run_where_it_takes_the_chief() -> None:
-    from dps.launch.moving import Moving
+    from dps.launch.supervision.restarts import Moving
 
     class Task:
         def __init__(self, name: str) -> None:

@@ -10,12 +10,12 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from dps import cli, role
-from dps.cluster.engines.kubernetes import kubernetes
-from dps.cluster.engines.ranks import parse_jobs
+from dps.cluster.resolvers.kubernetes import kubernetes
+from dps.cluster.resolvers.ranks import parse_jobs
 from dps.launch.engines import pod_keys
-from dps.transport import key_files
-from dps.transport.keys import read
-from dps.transport.roles import ROLES
+from dps.transport.keys import files as key_files
+from dps.transport.keys.keyring import read
+from dps.transport.message import ROLES
 
 HERE = Path(__file__).parent
 SCHEMA = json.loads((HERE / "jobset-v1alpha2.json").read_text())

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from dps.launch.engines.remote import Place, RemoteHost
-from dps.launch.plan import Job, Plan
-from dps.launch.supervisor import Supervisor
+from dps.launch.engines.remote import HostSpec, RemoteHost
+from dps.launch.supervision.plan import Job, RunPlan
+from dps.launch.supervision.supervisor import Supervisor
 from tests.launch.engines.test_hosts import Fake
 from tests.launch.test_local import until
 
@@ -46,11 +46,11 @@ class Run:
         self.lines: dict[str, list[str]] = {}
         roles = {"a": ("chief",), "b": ("ps",), "c": ("worker",), "d": ("worker",)}
         roles |= {"e": ("worker",), "f": ("ps",), "g": ("ps",)}
-        places = [Place(name, 1, takes, address="127.0.0.1") for name, takes in roles.items()]
+        places = [HostSpec(name, 1, takes, address="127.0.0.1") for name, takes in roles.items()]
         self.engine = Fake(*places)
         jobs = {"chief": Job(), "ps": Job(restarts=1), "worker": Job(2, (str(folder / "program.py"),), restarts=1)}
         env = {"DPS_TRUSTED_NETWORK": "1", "OUTPUT_DIR": str(self._folder)}
-        self.supervisor = Supervisor(Plan(jobs, update, env), self._line, engine=self.engine)
+        self.supervisor = Supervisor(RunPlan(jobs, update, env), self._line, engine=self.engine)
         self.supervisor.start()
 
     def _line(self, name: str, text: str) -> None:

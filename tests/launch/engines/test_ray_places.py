@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dps.errors import ConfigError
-from dps.launch.engines.ray_attaching import check_address
-from dps.launch.engines.ray_places import bundle, too_much
-from dps.launch.plan import Resources
+from dps.launch.engines.ray import bundle, too_much
+from dps.launch.engines.ray_actors import check_address
+from dps.launch.supervision.plan import Resources
 
 
 def test_a_task_that_says_nothing_gets_one_processor() -> None:

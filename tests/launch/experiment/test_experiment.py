@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 
 from dps import cli
 from dps.errors import ConfigError
-from dps.launch.experiment.experiment import Experiment, load, missing
-from dps.launch.experiment.nodes import Node, Place
+from dps.launch.experiment.experiment import Experiment, fill, load, missing, split
+from dps.launch.experiment.nodes import FilePosition, LocatedValue
 from dps.launch.experiment.template import PROGRAM, TEMPLATE
-from dps.launch.experiment.words import fill, split
-from dps.launch.plan import Plan, Resources, plan_from
 from dps.launch.runs import keeper, keeping
 from dps.launch.runs.view import look
+from dps.launch.supervision.plan import Resources, RunPlan, plan_from
 
 FULL = """\
 name: mnist
@@ -109,7 +108,7 @@ def test_set_replaces_a_value_and_several_make_a_list(tmp_path: Path) -> None:
 
 @given(st.text(st.characters(exclude_characters="\x00", exclude_categories=["Cs"])))
 def test_a_value_stays_one_word_whatever_it_contains(value: str) -> None:
-    node = Node("train.py --a {{ v }} --b={{v}}", Place("f", 1, 1), "train.py --a {{ v }} --b={{v}}")
+    node = LocatedValue("train.py --a {{ v }} --b={{v}}", FilePosition("f", 1, 1), "train.py --a {{ v }} --b={{v}}")
     assert [fill(word, {"v": value}) for word in split(node)] == ["train.py", "--a", value, f"--b={value}"]
 
 
@@ -216,7 +215,7 @@ def test_every_commented_line_of_dps_inits_file_is_right_too(tmp_path: Path) -> 
     made = load(str(tmp_path / "e.yaml"))
     plan = made.at({"steps": "3"}, "1")
     assert (
-        isinstance(plan, Plan)
+        isinstance(plan, RunPlan)
         and {"evaluator", "dataset"} < plan.jobs.keys()
         and plan.job("ps:0").resources.memory == 4 << 30
     )

@@ -15,13 +15,13 @@ import pytest
 
 from dps import cli
 from dps.errors import ConfigError
-from dps.launch.plan import small_plan
 from dps.launch.runs import folder, keeper, keeping, logs, table, times
 from dps.launch.runs.identity import identity, lives
 from dps.launch.runs.logs import Log, Reader, task_name
-from dps.launch.runs.results import Found, newest, parse_metric, report, rows
+from dps.launch.runs.results import FoundMetric, newest, parse_metric, report, rows
 from dps.launch.runs.states import States
 from dps.launch.runs.view import SILENT_S, look
+from dps.launch.supervision.plan import small_plan
 from dps.transport.clock import wall
 
 
@@ -289,7 +289,7 @@ def test_the_results_of_several_runs_are_sorted_by_a_metric(tmp_path: Path) -> N
             log.write(1001.0, line)
         log.close()
     assert [newest(path, "loss") for path in paths] == [
-        Found(0.5, "worker:0", None), Found(0.01, "worker:0", 3), None
+        FoundMetric(0.5, "worker:0", None), FoundMetric(0.01, "worker:0", 3), None
     ]  # fmt: skip
     assert [row["rate"] for row in rows(paths, "loss")] == ["0.2", "0.1", "0.3"]
     assert [row["rate"] for row in rows(paths, "loss:max")] == ["0.1", "0.2", "0.3"]
@@ -327,7 +327,7 @@ def test_the_metric_of_a_run_is_that_of_its_highest_step(
         written[name].write(1000.0 + at, text)
     for log in written.values():
         log.close()
-    assert newest(run, "loss") == (None if found is None else Found(*found))
+    assert newest(run, "loss") == (None if found is None else FoundMetric(*found))
 
 
 def test_a_run_that_diverged_is_shown_and_comes_after_the_others(

@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 
 import dps
-from dps.launch.plan import small_plan
-from dps.launch.runs import folder, gpus, keeper, monitor
+from dps.launch.runs import folder, keeper, monitor
+from dps.launch.runs import usage as gpus
 from dps.launch.runs.monitor import COLUMNS, Monitor, shown
-from dps.launch.runs.screen import Plain, Rich, fitting, screen
+from dps.launch.runs.table import Plain, Rich, fitting, screen
 from dps.launch.runs.usage import Meter
 from dps.launch.runs.view import View, look
+from dps.launch.supervision.plan import small_plan
 from dps.transport.clock import wall
 
 DIM = 250_000
@@ -168,7 +169,7 @@ def test_the_screen_is_rich_where_that_is_installed(
 ) -> None:
     for module, kind in ((None, Plain), ("rich", Rich)):
         if module is None:
-            monkeypatch.setattr("dps.launch.runs.screen.importlib.util.find_spec", lambda name: None)
+            monkeypatch.setattr("dps.launch.runs.table.importlib.util.find_spec", lambda name: None)
         else:
             pytest.importorskip(module)
             monkeypatch.undo()

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dps.launch import child
-from dps.launch.plan import small_plan
 from dps.launch.runs import folder, keeper, logs, times
 from dps.launch.runs.logs import Log, Reader, first_since
 from dps.launch.runs.view import look
+from dps.launch.supervision import child
+from dps.launch.supervision.plan import small_plan
 from dps.transport.clock import wall
 from tests.chaos.disk import SmallDisk
 
@@ -287,7 +287,8 @@ def test_a_log_goes_on_when_there_is_room_again(tmp_path: Path, monkeypatch: pyt
     "work", ["sys.stdout.write('x' * 10)", "sys.stderr.write('x' * 10)", "print('x' * 10)", "raise ValueError('x')"]
 )
 def test_outputs_that_cannot_be_written_end_no_command_with_120(work: str, tmp_path: Path) -> None:
-    code = f"import sys\nfrom dps.flags import guarded\ndef work():\n    {work}\n    return 0\nsys.exit(guarded(work))"
+    imports = "import sys\nfrom dps.process.flags import guarded"
+    code = f"{imports}\ndef work():\n    {work}\n    return 0\nsys.exit(guarded(work))"
 
     def limit() -> None:  # files end after 5 bytes, as on a disk that becomes full in the middle of a line
         resource.setrlimit(resource.RLIMIT_FSIZE, (5, 5))

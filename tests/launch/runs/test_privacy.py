@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from dps import cli, own_files
+from dps import cli
 from dps.checkpoint.storage import LocalStorage
 from dps.errors import ConfigError
-from dps.launch.plan import Job, Plan, small_plan
 from dps.launch.runs import asked, folder, keeper
+from dps.launch.supervision.plan import Job, RunPlan, small_plan
+from dps.process import own_files
 from tests.accounts import NOBODY, modes, seen_by_another
 
 TRAIN = """
@@ -103,7 +104,7 @@ def test_secrets_are_apart_from_what_people_show_and_a_resumed_run_has_them(open
 def made(tmp_path: Path, **env: str) -> str:
     path = folder.create(str(tmp_path / "runs"))
     plan = small_plan(1, 2, ("train.py",), env=env)
-    plan = Plan({**plan.jobs, "evaluator": Job(run=("e.py",), env={"ROLE": "poppy"})}, plan.update, plan.env)
+    plan = RunPlan({**plan.jobs, "evaluator": Job(run=("e.py",), env={"ROLE": "poppy"})}, plan.update, plan.env)
     keeper.make(path, plan, {"name": "n", "command": "dps launch e.yaml", "values": {}})
     return path
 

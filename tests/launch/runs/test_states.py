@@ -7,9 +7,9 @@ import signal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dps.launch.outcome import TEARDOWN
 from dps.launch.runs.states import CREATED, FAILED, KILLED, OVER, PENDING, RUNNING, SUCCEEDED, States
 from dps.launch.runs.times import utc
+from dps.launch.supervision.outcome import TEARDOWN
 
 TASKS = ("chief", "ps:0", "worker:0")
 

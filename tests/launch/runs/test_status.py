@@ -12,10 +12,10 @@ import pytest
 
 import dps
 from dps import cli
-from dps.launch.plan import small_plan
+from dps.actors.standing import TrainingProgress
 from dps.launch.runs import folder, keeper, status
 from dps.launch.runs.states import States
-from dps.standing import Progress
+from dps.launch.supervision.plan import small_plan
 from dps.transport.clock import wall
 from tests.launch.test_local import until
 
@@ -42,7 +42,7 @@ def run(root: Path, name: str, chief: str = "", code: int | None = None) -> str:
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DPS_RUNS", str(tmp_path / "runs"))
     monkeypatch.setattr(status, "DEFAULT_CHIEF", "127.0.0.1:9")
-    monkeypatch.setattr("dps.launch.asking.ANSWER_S", 0.05)
+    monkeypatch.setattr("dps.launch.commands.operating.ANSWER_S", 0.05)
     monkeypatch.setattr(status, "ANSWER_S", 0.05)
     monkeypatch.setattr("dps.launch.runs.monitor.ANSWER_S", 0.05)
     return tmp_path / "runs"
@@ -144,7 +144,7 @@ def test_the_training_of_a_run_is_that_of_all_workers_together() -> None:
 
 
 def test_the_rate_of_a_worker_is_that_between_its_last_pushes_and_falls_while_there_is_none() -> None:
-    progress = Progress()
+    progress = TrainingProgress()
     assert progress.tell(0.0) == []
     for number in range(5):
         progress.pushed(number, 1.0, 10.0 + 0.5 * number)

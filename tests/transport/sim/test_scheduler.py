@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 from dps.transport.current import current_runtime, runtime
-from dps.transport.endpoint import Task
+from dps.transport.endpoint import TaskHandle
 from dps.transport.sim import SimulationError, World
 
 scope: ContextVar[str] = ContextVar("scope", default="none")
@@ -74,7 +74,7 @@ def test_several_tasks_may_join_one() -> None:
             child.join()
             ends.append(name)
 
-        tasks: list[Task] = [runtime().spawn(name, partial(wait, name)) for name in "abc"]
+        tasks: list[TaskHandle] = [runtime().spawn(name, partial(wait, name)) for name in "abc"]
         for task in tasks:
             task.join()
 

@@ -1,0 +1,151 @@
+"""Clusters on other machines, with the interface of `dps.LocalCluster`: over SSH, on Slurm, on Ray."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dps.launch.clusters.local import LocalCluster
+from dps.launch.clusters.processes import Processes
+from dps.launch.clusters.threads import Threads
+from dps.launch.engines.choice import engine
+from dps.launch.supervision.plan import small_plan
+from dps.training import update_modes as update
+from dps.transport.private_folders import private_folder, remove
+
+Serve = str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None
+
+
+class _Elsewhere(LocalCluster):
+    """A cluster whose tasks an engine starts on other machines."""
+
+    def __init__(
+        self, settings: Mapping[str, Any], ps: int, workers: int, mode: update.Update | str | None,
+        keys: str | os.PathLike[str] | None, trusted_network: bool, serve: Serve,
+        checkpoint_root: str | os.PathLike[str] | None,
+    ) -> None:  # fmt: skip
+        super().__init__(ps, workers, update=mode, serve=serve)
+        self._checkpoint_root = os.path.abspath(checkpoint_root or "")
+        self._engine = engine(settings)
+        self._engine.check(small_plan(ps, workers))
+        self._env = {"DPS_TRUSTED_NETWORK": "1"} if trusted_network else {}
+        given = os.environ.get("DPS_KEYS") if keys is None else os.path.abspath(os.fspath(keys))
+        if given:
+            self._env["DPS_KEYS"] = given
+        self._own, self._before = "", os.environ.get("DPS_KEYS")
+        """A private folder with keys of this cluster's own, and what this process had for others."""
+
+    def _begun(self) -> Processes | Threads:
+        self._forget_keys()  # of tasks that were ended for fresh ones
+        env = dict(self._env)
+        if not env:
+            from dps.transport.keys import files as key_files
+
+            self._own = private_folder()
+            env["DPS_KEYS"] = os.path.join(self._own, "keys")
+            key_files.new(env["DPS_KEYS"])
+        env["DPS_CHECKPOINT_ROOT"] = self._checkpoint_root
+        if "DPS_KEYS" in env:
+            os.environ["DPS_KEYS"] = env["DPS_KEYS"]  # for the sessions of this process
+        try:
+            return Processes(self.ps, self.workers, self._update, False, self._engine, env)
+        except BaseException:
+            self._forget_keys()
+            raise
+
+    def stop(self) -> None:
+        """End all tasks, and give the machines back. Blocks; a second call does nothing."""
+        super().stop()
+        self._forget_keys()
+
+    def _forget_keys(self) -> None:
+        if self._own:
+            remove(self._own)
+            self._own = ""
+        if self._before is None:
+            os.environ.pop("DPS_KEYS", None)
+        else:
+            os.environ["DPS_KEYS"] = self._before
+
+
+class SSHCluster(_Elsewhere):
+    """Chief, ps and workers on hosts that are reached by ssh. It is used as `dps.LocalCluster` is.
+
+    The hosts need the same Python and dps, and the program, at the same paths as here; ssh must reach them without
+    asking anything. Functions travel by their paths, so `run` takes functions of modules and scripts.
+
+    Args:
+        hosts: Hosts as ssh names them, such as `["box1", "me@box2 slots=4"]`; the chief is on the first.
+        ps: How many ps.
+        workers: How many workers.
+        update: As of `dps.LocalCluster`.
+        keys: A folder of keys. None: as DPS_KEYS says, or keys that are made for this cluster.
+        trusted_network: No keys, and plain sockets: every machine of the network is trusted.
+        serve: As of `dps.LocalCluster`.
+        checkpoint_root: The folder below which sessions name their `checkpoint_dir`. None: this process's working
+            folder.
+
+    Raises:
+        ConfigError: No hosts, too few slots, or no ssh.
+    """
+
+    def __init__(
+        self, hosts: Sequence[str], ps: int = 1, workers: int = 2, update: update.Update | str | None = None,
+        keys: str | os.PathLike[str] | None = None, trusted_network: bool = False, serve: Serve = None,
+        checkpoint_root: str | os.PathLike[str] | None = None,
+    ) -> None:  # fmt: skip
+        settings = {"on": "ssh", "hosts": hosts}
+        super().__init__(settings, ps, workers, update, keys, trusted_network, serve, checkpoint_root)
+
+
+class SlurmCluster(_Elsewhere):
+    """Chief, ps and workers in a job of Slurm, or in the allocation around this process.
+
+    It is used as `dps.LocalCluster` is.
+
+    Args:
+        ps: How many ps.
+        workers: How many workers.
+        update: As of `dps.LocalCluster`.
+        keys: As of `SSHCluster`.
+        trusted_network: As of `SSHCluster`.
+        serve: As of `dps.LocalCluster`.
+        checkpoint_root: As of `SSHCluster`.
+
+    Raises:
+        ConfigError: This machine has no Slurm, or the allocation is too small.
+    """
+
+    def __init__(
+        self, ps: int = 1, workers: int = 2, update: update.Update | str | None = None,
+        keys: str | os.PathLike[str] | None = None, trusted_network: bool = False, serve: Serve = None,
+        checkpoint_root: str | os.PathLike[str] | None = None,
+    ) -> None:  # fmt: skip
+        settings = {"on": "slurm"}
+        super().__init__(settings, ps, workers, update, keys, trusted_network, serve, checkpoint_root)
+
+
+class RayCluster(_Elsewhere):
+    """Chief, ps and workers in actors of Ray. It is used as `dps.LocalCluster` is.
+
+    Args:
+        ps: How many ps.
+        workers: How many workers.
+        update: As of `dps.LocalCluster`.
+        keys: As of `SSHCluster`.
+        trusted_network: As of `SSHCluster`.
+        serve: As of `dps.LocalCluster`.
+        checkpoint_root: As of `SSHCluster`.
+
+    Raises:
+        MissingExtra: Ray is not installed.
+    """
+
+    def __init__(
+        self, ps: int = 1, workers: int = 2, update: update.Update | str | None = None,
+        keys: str | os.PathLike[str] | None = None, trusted_network: bool = False, serve: Serve = None,
+        checkpoint_root: str | os.PathLike[str] | None = None,
+    ) -> None:  # fmt: skip
+        settings = {"on": "ray"}
+        super().__init__(settings, ps, workers, update, keys, trusted_network, serve, checkpoint_root)

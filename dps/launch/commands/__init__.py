@@ -1,0 +1,1 @@
+"""The commands that start runs and look at them."""

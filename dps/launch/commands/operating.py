@@ -1,0 +1,176 @@
+"""Requests of an operator to a running chief: a join token (`dps token`), the end of the run (`dps kill ADDRESS`)."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import Any, Self
+
+from dps.actors.caller import Caller
+from dps.actors.ref import Ref
+from dps.chief.run import GATHER, OPEN
+from dps.chief.tokens import MOST_USES
+from dps.cluster.address import check_address
+from dps.errors import ConfigError, DeadlineExceeded, DpsError, NotAuthenticated, Unavailable
+from dps.launch.runs.times import duration
+from dps.messages.runs import (
+    CHIEF,
+    ENROLMENT,
+    OPERATORS,
+    AskCluster,
+    AskStats,
+    AskStatus,
+    EndRun,
+    MakeToken,
+    Stats,
+    TokenMade,
+)
+from dps.messages.sessions import PS
+from dps.transport.clock import now, pause
+from dps.transport.current import keys_for, runtime
+from dps.transport.keys.keyring import Pair
+from dps.transport.keys.token import JoinToken
+from dps.transport.message import Message
+from dps.worker.joining import find_chief
+
+ASK_S = 1.0
+ANSWER_S = 3.0
+"""How long each answer of a cluster may take."""
+
+
+def has_variables(chief: str) -> bool:
+    """Whether the run has variables, so that readers can pull. False without an answer. Blocks up to 1 s."""
+    caller = Caller(runtime(), "reader", keys_for(chief, "worker", "reader"))
+    try:
+        answer = caller.ask(Ref(chief, CHIEF), AskStats(), ASK_S)
+        assert isinstance(answer, Stats)
+        return answer.values["phase"] not in (GATHER, OPEN)
+    except DpsError:
+        return False
+    finally:
+        caller.close()
+
+
+class Asking:
+    """Asks the tasks of one cluster for their counters, for an operator. Close it, or use it in a with block."""
+
+    def __init__(self, chief: str, name: str, answer_s: float | None = None) -> None:
+        self.address, self._answer_s = chief, ANSWER_S if answer_s is None else answer_s
+        self._name, self._keys, self._found = name, keys_for(chief, "operator"), False
+        self._caller = Caller(runtime(), name, self._keys)
+
+    def chief(self) -> dict[str, Any]:
+        """What the chief says of itself. Raises DeadlineExceeded without an answer."""
+        try:
+            return self._ask(Ref(self.address, CHIEF))
+        except (NotAuthenticated, Unavailable):  # it may be another task's address
+            found = None if self._found else find_chief(runtime(), self.address, self._keys)
+            if found is None:
+                raise
+            self.close()
+            self._found, self.address = True, found.chief
+            self._caller = Caller(runtime(), self._name, self._keys)
+            return self.chief()
+        except DeadlineExceeded:
+            raise DeadlineExceeded(
+                f"no chief answered at {self.address} for {self._answer_s:g} s; is a run there? dps list has those of "
+                "dps launch"
+            ) from None
+
+    def ps(self, chief: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """The report of each ps on itself, by its number, beside its address. `chief`: the chief's report."""
+        found = {}
+        for task, address in chief["cluster"].get("ps", {}).items():
+            self._caller.expect(address, PS)
+            try:
+                values = self._ask(Ref(address, PS))
+            except DpsError:
+                values = {"state": "no answer"}
+            found[task] = {"address": address, **values}
+        return found
+
+    def _ask(self, ref: Ref) -> dict[str, Any]:
+        answer = self._caller.ask(ref, AskStatus(), self._answer_s)
+        assert isinstance(answer, Stats)
+        return answer.values
+
+    def close(self) -> None:
+        self._caller.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+LOOK_S, AWAY_S = 0.2, 0.5
+"""How often a chief is asked whether it is still there, and how long it may take until the connection is looked at."""
+
+
+def make_token(chief: str, role: str, uses: int, ttl: str) -> JoinToken:
+    """A new join token of a run. Only its public half goes to the chief."""
+    if not 1 <= uses <= MOST_USES:
+        raise ConfigError(f"got --uses {uses}; wanted 1 to {MOST_USES}")
+    ttl_s = duration("--ttl", ttl)
+    pair = Pair.new()
+    answer = _ask(chief, ENROLMENT, MakeToken(pair.public, role, uses, ttl_s))
+    assert isinstance(answer, TokenMade), answer
+    return JoinToken(answer.chief, answer.key, pair.secret)
+
+
+def _ask(chief: str, actor: str, message: Message, wants_keys: bool = True) -> Message:
+    check_address(chief)
+    keys = keys_for(chief, "operator")
+    if keys is None and wants_keys:
+        raise ConfigError(
+            f"tokens are for runs with keys: got none for the chief at {chief}; give --keys DIR (DPS_KEYS), and start "
+            "the chief with them"
+        )
+    caller = Caller(runtime(), "an operator", keys)
+    try:
+        return caller.ask(Ref(chief, actor), message, ANSWER_S)
+    except DeadlineExceeded:
+        raise DeadlineExceeded(f"no chief answered at {chief} for {ANSWER_S:g} s; is a run there?") from None
+    finally:
+        caller.close()
+
+
+def end_run(chief: str, grace_s: float, silent_s: float, kill_s: float) -> None:
+    """End the run of the chief at an address, in order; after `grace_s` without its last checkpoint. Blocks, and says
+    so after `silent_s`. Raises DeadlineExceeded if the chief is still there `kill_s` later."""
+    _ask(chief, OPERATORS, EndRun("an operator ended the run", False), False)
+    if _ends(chief, min(silent_s, grace_s)):
+        return
+    print(f"the run of {chief} is ending; it is ended at once after {grace_s:g} s", file=sys.stderr)
+    if _ends(chief, grace_s - silent_s):
+        return
+    _tell_now(chief)
+    if not _ends(chief, kill_s):
+        raise DeadlineExceeded(f"the chief at {chief} is still there {kill_s:g} s after it was told to end at once")
+
+
+def _tell_now(chief: str) -> None:
+    try:
+        _ask(chief, OPERATORS, EndRun("an operator ended the run", True), False)
+    except (DeadlineExceeded, Unavailable):  # it has ended just now
+        pass
+
+
+def _ends(chief: str, within_s: float) -> bool:
+    """Whether the chief stops answering in time."""
+    deadline = now() + within_s
+    caller = Caller(runtime(), "an operator", keys_for(chief, "operator"))
+    try:
+        while now() < deadline:
+            try:
+                caller.ask(Ref(chief, CHIEF), AskCluster(), AWAY_S)
+            except (DeadlineExceeded, Unavailable):
+                if chief in caller.away or chief not in caller.reached:
+                    return True
+            pause(LOOK_S)
+    finally:
+        caller.close()
+    return False

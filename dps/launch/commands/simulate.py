@@ -1,0 +1,268 @@
+"""Simulates a whole cluster in this process on a virtual clock, with the real actors, sessions and training loops."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from dps.checkpoint.memory import MemoryStorage
+from dps.errors import DpsError
+from dps.process import own_files, telemetry
+from dps.task.server import Server
+from dps.training.update_modes import Update, parse
+from dps.transport.sim import Compute, Network, World
+from dps.transport.sim.trace import TraceEvent
+from dps.transport.sim.world import Fault
+
+CHIEF = "chief:2220"
+
+
+@dataclass
+class SimulatedRun:
+    """The outcome of a simulation, as `dps.simulate` returns it.
+
+    Args:
+        seconds: How long it took, in virtual seconds.
+        results: What `train` returned on each worker; None if it did not end well.
+        errors: The error of each task that ended with one, by task name.
+        exit_codes: The exit code of each task, by task name; None if it was killed, or still ran at the end.
+        trace: Everything that happened, in order.
+        history: A row for each push of each worker, as in LocalRun; `at` is its virtual second.
+        lost: The tasks that were killed and not started again, and those that still ran when the time was over.
+        restarted: The tasks that were killed and started again.
+        files: What the tasks wrote to the simulated disk: the bytes of each file by its path.
+
+    Example:
+        ```pycon
+        >>> def train(server):
+        ...     return server.task
+        >>> run = dps.simulate(train, workers=2)
+        >>> run.results, run.exit_codes["worker:1"]
+        ([0, 1], 0)
+        >>> print(run)
+        simulated ... s: no pushes; chief ended with 3 (no error); ps:0 ended with 3 (no error)
+        ```
+    """
+
+    seconds: float
+    """Virtual seconds."""
+    results: list[Any]
+    errors: dict[str, str]
+    """Tasks that ended with an error, and the error."""
+    exit_codes: dict[str, int | None]
+    trace: list[TraceEvent] = field(repr=False)
+    history: list[dict[str, Any]] = field(repr=False, default_factory=list)
+    """A row for each push of each worker, as LocalRun has them; `at`: its virtual second."""
+    lost: dict[str, str] = field(default_factory=dict)
+    """Tasks that were killed and not started again, or still ran when the time was over: which of both."""
+    restarted: list[str] = field(default_factory=list)
+    """Tasks that were killed and started again."""
+    files: dict[str, bytes] = field(repr=False, default_factory=dict)
+    """What the tasks wrote to the simulated disk: the bytes of each file by its path."""
+
+    def __str__(self) -> str:
+        parts = [f"simulated {self.seconds:.3f} s: {self._learned()}"]
+        parts += [f"{name} {how}" for name, how in self.lost.items()]
+        parts += [f"{name} was killed and started again" for name in self.restarted if name not in self.lost]
+        ended = {name: code for name, code in self.exit_codes.items() if code and name not in self.lost}
+        parts += [f"{name} ended with {code} ({self.errors.get(name, 'no error')})" for name, code in ended.items()]
+        if not (self.lost or ended or self.restarted):
+            parts.append("all tasks ended well")
+        if self.files:
+            how = "run.save(folder), or --save FOLDER, writes them to a real one"
+            parts.append(f"files on the simulated disk: {len(self.files)}; {how}")
+        return "; ".join(parts)
+
+    def _learned(self) -> str:
+        """Steps and losses."""
+        if not self.history:
+            return "no pushes"
+        losses = [row for row in self.history if row["loss"] is not None]
+        text = f"step {max(row['step'] for row in self.history)}, {len(self.history)} pushes"
+        dropped = sum(not row["accepted"] for row in self.history)
+        text += f" ({dropped} not accepted)" if dropped else ""
+        return text + (f", loss {losses[0]['loss']:.4g} to {losses[-1]['loss']:.4g}" if losses else ", no losses")
+
+    def save(self, folder: str | os.PathLike[str]) -> list[str]:
+        """Write the files of the simulated disk, such as those of `dps.SummarySaver`, to a folder of this machine.
+
+        Blocks on the disk. Files that are there are overwritten.
+
+        Args:
+            folder: The folder, which is made. An absolute path of the simulation becomes one below it.
+
+        Returns:
+            The paths of the written files, in order.
+
+        Raises:
+            OSError: The disk refuses.
+
+        Example:
+            ```pycon
+            >>> def train(server):
+            ...     with dps.Session(server, {"w": np.zeros(3)}, optimizer=dps.optim.SGD(0.1),
+            ...                      hooks=[dps.SummarySaver("logs")]) as session:
+            ...         session.push({"w": np.ones(3)}, loss=0.5)
+            >>> dps.simulate(train).save("simulated")
+            ['simulated/logs/summaries.jsonl']
+            ```
+        """
+        written = []
+        for path, data in sorted(self.files.items()):
+            inside = [part for part in path.split("/") if part not in ("", "..")]
+            target = os.path.join(os.fspath(folder), *inside)
+            own_files.make_folder(os.path.dirname(target))
+            with open(target, "wb", opener=own_files.opener) as file:
+                file.write(data)
+            written.append(target)
+        return written
+
+
+class SimulatedCluster:
+    """Chief, ps and workers as processes of a simulated world. Use it in a `with` block or `close` it."""
+
+    def __init__(
+        self,
+        train: Callable[..., Any],
+        *args: Any,
+        ps: int = 1,
+        workers: int = 1,
+        seed: int | str = 0,
+        update: Update | str | None = None,
+        network: Network | None = None,
+        compute: Compute | None = None,
+        faults: Sequence[Fault] = (),
+        restarts: int = 1,
+        **world: Any,
+    ) -> None:
+        # More than 9 parameters: this is a public signature, and each is a setting that people give by its name.
+        """`restarts`: how often a killed ps or chief is started again. `world`: arguments of World."""
+        if isinstance(update, str):
+            parse(update)
+        self.world = World(seed, network, compute, faults, **world)
+        self.workers = workers
+        self.history: list[dict[str, Any]] = []
+        self.results: list[Any] = [None] * workers
+        self._train, self._args = train, args
+        serve = functools.partial(self._serve, ps=ps, workers=workers, update=update)
+        self.world.process("chief", functools.partial(serve, "chief", 0), restarts=restarts)
+        for task in range(ps):
+            self.world.process(f"ps:{task}", functools.partial(serve, "ps", task), restarts=restarts)
+        for task in range(workers):
+            self.world.process(f"worker:{task}", functools.partial(self._work, task))
+
+    def _serve(self, job: str, task: int, ps: int, workers: int, update: Update | str | None) -> int:
+        bind = CHIEF if job == "chief" else f"{job}{task}:0"
+        restarted = self.world.processes[job if job == "chief" else f"{job}:{task}"].incarnation > 0
+        server = Server(
+            None, job, task, chief=CHIEF, bind=bind, ps=ps, workers=workers, update=update, restarted=restarted
+        )
+        return server.join() or 0
+
+    def _work(self, task: int) -> int:
+        server = Server(None, "worker", task, chief=CHIEF, bind=f"worker{task}:0")
+        try:
+            self.results[task] = self._train(server, *self._args)
+        except DpsError as error:
+            server.runtime.record("error", kind=type(error).__name__, text=str(error))
+            raise
+        finally:
+            server.stop()
+        return 0
+
+    def run(self, until_s: float = 600.0) -> SimulatedRun:
+        """Simulate until all tasks have ended, or for `until_s` virtual seconds."""
+        telemetry.on_progress.append(self._progress)
+        try:
+            self.world.run(until_s)
+        finally:
+            telemetry.on_progress.remove(self._progress)
+        errors = {n: f"{type(p.error).__name__}: {p.error}" for n, p in self.world.processes.items() if p.error}
+        codes = {n: p.exit_code for n, p in self.world.processes.items()}
+        states = {n: p.state for n, p in self.world.processes.items() if p.state != "ended"}
+        lost = {n: "was killed" if state == "killed" else "had not ended" for n, state in states.items()}
+        files = self.world.storage.files() if isinstance(self.world.storage, MemoryStorage) else {}
+        again = [n for n, p in self.world.processes.items() if p.incarnation]
+        return SimulatedRun(
+            self.world.now, self.results, errors, codes, self.world.trace, self.history, lost, again, files
+        )  # fmt: skip
+
+    def _progress(self, row: dict[str, Any]) -> None:
+        self.history.append({"at": self.world.now, **row})
+
+    def close(self) -> None:
+        self.world.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+# More than 9 parameters: this is a public signature, and each is a setting that people give by its name.
+def simulate(
+    train: Callable[..., Any],
+    *args: Any,
+    ps: int = 1,
+    workers: int = 1,
+    seed: int | str = 0,
+    update: Update | str | None = None,
+    network: Network | None = None,
+    compute: Compute | None = None,
+    faults: Sequence[Fault] = (),
+    until_s: float = 3600.0,
+    **world: Any,
+) -> SimulatedRun:
+    """Run `train(server, *args)` on every worker of a simulated cluster: the same result for the same seed.
+
+    Computing takes the virtual time that `compute` says, at each push of a gradient. The program's own clocks, threads
+    and global randomness are not simulated. Blocks until the simulation is over. Needs dps[sim].
+
+    Args:
+        train: A function of a `dps.Server`, which is the worker's.
+        args: More arguments.
+        ps: How many ps.
+        workers: How many workers.
+        seed: Determines delays, losses and the order of simultaneous events.
+        update: The update mode; an instance, or "async", "sync", "sync:sum", "bounded:S", "local:H". None: the
+            sessions choose it.
+        network: The properties of the links. None: `dps.sim.Network()`.
+        compute: How long a step computes. None: no time.
+        faults: What fails, and when: `dps.sim.Kill`, `Pause`, `Partition`, `Slow`, `SlowDisk`, `DiskFull`.
+        until_s: The latest virtual second of the simulation.
+        world: More arguments of `dps.sim.World`, such as `machines`.
+
+    Returns:
+        The outcome.
+
+    Raises:
+        ValueError: A fault names a task that does not exist.
+        MissingExtra: greenlet is not installed.
+
+    Example:
+        ```pycon
+        >>> def train(server):
+        ...     with dps.Session(server, {"w": np.zeros(3)}, optimizer=dps.optim.SGD(0.1),
+        ...                      hooks=[dps.StopAtStep(last_step=20)]) as session:
+        ...         while not session.should_stop():
+        ...             session.push({"w": np.ones(3)})
+        >>> run = dps.simulate(train, ps=2, workers=2, seed=7,
+        ...                    compute=dps.sim.Compute(seconds=0.1),
+        ...                    faults=[dps.sim.Pause("worker:1", at=0.5, seconds=2.0)])
+        >>> len(run.history) >= 20, run.errors
+        (True, {})
+        ```
+    """
+    world.setdefault("piece_nbytes", 1 << 20)
+    with SimulatedCluster(
+        train, *args, ps=ps, workers=workers, seed=seed, update=update, network=network, compute=compute,
+        faults=faults, **world,
+    ) as cluster:  # fmt: skip
+        return cluster.run(until_s)

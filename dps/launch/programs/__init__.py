@@ -1,0 +1,1 @@
+"""What a task's process does with a user's program."""

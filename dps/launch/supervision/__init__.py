@@ -1,0 +1,1 @@
+"""The tasks of a launched run: started, watched, started again, ended."""

@@ -1,0 +1,1 @@
+"""What a user chooses for training: optimizers, schedules, averages, update modes, compression. Data, no arithmetic."""

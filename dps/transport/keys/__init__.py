@@ -1,0 +1,1 @@
+"""Keys: who may connect, and as what."""

@@ -1,0 +1,1 @@
+"""The real endpoint: ZeroMQ sockets, datagrams, and their upkeep."""
