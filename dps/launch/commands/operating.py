@@ -8,14 +8,15 @@ from typing import Any, Self
 
 from dps.actors.caller import Caller
 from dps.actors.ref import Ref
-from dps.chief.run import GATHER, OPEN
-from dps.chief.tokens import MOST_USES
 from dps.cluster.address import check_address
 from dps.errors import ConfigError, DeadlineExceeded, DpsError, NotAuthenticated, Unavailable
 from dps.launch.runs.times import duration
 from dps.messages.runs import (
     CHIEF,
     ENROLMENT,
+    GATHER,
+    MOST_USES,
+    OPEN,
     OPERATORS,
     AskCluster,
     AskStats,

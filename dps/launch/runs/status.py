@@ -7,7 +7,6 @@ from math import isfinite
 from statistics import fmean
 from typing import Any
 
-from dps.chief.run import RUN
 from dps.cluster.identity import DEFAULT_CHIEF
 from dps.errors import DeadlineExceeded, DpsError
 from dps.launch.commands.operating import Asking
@@ -16,6 +15,7 @@ from dps.launch.runs.keeper import use_keys
 from dps.launch.runs.times import local
 from dps.launch.runs.view import View, live, look
 from dps.launch.supervision.output import slow
+from dps.messages.runs import RUN
 from dps.transport.clock import wall
 
 ANSWER_S = 2.0

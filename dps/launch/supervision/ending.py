@@ -145,7 +145,7 @@ class TasksEnding:
         tasks = self._tasks
         if not tasks.servers_alive() or tasks.lost() == "chief":
             return 0.0
-        from dps.chief.run import END, GATHER, OPEN
+        from dps.messages.runs import END, GATHER, OPEN
 
         phase = self._chief.phase(lambda: "chief" in tasks.servers_alive())
         if phase in (GATHER, OPEN):
