@@ -51,7 +51,7 @@ class Feed:
         """Begin the epoch of a position; the reader reads from there on."""
         start = checked_position(position)
         self.line = Line(self._name, self._ahead)
-        self.line.open(READER, "the reader", "")
+        self.line.add_client(READER, "the reader", "")
         self.epoch: int = start["from"]["epoch"]
         self._skipped = set(start["finished"])
         """The batches from here on that an earlier run has finished."""
@@ -65,7 +65,7 @@ class Feed:
     @property
     def is_over(self) -> bool:
         """Whether all batches of the epoch are finished."""
-        return self.line.over
+        return self.line.is_over
 
     def has_room(self) -> bool:
         """Whether another batch can be taken."""
@@ -97,13 +97,13 @@ class Feed:
         self._check_known(worker)
         if epoch != self.epoch:
             return [Ended(asker)] if epoch < self.epoch else []
-        self.line.open(worker, *self._workers[worker])
+        self.line.add_client(worker, *self._workers[worker])
         actions = self._record_finished(worker, floor, finished)
         return [*actions, *self.line.get(worker, number, floor, asker)]
 
     def is_waiting(self, worker: Client, epoch: int, number: int) -> bool:
         """Whether a worker waits for a batch."""
-        return epoch > self.epoch or (epoch == self.epoch and self.line.get_waits(worker, number))
+        return epoch > self.epoch or (epoch == self.epoch and self.line.is_get_waiting(worker, number))
 
     def finish_batches(self, worker: Client, epoch: int, floor: int, finished: list[int]) -> list[Action]:
         """A worker reports the batches that it has finished, and asks for none."""
@@ -118,11 +118,11 @@ class Feed:
             return []
         actions = self.finish_batches(worker, epoch, floor, finished)
         del self._workers[worker]
-        return [*actions, *self.line.leave(worker)] if epoch == self.epoch else actions
+        return [*actions, *self.line.remove_client(worker)] if epoch == self.epoch else actions
 
     def drop_node(self, address: str) -> list[Action]:
         """A node is lost, and its workers with it."""
-        return self.line.lost(address)
+        return self.line.drop_node(address)
 
     def address_of(self, worker: Client) -> str:
         """The node of a worker; "" for one that is not known."""
@@ -137,7 +137,7 @@ class Feed:
         given = self.line.clients[worker].given
         for number in [n for n in given if n < floor or n in finished]:
             self._finished.add(given[number].value[0])
-            actions += self.line.finish(worker, number)[1]
+            actions += self.line.finish_get(worker, number)[1]
         self._advance_position()
         return actions
 
