@@ -206,6 +206,6 @@ class Writing(Reading):
             self._watch = None
         if not isinstance(gradients, Whole) and is_empty(gradients):
             self._reports.empty()
-        self._hooks.call("before_run", self)
+        self._hooks.call_hooks("before_run", self)
         self._connection.home.runtime.compute()
         return gradients
