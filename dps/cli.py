@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from dps import __version__
 from dps.errors import DpsError, MissingExtra
+from dps.launch import engines
 from dps.launch.commands.runs import RUNS, add_json, run_status
 from dps.launch.commands.runs import add as add_runs
 from dps.launch.supervision.output import slow
@@ -17,7 +18,6 @@ from dps.process.config import THREADS
 from dps.process.flags import EXIT_CODES, Parser, add_addresses, addresses, guarded
 from dps.role import DEFAULT_CHIEF
 
-ENGINES = ("local", "ssh", "slurm", "ray")
 EXAMPLES = """examples:
   dps launch --ps 2 --workers 4 train.py -- --steps 400
   dps launch experiment.yaml --set rate=0.1 --detach
@@ -205,8 +205,10 @@ def add_launch(commands: argparse._SubParsersAction[Parser]) -> None:
     add("--datasets", type=int, help="number of tasks that read the dataset, each its part (default 1)")
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="a parameter of the experiment file")
     add(
-        "--on", choices=ENGINES, help="where the tasks run (default: ssh if a file has hosts, else local, this machine)"
-    )
+        "--on",
+        choices=engines.names(),
+        help="where the tasks run (default: ssh if a file has hosts, else local, this machine)",
+    )  # fmt: skip
     add("--detach", action="store_true", help="keep the run in the background; dps logs, status and kill reach it")
     resume = add("--resume", metavar="ID", help="go on from this run's checkpoint, with its program and OUTPUT_DIR")
     resume.complete = RUNS  # type: ignore[attr-defined]

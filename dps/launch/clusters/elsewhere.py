@@ -9,7 +9,7 @@ from typing import Any
 from dps.launch.clusters.local import LocalCluster
 from dps.launch.clusters.processes import Processes
 from dps.launch.clusters.threads import Threads
-from dps.launch.engines.choice import engine
+from dps.launch.engines import make_engine
 from dps.launch.supervision.plan import small_plan
 from dps.training import update_modes as update
 from dps.transport.private_folders import private_folder, remove
@@ -27,7 +27,7 @@ class _Elsewhere(LocalCluster):
     ) -> None:  # fmt: skip
         super().__init__(ps, workers, update=mode, serve=serve)
         self._checkpoint_root = os.path.abspath(checkpoint_root or "")
-        self._engine = engine(settings)
+        self._engine = make_engine(settings)
         self._engine.check(small_plan(ps, workers))
         self._env = {"DPS_TRUSTED_NETWORK": "1"} if trusted_network else {}
         given = os.environ.get("DPS_KEYS") if keys is None else os.path.abspath(os.fspath(keys))

@@ -14,7 +14,7 @@ from dps.errors import TaskLost
 from dps.launch.clusters.progress import aside
 from dps.launch.clusters.run import Failure, LocalRun, failure_of
 from dps.launch.clusters.worker import pack, receive, send
-from dps.launch.engines.engine import Engine, Started
+from dps.launch.supervision.engine import Engine, Started
 from dps.launch.supervision.outcome import describe
 from dps.launch.supervision.output import Output
 from dps.launch.supervision.plan import small_plan

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dps.errors import ConfigError, DpsError
-from dps.launch.engines.choice import LOCAL, engine
-from dps.launch.engines.machine import this_machine
+from dps.launch.engines import LOCAL, default, make_engine
+from dps.launch.hosts.machine import this_machine
 from dps.launch.runs import asked, folder, keeper, keeping
 from dps.launch.runs.view import look
 from dps.launch.supervision.output import Output, Showing
@@ -58,9 +58,10 @@ def launch(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     for each in wanted:
         plan, where = each.plan("0"), each.asked["where"]
         descriptors.check("each task of this run", descriptors.needed_to_launch(plan.ps, plan.workers))
-        engine(where).check(plan)
+        engine = make_engine(where)
+        engine.check(plan)
         if plan.pin:
-            if where["on"] != LOCAL:
+            if engine.elsewhere:
                 raise ConfigError(f"got --pin and --on {where['on']}; tasks are pinned on this machine only")
             allowed_cpus()
     if text := own_files.warning(folder.root(), "the runs in it are for this account alone"):
@@ -130,8 +131,9 @@ def of_file(args: argparse.Namespace, env: Mapping[str, str]) -> tuple[list[Want
     if args.arguments:
         raise ConfigError(f"got arguments after --; those of an experiment are in its file, {args.program}, under run")
     experiment = load(args.program, args.set)
-    on = args.on or ("ssh" if "hosts" in experiment.elsewhere else LOCAL)
-    if on == LOCAL:
+    on = args.on or default(experiment.elsewhere)
+    where = {"on": on, **experiment.elsewhere}
+    if not make_engine(where).elsewhere:
         experiment.check(this_machine(os.environ))
     command = shlex.join(["dps", "launch", *(["--on", on] if on != LOCAL else []), os.path.abspath(args.program)])
 
@@ -140,7 +142,6 @@ def of_file(args: argparse.Namespace, env: Mapping[str, str]) -> tuple[list[Want
             made = experiment.at(values, run)
             return RunPlan(made.jobs, made.update, {**env, **made.env}, made.owned, args.pin, made.folder)
 
-        where = {"on": on, **experiment.elsewhere}
         return Wanted(plan, {"name": experiment.name, "command": command, "values": values, "where": where})
 
     return [wanted(values) for values in experiment.points()], experiment.parallel

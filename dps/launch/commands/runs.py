@@ -276,8 +276,8 @@ def run_prune(args: argparse.Namespace) -> int:
 def run_manifest(args: argparse.Namespace) -> int:
     import importlib
 
-    from dps.launch.engines.kubernetes import manifests
     from dps.launch.experiment.experiment import load
+    from dps.launch.experiment.kubernetes import manifests
 
     made = manifests(load(args.file, args.set))
     if sys.stdout.isatty() and any(each["kind"] == "Secret" for each in made):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from typing import Any
 
-from dps.launch.engines.engine import Line, Notice, Order, Started
-from dps.launch.engines.machine import GPUS, this_machine
+from dps.launch.hosts.machine import GPUS, this_machine
 from dps.launch.runs.usage import Meter
 from dps.launch.supervision.child import Child
+from dps.launch.supervision.engine import Engine, Line, Notice, Order, Started
 from dps.launch.supervision.plan import RunPlan
 from dps.transport.private_folders import private_chief, remove
 
@@ -16,9 +17,16 @@ NETWORK = {"DPS_BIND", "DPS_ADVERTISE", "DPS_PORTS", "DPS_KEYS", "DPS_TRUSTED_NE
 """Variables that say how tasks use a network."""
 
 
+def make_engine(settings: Mapping[str, Any]) -> Engine:
+    """The engine of a run with these settings: all are for other engines."""
+    return LocalEngine()
+
+
 class LocalEngine:
     """Starts tasks as processes. `cpus` sets the threads of numeric libraries; `gpus` are dealt out in turn; `memory`
     is compared with that of the machine, and not limited."""
+
+    elsewhere = False
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         self._environ = os.environ if environ is None else environ

@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dps.errors import ConfigError, MissingExtra, TaskLost, Unavailable
-from dps.launch.engines.engine import Line, Notice
-from dps.launch.engines.host import BEAT_S
-from dps.launch.engines.hosts import HostsEngine
-from dps.launch.engines.ray_actors import ActorChannel, Attaching, HostActor, check_address
-from dps.launch.engines.remote import HostSpec, HostState, RemoteHost
+from dps.launch.hosts.engine import HostsEngine
+from dps.launch.hosts.host import BEAT_S
+from dps.launch.hosts.ray_actors import ActorChannel, Attaching, HostActor, check_address
+from dps.launch.hosts.remote import HostSpec, HostState, RemoteHost
+from dps.launch.supervision.engine import Engine, Line, Notice
 from dps.launch.supervision.plan import Resources, RunPlan
 from dps.process.config import cores
 from dps.transport.clock import now
@@ -99,6 +99,11 @@ class PlacementGroup:
 RESTART_S, LEAST_S = 10.0, 0.5
 """How long Ray may take to restart an actor in its bundle, from its loss on: those of one node do not add up."""
 AGAIN_S = 0.2
+
+
+def make_engine(settings: Mapping[str, Any]) -> Engine:
+    """The engine of a run with these settings."""
+    return RayEngine(settings)
 
 
 class RayEngine(HostsEngine):

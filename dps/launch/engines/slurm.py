@@ -21,11 +21,11 @@ from typing import Any
 
 from dps.cluster.resolvers.slurm import expand_hostlist, expand_tasks_per_node
 from dps.errors import ConfigError, DpsError, TaskLost, Unavailable
-from dps.launch.engines.engine import Line, Notice
-from dps.launch.engines.host import MODULE
-from dps.launch.engines.hosts import HostsEngine, check_slots
-from dps.launch.engines.pipe import Pipe, run
-from dps.launch.engines.remote import HostSpec, RemoteHost
+from dps.launch.hosts.engine import HostsEngine, check_slots
+from dps.launch.hosts.host import MODULE
+from dps.launch.hosts.pipe import Pipe, run
+from dps.launch.hosts.remote import HostSpec, RemoteHost
+from dps.launch.supervision.engine import Engine, Line, Notice
 from dps.launch.supervision.plan import Resources, RunPlan
 
 TOOLS = ("salloc", "srun", "scontrol")
@@ -53,6 +53,11 @@ NEVER = (
 """Reasons for which a job waits for ever."""
 AWAY = re.compile("Unable to contact slurm controller|Munge|[Cc]onnection refused")
 """Matches the output of Slurm's commands when a daemon of Slurm does not run."""
+
+
+def make_engine(settings: Mapping[str, Any]) -> Engine:
+    """The engine of a run with these settings."""
+    return SlurmEngine(settings)
 
 
 class SlurmEngine(HostsEngine):

@@ -11,11 +11,11 @@ from functools import partial
 from typing import Any
 
 from dps.errors import ConfigError, DpsError, TaskLost, Unavailable
-from dps.launch.engines.engine import Notice
-from dps.launch.engines.host import MODULE
-from dps.launch.engines.hosts import HostsEngine, check_slots
-from dps.launch.engines.pipe import Pipe
-from dps.launch.engines.remote import HostSpec, RemoteHost
+from dps.launch.hosts.engine import HostsEngine, check_slots
+from dps.launch.hosts.host import MODULE
+from dps.launch.hosts.pipe import Pipe
+from dps.launch.hosts.remote import HostSpec, RemoteHost, parse_host
+from dps.launch.supervision.engine import Engine, Notice
 from dps.launch.supervision.plan import RunPlan
 
 OPTIONS = (
@@ -23,19 +23,15 @@ OPTIONS = (
     "-o", "ServerAliveCountMax=3",
 )  # fmt: skip
 """A connection of its own that asks nobody anything, and ends within 8 s when the other side is cut off."""
-HOST = re.compile(r"([\w.][\w.@:%-]*)(?:\s+slots\s*=\s*([1-9][0-9]{0,5}))?")
 SSH_FAILED, NOT_THERE = 255, (126, 127)
 """Exit codes of ssh itself, and of a shell that cannot run a command."""
 OURS = re.compile("Host key verification failed|Permission denied|Could not resolve|Bad configuration|[Bb]ad owner")
 """Matches the output of ssh if the mistake is on this side."""
 
 
-def parse_host(text: str) -> HostSpec:
-    """A host as a line of an MPI host file has it: "box1", "me@box1 slots=4". Raises ConfigError for anything else."""
-    found = HOST.fullmatch(text.strip())
-    if found is None:
-        raise ConfigError(f"got {text!r}, wanted a host, such as box1, me@box1 or 'box1 slots=4'")
-    return HostSpec(found[1], int(found[2]) if found[2] else None)
+def make_engine(settings: Mapping[str, Any]) -> Engine:
+    """The engine of a run with these settings."""
+    return SSHEngine(settings)
 
 
 class SSHEngine(HostsEngine):

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dps.errors import ConfigError
-from dps.launch.engines.machine import Machine
 from dps.launch.experiment import schema
 from dps.launch.experiment.nodes import FilePosition, LocatedValue, read
+from dps.launch.hosts.machine import Machine
 from dps.launch.supervision.plan import DATASET, Job, Resources, RunPlan, has_program, runs_program
 from dps.process.config import parse_threads
 from dps.process.flags import nearest
@@ -326,7 +326,7 @@ class Loading:
 
 
 def _check_host(node: LocatedValue) -> None:
-    from dps.launch.engines.ssh import parse_host
+    from dps.launch.hosts.remote import parse_host
 
     try:
         parse_host(node.text)

@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dps.errors import DpsError
-from dps.launch.engines.choice import LOCAL, engine, makes_keys
-from dps.launch.engines.engine import Started
+from dps.launch.engines import make_engine
 from dps.launch.runs import asked, folder
 from dps.launch.runs.identity import identity, start_of
 from dps.launch.runs.logs import Log
 from dps.launch.runs.states import States
 from dps.launch.runs.times import utc
 from dps.launch.runs.view import kill_orders
+from dps.launch.supervision.engine import Started
 from dps.launch.supervision.interrupts import GRACE_S, Interrupts
 from dps.launch.supervision.outcome import LOST
 from dps.launch.supervision.output import Print
@@ -144,7 +144,7 @@ class Keeper:
     def __init__(self, path: str, show: Print | None = None) -> None:
         self._where = folder.read(os.path.join(path, asked.RUN)).get("where") or {}
         self.path, self._plan = path, asked.read_plan(path)
-        self._engine = engine(self._where)
+        self._engine = make_engine(self._where)
         self.states = States(self._plan.tasks(), wall())
         self._files = RunFiles(path, show)
         self._said = ""
@@ -185,17 +185,19 @@ class Keeper:
 
     def _take_keys(self) -> None:
         """Make the keys of a run on several machines, if it names none."""
-        if makes_keys(self._where, self._plan):
+        env = self._plan.env
+        named = env.keys() & {"DPS_KEYS", "DPS_TRUSTED_NETWORK"} or os.environ.get("DPS_KEYS")
+        if self._engine.elsewhere and not named:
             from dps.transport.keys import files as key_files
 
             key_files.new(os.path.join(self.path, KEYS))
-        use_keys(self.path, self._plan.env)
+        use_keys(self.path, env)
 
     def _supervise(self) -> int:
         """Supervise the run to its end, and again from its checkpoint if its machines went; returns the exit code."""
         while True:
             supervisor = Supervisor(self._plan, self._line, self, self._engine)
-            self._opening = self._where.get("on", LOCAL) != LOCAL
+            self._opening = self._engine.elsewhere
             try:
                 supervisor.start()
                 self._opening = False

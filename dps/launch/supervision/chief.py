@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from dps.cluster.address import at_port, parse
 from dps.errors import DpsError
-from dps.launch.engines.engine import Started
+from dps.launch.supervision.engine import Started
 from dps.launch.supervision.outcome import describe
 from dps.launch.supervision.plan import RunPlan
 

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO
 
-from dps.launch.engines.engine import Line, Order, Started
+from dps.launch.supervision.engine import Line, Order, Started
 from dps.launch.supervision.outcome import TEARDOWN
 from dps.launch.supervision.plan import runs_program
 from dps.process.config import environment

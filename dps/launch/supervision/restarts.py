@@ -7,8 +7,8 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 
 from dps.errors import DpsError
-from dps.launch.engines.engine import Started
 from dps.launch.supervision.ending import TasksEnding
+from dps.launch.supervision.engine import Started
 from dps.launch.supervision.outcome import describe
 from dps.launch.supervision.plan import runs_program
 from dps.launch.supervision.tasks import Tasks

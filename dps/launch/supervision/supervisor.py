@@ -10,10 +10,10 @@ import re
 from collections.abc import Mapping, Sequence
 
 from dps.errors import DeadlineExceeded, TaskLost
-from dps.launch.engines.engine import Engine, Started
 from dps.launch.engines.local import LocalEngine
 from dps.launch.supervision.chief import LaunchedChief
 from dps.launch.supervision.ending import AfterEnd, TasksEnding
+from dps.launch.supervision.engine import Engine, Started
 from dps.launch.supervision.interrupts import Interrupts
 from dps.launch.supervision.outcome import KNOWN, LOST, describe, outcome
 from dps.launch.supervision.output import Output, Print, plain, without_name

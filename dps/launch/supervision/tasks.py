@@ -7,8 +7,8 @@ import queue
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from dps.launch.engines.engine import Engine, Line, Order, Started
 from dps.launch.supervision.chief import LaunchedChief
+from dps.launch.supervision.engine import Engine, Line, Order, Started
 from dps.launch.supervision.outcome import describe
 from dps.launch.supervision.plan import EVALUATOR, STDIN, RunPlan, runs_program
 from dps.process.config import allowed_cpus, deal_cpus, format_cpus

@@ -91,7 +91,7 @@ class Hosts:
 
     def host_process(self, name: str) -> int:
         """The host process on a host."""
-        return running("dps.launch.engines.host", self.processes(name))
+        return running("dps.launch.hosts.host", self.processes(name))
 
     def vanish(self, name: str) -> None:
         """A host is gone at once, with all that runs there."""

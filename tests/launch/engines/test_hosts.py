@@ -16,13 +16,13 @@ import pytest
 
 from dps import __version__
 from dps.errors import ConfigError, DpsError, TaskLost, Unavailable
-from dps.launch.engines import project
-from dps.launch.engines.host import MODULE, Host, own_address
-from dps.launch.engines.hosts import HostsEngine
-from dps.launch.engines.machine import Machine
-from dps.launch.engines.pipe import Pipe
-from dps.launch.engines.remote import HostSpec, RemoteHost
 from dps.launch.engines.ssh import SSHEngine, command, parse_host, reason
+from dps.launch.hosts import project
+from dps.launch.hosts.engine import HostsEngine
+from dps.launch.hosts.host import MODULE, Host, own_address
+from dps.launch.hosts.machine import Machine
+from dps.launch.hosts.pipe import Pipe
+from dps.launch.hosts.remote import HostSpec, RemoteHost
 from dps.launch.supervision.plan import Job, Resources, RunPlan, small_plan
 from dps.launch.supervision.supervisor import Supervisor
 from dps.transport.keys import files as key_files
@@ -134,7 +134,7 @@ def test_a_host_process_keeps_keys_and_projects_private_and_removes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "dps-1").mkdir()
-    monkeypatch.setattr("dps.launch.engines.host.private_folder", lambda: str(tmp_path / "dps-1"))
+    monkeypatch.setattr("dps.launch.hosts.host.private_folder", lambda: str(tmp_path / "dps-1"))
     said: list[dict[str, Any]] = []
     host = Host(said.append, {"SSH_CONNECTION": "10.0.0.1 5 10.0.0.2 22"})
     hello = host.hello()
@@ -171,7 +171,7 @@ def test_the_private_folder_of_a_process_that_is_killed_is_removed(tmp_path: Pat
     folder.mkdir(parents=True)
     text = f"""
 import os, time
-from dps.launch.engines import host as own_folder
+from dps.launch.hosts import host as own_folder
 own_folder.private_folder = lambda: {str(folder.parent)!r}
 kept = own_folder.OwnFolder()
 time.sleep(0.3)

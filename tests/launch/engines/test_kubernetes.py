@@ -12,7 +12,7 @@ import yaml  # type: ignore[import-untyped]
 from dps import cli, role
 from dps.cluster.resolvers.kubernetes import kubernetes
 from dps.cluster.resolvers.ranks import parse_jobs
-from dps.launch.engines import pod_keys
+from dps.launch.experiment import pod_keys
 from dps.transport.keys import files as key_files
 from dps.transport.keys.keyring import read
 from dps.transport.message import ROLES
@@ -167,7 +167,7 @@ def test_with_keys_auto_each_output_has_new_ones_and_a_trusted_network_has_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = tmp_path / "dps-own"
-    monkeypatch.setattr("dps.launch.engines.kubernetes.private_folder", lambda: own.mkdir() or str(own))
+    monkeypatch.setattr("dps.launch.experiment.kubernetes.private_folder", lambda: own.mkdir() or str(own))
     auto = FILE.replace("keys: keys\n", "keys: auto\n")
     first, second = (next(yaml.safe_load_all(printed(capsys, tmp_path, auto)))["stringData"] for _ in range(2))
     assert first.keys() == second.keys() and first["chief-1.key"] != second["chief-1.key"]

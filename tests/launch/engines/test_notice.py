@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dps.launch.engines.remote import HostSpec, RemoteHost
+from dps.launch.hosts.remote import HostSpec, RemoteHost
 from dps.launch.supervision.plan import Job, RunPlan
 from dps.launch.supervision.supervisor import Supervisor
 from tests.launch.clusters.test_local_processes import until

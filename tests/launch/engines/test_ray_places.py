@@ -6,7 +6,7 @@ import pytest
 
 from dps.errors import ConfigError
 from dps.launch.engines.ray import bundle, too_much
-from dps.launch.engines.ray_actors import check_address
+from dps.launch.hosts.ray_actors import check_address
 from dps.launch.supervision.plan import Resources
 
 

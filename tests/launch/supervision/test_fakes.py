@@ -12,11 +12,11 @@ import pytest
 from dps.errors import TaskLost
 from dps.launch.clusters.processes import Processes
 from dps.launch.clusters.run import LocalRun
-from dps.launch.engines.engine import Line, Notice, Order, Started
 from dps.launch.programs import leaving
 from dps.launch.supervision import ending, supervisor
 from dps.launch.supervision import ending as after_end
 from dps.launch.supervision.ending import TasksEnding
+from dps.launch.supervision.engine import Line, Notice, Order, Started
 from dps.launch.supervision.interrupts import Interrupts
 from dps.launch.supervision.outcome import OVER, describe
 from dps.launch.supervision.plan import DATASET, EVALUATOR, SERVING, Job, RunPlan, small_plan

@@ -1,6 +1,7 @@
 """The interface of engines: an engine starts the tasks of a run somewhere, and passes on their output and their ends.
 
-dps's own supervision stays in charge: it says which task is started when, and an engine fills the places.
+dps's own supervision stays in charge: it says which task is started when, and an engine fills the places. An engine is
+a module in `dps/launch/engines`.
 """
 
 from __future__ import annotations
@@ -75,6 +76,10 @@ Notice = Callable[[Sequence[str], str], None]
 
 class Engine(Protocol):
     """Starts tasks."""
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether tasks run on other machines: they need keys, cannot be pinned, and `open` may wait for machines."""
 
     def check(self, plan: RunPlan) -> None:
         """Raise ConfigError if the tasks of a plan cannot get what they ask for, as far as that is seen from here.

@@ -12,10 +12,10 @@ from typing import Any
 
 from dps import __version__
 from dps.errors import ConfigError, DpsError, TaskLost
-from dps.launch.engines import project
-from dps.launch.engines.engine import Line, Notice, Order, Started
-from dps.launch.engines.host import BEAT_S, SILENT_S
-from dps.launch.engines.remote import RemoteHost
+from dps.launch.hosts import project
+from dps.launch.hosts.host import BEAT_S, SILENT_S
+from dps.launch.hosts.remote import RemoteHost
+from dps.launch.supervision.engine import Line, Notice, Order, Started
 from dps.launch.supervision.plan import Resources, RunPlan
 from dps.transport.clock import now
 from dps.transport.private_folders import private_folder, remove
@@ -29,6 +29,7 @@ class HostsEngine:
 
     The chief is on the first host. Other tasks go to the host that has the fewest, in the order of the hosts."""
 
+    elsewhere = True
     where = "host"
     """The word for a machine in messages."""
 

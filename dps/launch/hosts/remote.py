@@ -6,6 +6,7 @@ import base64
 import contextlib
 import os
 import queue
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -13,9 +14,9 @@ from enum import Enum
 from typing import Any, Protocol
 
 from dps.errors import ConfigError, DpsError, TaskLost
-from dps.launch.engines.engine import Line, Notice, Order, Started
-from dps.launch.engines.host import SILENT_S
-from dps.launch.engines.machine import Machine
+from dps.launch.hosts.host import SILENT_S
+from dps.launch.hosts.machine import Machine
+from dps.launch.supervision.engine import Line, Notice, Order, Started
 from dps.launch.supervision.outcome import TEARDOWN
 from dps.launch.supervision.plan import Resources, runs_program
 from dps.process.record import record
@@ -26,6 +27,7 @@ GREET_S = 60.0
 START_S = 20.0
 COPY_S = 120.0
 
+HOST = re.compile(r"([\w.][\w.@:%-]*)(?:\s+slots\s*=\s*([1-9][0-9]{0,5}))?")
 Message = dict[str, Any]
 
 
@@ -65,6 +67,14 @@ class HostSpec:
     slots: int | None = None
     roles: tuple[str, ...] = ()
     address: str = ""
+
+
+def parse_host(text: str) -> HostSpec:
+    """A host as a line of an MPI host file has it: "box1", "me@box1 slots=4". Raises ConfigError for anything else."""
+    found = HOST.fullmatch(text.strip())
+    if found is None:
+        raise ConfigError(f"got {text!r}, wanted a host, such as box1, me@box1 or 'box1 slots=4'")
+    return HostSpec(found[1], int(found[2]) if found[2] else None)
 
 
 class RemoteHost:

@@ -1,4 +1,4 @@
-"""Runs tasks on one machine for a launcher elsewhere: `python -m dps.launch.engines.host`, which an engine starts.
+"""Runs tasks on one machine for a launcher elsewhere: `python -m dps.launch.hosts.host`, which an engine starts.
 
 Orders come on stdin and reports go to stdout, a JSON object a line each:
 
@@ -30,12 +30,12 @@ from typing import Any
 
 from dps import __version__
 from dps.errors import DpsError
-from dps.launch.engines.engine import Order, Started
-from dps.launch.engines.machine import this_machine
-from dps.launch.engines.project import Unpacking
+from dps.launch.hosts.machine import this_machine
+from dps.launch.hosts.project import Unpacking
 from dps.launch.runs.identity import start_of
 from dps.launch.runs.usage import Meter
 from dps.launch.supervision.child import Child
+from dps.launch.supervision.engine import Order, Started
 from dps.transport.clock import now
 from dps.transport.private_folders import private_folder, remove
 
@@ -71,7 +71,7 @@ SILENT_S = 8.0
 """A side that has sent nothing for so long is gone. Tasks of a host that is cut off end within 10 s."""
 END_S = 1.0
 """How long killed tasks may take to be gone."""
-MODULE = "dps.launch.engines.host"
+MODULE = "dps.launch.hosts.host"
 OWN = ("SLURM_STEP", "SLURM_PROCID", "SLURM_TASK", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_GTIDS")
 """Beginnings of variables that describe this process and not its tasks."""
 

@@ -139,7 +139,7 @@ def _copies_keys(image: str) -> dict[str, Any]:
     """The container that ends before a task's starts, and the only one that sees the Secret."""
     return {
         "name": "dps-keys", "image": image,
-        "command": ["python", "-m", "dps.launch.engines.pod_keys"], "args": [SECRET, OWN],
+        "command": ["python", "-m", "dps.launch.experiment.pod_keys"], "args": [SECRET, OWN],
         "volumeMounts": [{"name": "dps-secret", "mountPath": SECRET}, {"name": "dps-keys", "mountPath": KEYS}],
     }  # fmt: skip
 

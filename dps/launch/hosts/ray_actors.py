@@ -10,8 +10,8 @@ import threading
 from typing import Any
 
 from dps.errors import ConfigError, TaskLost, Unavailable
-from dps.launch.engines.host import BEAT_S, SILENT_S, Host, Message
-from dps.launch.engines.remote import RemoteHost
+from dps.launch.hosts.host import BEAT_S, SILENT_S, Host, Message
+from dps.launch.hosts.remote import RemoteHost
 from dps.transport.clock import now
 
 TAKE_S = 0.5

@@ -1,4 +1,4 @@
-"""Copies the keys of a pod's Secret to where its tasks read them: `python -m dps.launch.engines.pod_keys FROM TO`.
+"""Copies the keys of a pod's Secret to where its tasks read them: `python -m dps.launch.experiment.pod_keys FROM TO`.
 
 Kubernetes shows a Secret as links in a folder of root's. dps reads keys from no link, and only from a private folder of
 the user who reads them.
