@@ -94,6 +94,30 @@ def test_the_contracts_know_the_core_and_what_stands_on_it() -> None:
     assert contract("core")["forbidden_modules"] == contract("roles")["source_modules"] == [f"dps.{r}" for r in ON_TOP]
 
 
+# -- what a newcomer asks ------------------------------------------------------------------------------------------
+
+QUESTIONS = [
+    "Where is a push applied?", "Where does a synchronous step close?", "Where is a token checked?",
+    "Where is a checkpoint committed?", "How does a launch engine plug in?", "How do I add an optimizer?",
+    "How do I add an update mode?", "How do I add a hook?", "How do I add a placement?",
+]  # fmt: skip
+
+
+def test_each_question_of_a_newcomer_is_answered_in_few_lines_with_files_that_are_there() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text().split("\n## How do I\n")[1].split("\n## ")[0]
+    asked = re.split(r"^### (.+)\n", page, flags=re.M)
+    answers = dict(zip(asked[1::2], asked[2::2], strict=True))
+    assert list(answers) == QUESTIONS
+    for question, answer in answers.items():
+        assert len(answer.strip().splitlines()) < 10, question
+        named = re.findall(r"`((?:dps|tests|docs)/[\w/.]+)(?:::([\w.]+))?`", answer)
+        assert named, question
+        for path, name in named:
+            assert (ROOT / path).exists(), f"{question} names {path}"
+            text = (ROOT / path).read_text() if name else ""
+            assert all(re.search(rf"(?:def|class) {part}\b", text) for part in name.split(".") if part), name
+
+
 # -- what import-linter cannot see ---------------------------------------------------------------------------------
 
 
@@ -170,7 +194,7 @@ def test_every_module_that_a_string_names_is_there() -> None:
     """In dps, and in the benchmarks; the tables of names that are loaded when they are used are among these strings."""
     paths = [*sorted(DPS.rglob("*.py")), *sorted((ROOT / "benchmarks").rglob("*.py"))]
     named = {name: f"{path}:{line}" for path in paths for line, text in strings(path) for name in named_modules(text)}
-    assert {"dps.role", "dps.launch.clusters.worker:main", "dps.launch.engines.host"} <= named.keys()
+    assert {"dps.role", "dps.launch.clusters.worker:main", "dps.launch.hosts.host"} <= named.keys()
     for name, where in named.items():
         module, _, function = name.partition(":")
         found = importlib.import_module(module)
