@@ -134,9 +134,9 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
     if job not in JOBS:
         raise ConfigError(f"--job {job} cannot be run; wanted {', '.join(JOBS[:-1])} or {JOBS[-1]}")
     if job == "dataset":
-        from dps.data.serving import load
+        from dps.data.serving import load_part
 
-        return serve(environ, args, load(args.program, rest, environ, args.datasets))
+        return serve(environ, args, load_part(args.program, rest, environ, args.datasets))
     if args.checkpoint_root and job in ("chief", "ps"):  # a program may write elsewhere what is its own
         from dps.checkpoint.storage import LocalStorage
         from dps.transport.runtime import real_runtime

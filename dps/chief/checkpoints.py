@@ -183,8 +183,9 @@ class Checkpoints:
         return Manifest(step, self.epoch, shards, tuple(variables), *about, revision, dict(self.plan.tied))
 
     def _is_even(self, cuts: dict[int, Any]) -> bool:
-        """Whether all shards hold the same pushes; in async mode each was copied at its own version."""
-        first, *others = (cut.pushes for cut in cuts.values())
+        """Whether all shards hold the same pushes; in async mode each was copied at its own version. The digest tells
+        of a push that only some have applied: of a session that ended on its way, or dropped by one ps alone."""
+        first, *others = ((cut.pushes, cut.digest) for cut in cuts.values())
         return all(pushes == first for pushes in others)
 
     def _ask_all(self, messages: dict[int, Any], wanted: type[Message], then: Callable[[dict[int, Any]], None]) -> None:

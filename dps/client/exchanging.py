@@ -9,7 +9,7 @@ import numpy as np
 from dps.client.connection import Connection
 from dps.client.membership import Membership
 from dps.client.waiting import ThreadGuard, Waiter
-from dps.collectives.packing import packed, unpacked
+from dps.collectives.packing import pack_arrays, unpack_arrays
 from dps.errors import ConfigError, DeadlineExceeded
 from dps.messages.replies import Push
 from dps.messages.sessions import APART, FIRST, TRAINED, Exchange, Exchanged
@@ -43,7 +43,7 @@ class Exchanging:
             DeadlineExceeded: A worker did not come in time; the message names it.
             TaskLost: The run has ended.
         """
-        head, body = packed(arrays)
+        head, body = pack_arrays(arrays)
         if head.size + body.size > LARGEST_NBYTES:
             raise ConfigError(
                 f"{what}: got {body.size} bytes; through a ps a worker brings at most {LARGEST_NBYTES}; "
@@ -75,4 +75,4 @@ class Exchanging:
             raise
         if found.without:
             log.warning("%s: %s: %s", self._connection.home.name, what, found.without)
-        return [unpacked(row, size) for row, size in zip(found.arrays, found.heads, strict=True)]
+        return [unpack_arrays(row, size) for row, size in zip(found.arrays, found.heads, strict=True)]

@@ -133,8 +133,6 @@ def check_finite(what: str, values: Array) -> None:
 
 def is_empty(gradients: Mapping[int, Gradient]) -> bool:
     """Whether a push has no element of any gradient."""
-    if isinstance(gradients, Whole):
-        return not any(array.size for array in gradients.arrays)
     arrays = (g.indices if isinstance(g, Rows) else g for g in gradients.values())
     return not any(isinstance(array, PackedGradient) or array.size for array in arrays)
 

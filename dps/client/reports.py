@@ -58,10 +58,10 @@ class Reports:
                 session.name, nbytes / 1e9,
             )  # fmt: skip
         self._surplus = surplus_of(values, session.runtime)
-        self._hooks.call("after_create_session", session)
+        self._hooks.call_hooks("after_create_session", session)
         if telemetry.on_opened:
             about = {"worker": session.name, "step": session.global_step, "variables": variables}
-            telemetry.opened({**about, **self._hooks.knows()})
+            telemetry.opened({**about, **self._hooks.loop_settings()})
 
     def settled(self, result: Push, loss: Any) -> None:
         """A push has its result."""
@@ -81,7 +81,7 @@ class Reports:
             )  # fmt: skip
         self._last_at = now
         self._pushed(result.step, number, now)
-        self._hooks.call("after_run", session, result, loss)
+        self._hooks.call_hooks("after_run", session, result, loss)
 
     def _not_finite(self, loss: float, step: int) -> None:
         """A loss is NaN or infinite: log a warning, once, unless a NanGuard handles it."""
@@ -113,13 +113,13 @@ class Reports:
             "round had ended; it begins anew from the common values of round %d", self._session.name, lost,
             "step" if lost == 1 else "steps", step,
         )  # fmt: skip
-        self._hooks.call("rolled_back", self._session, step, lost)
+        self._hooks.call_hooks("rolled_back", self._session, step, lost)
 
     def rolled_back(self, step: int, epoch: int, loss: Loss) -> None:
         """The session was rolled back, to an earlier step or into a new run epoch."""
         more = f"; {telemetry.LOSE_LESS}" if loss.steps else ""
         log.warning("%s: rolled back to step %d in run epoch %d, %s%s", self._session.name, step, epoch, loss, more)
-        self._hooks.call("rolled_back", self._session, step, loss.steps)
+        self._hooks.call_hooks("rolled_back", self._session, step, loss.steps)
 
 
 Held = list[weakref.ref[Array]]

@@ -133,7 +133,7 @@ class Running:
             session.summary("accuracy", 0.93)
             ```
         """
-        self.scalars.put(name, value)
+        self.scalars.store_value(name, value)
 
     @one_at_a_time
     def run(self, function: Callable[..., Any] | str, *args: Any, timeout: float | None = None) -> Any:

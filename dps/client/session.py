@@ -221,8 +221,8 @@ class Session(Writing):
         values: dict[str, Array] = {}
         if params is not None:
             plan, values = model.planned(self._server, connection, deadline)
-        self._hooks.call("begin")
-        connection.joining.batch = self._hooks.knows()["batch"] or 0
+        self._hooks.call_hooks("begin")
+        connection.joining.batch = self._hooks.loop_settings()["batch"] or 0
         self._opened = True  # from here on the chief may know of this session
         try:
             connection.joining.open(plan, values, settings, deadline)
@@ -303,7 +303,7 @@ class Session(Writing):
             return
         try:
             self._finish_pushes()
-            self._hooks.call("end", self)
+            self._hooks.call_hooks("end", self)
         except StopIteration:
             pass  # a hook has no more data: as good an end
         except BaseException as error:

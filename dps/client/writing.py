@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dps.client.assembly import Whole
 from dps.client.loading import is_empty
 from dps.client.pulling import PullOp
 from dps.client.pushing import PushOp
@@ -203,8 +204,8 @@ class Writing(Reading):
         gradients = self._pushes.assembly.gradients(grads)
         if self._watch is not None and self._watch.pushed(self._connection.agreed.plan, gradients):
             self._watch = None
-        if is_empty(gradients):
+        if not isinstance(gradients, Whole) and is_empty(gradients):
             self._reports.empty()
-        self._hooks.call("before_run", self)
+        self._hooks.call_hooks("before_run", self)
         self._connection.home.runtime.compute()
         return gradients

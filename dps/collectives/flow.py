@@ -20,7 +20,7 @@ Total = Callable[[Array, Sequence[Array]], None]
 """Writes the sum of arrays, added in their order, to the first argument, which is not one of them."""
 
 
-def still(array: Array) -> Array:
+def read_only(array: Array) -> Array:
     """The array, read-only."""
     view: Array = array.view()
     view.flags.writeable = False
@@ -57,7 +57,7 @@ class Flow:
         self.what, self.number = what, 0
         self.rank, self.parts, self.result = rank, parts, result
         self._placed = given is result
-        self.given = still(given)  # as what comes is, so that kernels are compiled once
+        self.given = read_only(given)  # as what comes is, so that kernels are compiled once
         self._routes = [algorithm(rank, size, root) for root in range(size)]
         self._total, self._window, self._bring, self.lends = total, window, bring, lends
         self.lent: dict[int, Array] = {}
@@ -77,7 +77,7 @@ class Flow:
         self.out: list[Send] = []
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Whether the result is whole."""
         return self._finals == len(self.parts)
 
@@ -87,13 +87,13 @@ class Flow:
         return self._finals, sum(map(len, self._held.values()))
 
     @property
-    def through(self) -> bool:
+    def is_through_ps(self) -> bool:
         """Whether the result comes from a ps."""
         return self._source < 0 and self._routes[0].source == len(self._routes)
 
-    def missing(self) -> list[int]:
+    def missing_members(self) -> list[int]:
         """The members whose part of the first piece is missing, in operations that have one piece."""
-        if self.done or self._state[0] == FINAL or self._source >= 0:
+        if self.is_done or self._state[0] == FINAL or self._source >= 0:
             return []
         return [rank for rank in self._route(0).takes if rank not in self._held.get(0, ())]
 
@@ -110,21 +110,21 @@ class Flow:
 
     # -- events -------------------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def send_first_pieces(self) -> None:
         """Send the pieces that can be sent."""
         for index in range(len(self.parts)):
             route = self._route(index)
             if route.source < 0 and not route.takes:
                 if not self._placed:
-                    self.result[self.span(index)] = self._own(index)
-                self._finish(index)
-        self._fill()
+                    self.result[self.span(index)] = self._own_part(index)
+                self._finish_piece(index)
+        self._fill_window()
 
-    def came(self, rank: int, index: int, phase: Phase, data: Array | None, lent: bool = False) -> None:
+    def take_piece(self, rank: int, index: int, phase: Phase, data: Array | None, lent: bool = False) -> None:
         """A message about a piece has arrived. UP and DOWN carry data, which may lie in the peer's memory (`lent`)."""
         span, state = self.span(index), self._state[index]
         if phase is Phase.ASK:
-            self._asked(rank, index)
+            self._answer_ask(rank, index)
         elif data is None or data.size != span.stop - span.start or data.dtype != self.result.dtype:
             got = "nothing" if data is None else f"{data.dtype} {data.shape}"
             raise ProtocolError(f"{self.what}: got {got} for elements {span.start} to {span.stop}")
@@ -134,25 +134,25 @@ class Flow:
                     self.lent[index] = data
                 else:
                     self.result[span] = data
-                self._finish(index)
+                self._finish_piece(index)
         elif state == FINAL:
-            self.take(index)
+            self.copy_lent_piece(index)
             self.out.append(Send(rank, index, Phase.DOWN, False))  # it has missed the result
         elif rank in self._route(index).takes and (state == OPEN or self._route(index).early):
             held = self._held.setdefault(index, {})
             held[rank] = data
             if len(held) == len(self._route(index).takes):
-                self._add(index)
+                self._sum_piece(index)
 
-    def _asked(self, rank: int, index: int) -> None:
+    def _answer_ask(self, rank: int, index: int) -> None:
         route = self._route(index)
         if self._state[index] == FINAL:
-            self.take(index)
+            self.copy_lent_piece(index)
             self.out.append(Send(rank, index, Phase.DOWN, False))
         elif self._state[index] == SENT and rank in route.up:
             self.out.append(Send(rank, index, Phase.UP, self._sends_own(route)))
 
-    def again(self) -> None:
+    def ask_missing_pieces(self) -> None:
         """Nothing has arrived for a while: ask for the first missing pieces, which may have been lost."""
         missing = [index for index in range(len(self.parts)) if self._state[index] != FINAL]
         for index in missing[:ASKED]:
@@ -163,28 +163,28 @@ class Flow:
             if route.source >= 0 and not (late and self._state[index] == OPEN):
                 self.out.append(Send(route.source, index, Phase.ASK, False))
 
-    def follow(self, source: int) -> None:
+    def ask_source(self, source: int) -> None:
         """Members were lost: take the missing pieces from a member that has the whole result."""
         self._source = source
         self._held.clear()
         missing = [index for index in range(len(self.parts)) if self._state[index] != FINAL]
         self.out = [Send(source, index, Phase.ASK, False) for index in missing]
 
-    def take(self, index: int) -> None:
+    def copy_lent_piece(self, index: int) -> None:
         """Copy a piece of the result that lies in a peer's memory."""
         if index in self.lent:
             self.result[self.span(index)] = self.lent.pop(index)
 
-    def _own(self, index: int) -> Array:
+    def _own_part(self, index: int) -> Array:
         """This member's part of a piece."""
-        return self.given[self.span(index)] if self._bring is None else still(self._bring(index))
+        return self.given[self.span(index)] if self._bring is None else read_only(self._bring(index))
 
     # -- one piece ----------------------------------------------------------------------------------------------
 
     def _sends_own(self, route: Route) -> bool:
         return route.early or not route.takes
 
-    def _fill(self) -> None:
+    def _fill_window(self) -> None:
         """Send this member's part of further pieces, as many as the window allows."""
         while self._under_way < self._window and self._next < len(self.parts):
             index, self._next = self._next, self._next + 1
@@ -194,25 +194,25 @@ class Flow:
             if self._state[index] == OPEN:
                 self._state[index], self._counted[index] = SENT, 1
                 self._under_way += 1
-                self._own(index)
+                self._own_part(index)
             self.out += [Send(rank, index, Phase.UP, True) for rank in route.up]
 
-    def _add(self, index: int) -> None:
+    def _sum_piece(self, index: int) -> None:
         """All parts of a piece have arrived."""
         span, route, parts = self.span(index), self._route(index), self._held.pop(index)
-        parts[self.rank] = self._own(index) if self._state[index] == OPEN else self.given[span]
+        parts[self.rank] = self._own_part(index) if self._state[index] == OPEN else self.given[span]
         self._total(self.result[span], [parts[rank] for rank in sorted(parts)])
         if route.source < 0:
-            self._finish(index)
+            self._finish_piece(index)
         else:
             self._state[index] = SENT
             self.out += [Send(rank, index, Phase.UP, False) for rank in route.up]
 
-    def _finish(self, index: int) -> None:
+    def _finish_piece(self, index: int) -> None:
         self._state[index] = FINAL
         self._finals += 1
         self._held.pop(index, None)
         self.out += [Send(rank, index, Phase.DOWN, False) for rank in self._route(index).down]
         if self._counted[index]:
             self._under_way -= 1
-            self._fill()
+            self._fill_window()

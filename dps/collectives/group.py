@@ -9,10 +9,10 @@ import numpy as np
 
 from dps.actors.standing import Home
 from dps.collectives.flow import Flow
-from dps.collectives.member import CallersNode, GroupMember, beside
+from dps.collectives.member import CallersNode, GroupMember, second_binding
 from dps.collectives.memory import GIVEN, PLACE_NBYTES, RESULT
 from dps.collectives.messages import MEMBER, Formed, Who
-from dps.collectives.packing import Fused, packed, results, unpacked
+from dps.collectives.packing import Fused, pack_arrays, split_results, unpack_arrays
 from dps.collectives.routes import (
     PS,
     Own,
@@ -68,15 +68,15 @@ class Group:
         self._together = False
         """Whether all members can read each other's memory."""
         number = home.runtime.random.getrandbits(61)
-        self._node = CallersNode(home.runtime, beside(binding), home.name, number, home.keys)
+        self._node = CallersNode(home.runtime, second_binding(binding), home.name, number, home.keys)
         self._node.expect(home.chief, "chief")
         self._node.present(home.chief, home.ticket)
         who = Who(name, home.task, number, replicas, algorithm == PS)
         self._member = GroupMember(who, home.chief, on_loss == "end")
         self._node.host(MEMBER, self._member)
         try:
-            self._node.begin()
-            self._wait(lambda: self._member.formed is not None, f"group {name!r}", timeout)
+            self._node.start_actors()
+            self._run_until(lambda: self._member.formed is not None, f"group {name!r}", timeout)
             self.barrier()  # now all members know the same members
         except BaseException:
             self._node.close()
@@ -135,23 +135,23 @@ class Group:
         for index, array in enumerate(arrays):
             by_dtype.setdefault(array.dtype, []).append(index)
         for dtype, indices in by_dtype.items():
-            made = self._reduce([arrays[index] for index in indices], dtype, op)
+            made = self._reduce_dtype([arrays[index] for index in indices], dtype, op)
             for index, array in zip(indices, made, strict=True):
                 found[index] = array if len(by_dtype) == 1 else array.copy()
         return found
 
-    def _reduce(self, arrays: Sequence[Array], dtype: Any, op: str) -> list[Array]:
+    def _reduce_dtype(self, arrays: Sequence[Array], dtype: Any, op: str) -> list[Array]:
         """The sums of arrays of one dtype."""
         count, shapes = sum(array.size for array in arrays), [array.shape for array in arrays]
         if not count:
             return [np.empty(shape, dtype) for shape in shapes]
         if callable(self._algorithm) and op == "sum":
-            return self._own(arrays, dtype, count)
+            return self._reduce_by_function(arrays, dtype, count)
         asked = "auto" if callable(self._algorithm) else self._algorithm
         what = f"all_reduce {op!r} of {count} {np.dtype(dtype).name}{'' if asked == 'auto' else f' by {asked!r}'}"
 
         def make(formed: Formed, own: Array, result: Array) -> Flow:
-            rank, size, most = formed.rank, len(formed.members), self._piece(dtype)
+            rank, size, most = formed.rank, len(formed.members), self._piece_size(dtype)
             if (asked == PS or not self._together) and count >= LARGE_PIECES * most:
                 most *= LARGE
             nbytes = count * np.dtype(dtype).itemsize
@@ -159,26 +159,26 @@ class Group:
             way = chosen(asked, op, nbytes, size, self._together, shows)
             lends = way is direct and self._together
             if way is everyone and shows:
-                return self._shown(formed, what, arrays, result, TOTALS[op])
+                return self._board_flow(formed, what, arrays, result, TOTALS[op])
             parts = owned([a.size for a in arrays], size, most)[0] if lends else (
                 parts_of(count, 1 if way in (everyone, through) else size, most)
             )  # fmt: skip
             fused = Fused(arrays, own, parts, [way(rank, size, root) for root in range(size)])
-            how = TOTALS[op], self._window(size), fused.bring, lends
+            how = TOTALS[op], self._window(size), fused.fill_piece, lends
             return Flow(what, rank, size, parts, way, own, result, *how)
 
-        return results(self._perform(what, dtype, lambda formed: count, make), shapes)
+        return split_results(self._run_operation(what, dtype, lambda formed: count, make), shapes)
 
-    def _shown(self, formed: Formed, what: str, arrays: Sequence[Array], result: Array, how: Any) -> Flow:
+    def _board_flow(self, formed: Formed, what: str, arrays: Sequence[Array], result: Array, how: Any) -> Flow:
         """The sum of parts on boards. A part is written as a whole."""
         rank, size = formed.rank, len(formed.members)
-        room = self._member.room(self._member.completed + 1, result.nbytes).view(result.dtype)
+        room = self._member.board_memory(self._member.completed + 1, result.nbytes).view(result.dtype)
         fused = Fused(arrays, room, [RunSegment(0, result.size, 0)], [everyone(rank, size, 0)])
-        flow = Flow(what, rank, size, [RunSegment(0, result.size, 0)], everyone, room, result, how, 1, fused.bring)
+        flow = Flow(what, rank, size, [RunSegment(0, result.size, 0)], everyone, room, result, how, 1, fused.fill_piece)
         flow.shown = True
         return flow
 
-    def _own(self, arrays: Sequence[Array], dtype: Any, count: int) -> list[Array]:
+    def _reduce_by_function(self, arrays: Sequence[Array], dtype: Any, count: int) -> list[Array]:
         """The result of an algorithm of the user's, which each member computes for itself."""
         run = np.concatenate([np.ascontiguousarray(array).reshape(-1) for array in arrays])
         rows = self.gather([run])
@@ -194,7 +194,7 @@ class Group:
         """The arrays of all members, in their order. Shapes may differ from member to member. Blocks as `all_reduce`.
 
         The results are read-only, and change with the second next operation."""
-        head, body = packed(arrays)
+        head, body = pack_arrays(arrays)
         while True:
             sizes = np.array([head.size, body.size], np.int64)
             found, generation = self._gather_rows(sizes, "sizes")
@@ -202,7 +202,7 @@ class Group:
             made = self._gather_counts(np.concatenate([head, body]), counts, generation)
             if made is not None:
                 rows = np.split(made, np.cumsum(counts)[:-1])
-                return [unpacked(row, int(heads)) for row, heads in zip(rows, found[::2], strict=True)]
+                return [unpack_arrays(row, int(heads)) for row, heads in zip(rows, found[::2], strict=True)]
 
     def barrier(self) -> None:
         """Block until all members have called it."""
@@ -217,10 +217,10 @@ class Group:
             if formed.rank == 0:
                 result[: run.size] = run
             size = len(formed.members)
-            parts = slots([run.size] + [1] * (size - 1), self._piece(np.uint8))  # each brings something: see `Memories`
+            parts = slots([run.size] + [1] * (size - 1), self._piece_size(np.uint8))  # each brings some: see `Memories`
             return Flow(what, formed.rank, size, parts, gather, result, result, total, self._window(size))
 
-        flow, at, made = self._perform(what, np.uint8, lambda formed: run.size + len(formed.members), make), 0, []
+        flow, at, made = self._run_operation(what, np.uint8, lambda formed: run.size + len(formed.members), make), 0, []
         for array in arrays:
             made.append(flow.result[at : at + array.nbytes].copy().view(array.dtype).reshape(array.shape))
             at += array.nbytes
@@ -233,10 +233,10 @@ class Group:
         def make(formed: Formed, own: Array, result: Array) -> Flow:
             size, generation[0] = len(formed.members), formed.generation
             result[formed.rank * row.size : (formed.rank + 1) * row.size] = row
-            parts = slots([row.size] * size, max(1, self._piece(dtype)))
+            parts = slots([row.size] * size, max(1, self._piece_size(dtype)))
             return Flow(what, formed.rank, size, parts, gather, result, result, total, self._window(size))
 
-        flow = self._perform(what, dtype, lambda formed: row.size * len(formed.members), make)
+        flow = self._run_operation(what, dtype, lambda formed: row.size * len(formed.members), make)
         return flow.result[: flow.parts[-1].stop].copy(), generation[0]
 
     def _gather_counts(self, run: Array, counts: list[int], generation: int) -> Array | None:
@@ -250,15 +250,15 @@ class Group:
                 return None
             first = sum(counts[: formed.rank])
             result[first : first + run.size] = run
-            parts = slots(counts, self._piece(np.uint8))
+            parts = slots(counts, self._piece_size(np.uint8))
             return Flow(what, formed.rank, len(counts), parts, gather, result, result, total, self._window(len(counts)))
 
-        flow = self._attempts(what, np.uint8, lambda formed: sum(counts), make)
+        flow = self._repeat_operation(what, np.uint8, lambda formed: sum(counts), make)
         return None if flow is None else flow.result[: sum(counts)]
 
     # -- how ----------------------------------------------------------------------------------------------------------
 
-    def _piece(self, dtype: Any) -> int:
+    def _piece_size(self, dtype: Any) -> int:
         """The most elements of a piece."""
         nbytes: int = self._runtime.tuning.piece_nbytes
         item: int = np.dtype(dtype).itemsize
@@ -267,12 +267,12 @@ class Group:
     def _window(self, size: int) -> int:
         return max(8, 2 * size)
 
-    def _perform(self, what: str, dtype: Any, count: Callable[[Formed], int], make: Callable[..., Any]) -> Flow:
-        flow = self._attempts(what, dtype, count, make)
+    def _run_operation(self, what: str, dtype: Any, count: Callable[[Formed], int], make: Callable[..., Any]) -> Flow:
+        flow = self._repeat_operation(what, dtype, count, make)
         assert flow is not None
         return flow
 
-    def _attempts(
+    def _repeat_operation(
         self, what: str, dtype: Any, count: Callable[[Formed], int], make: Callable[..., Any]
     ) -> Flow | None:  # fmt: skip
         """Carry out an operation, and repeat it with the members that are left when some are lost. None if `make` makes
@@ -282,12 +282,12 @@ class Group:
         deadline = self._runtime.now() + self._timeout
         while True:
             if self._greeted != self._formed.generation:
-                self._hello()
-            found = self._attempt(what, dtype, count, make, deadline)
+                self._find_readers()
+            found = self._try_operation(what, dtype, count, make, deadline)
             if found is None or isinstance(found, Flow):
                 return found
 
-    def _attempt(
+    def _try_operation(
         self, what: str, dtype: Any, count: Callable[[Formed], int], make: Callable[..., Any], deadline: float
     ) -> Flow | bool | None:
         """The complete operation; None if `make` makes none, False if it has to be repeated."""
@@ -300,20 +300,20 @@ class Group:
         flow: Flow | None = make(formed, given, result)
         if flow is None:
             return None
-        member.begin(flow, *regions)
-        self._wait(member.look, f"{what} (number {number})", deadline - self._runtime.now(), flow.shown)
+        member.begin_operation(flow, *regions)
+        self._run_until(member.read_boards, f"{what} (number {number})", deadline - self._runtime.now(), flow.shown)
         if member.completed < number:
             return False
         self._known = formed if what != HELLO else self._known
         return flow
 
-    def _hello(self) -> None:
+    def _find_readers(self) -> None:
         """Find out who can read whose memory, as the first operation of a generation."""
         member, deadline = self._member, self._runtime.now() + self._timeout
         while self._greeted != self._formed.generation:
             formed = self._formed
             size = len(formed.members)
-            row = member.readable() if self._lane else np.zeros(size, np.uint8)
+            row = member.find_readable() if self._lane else np.zeros(size, np.uint8)
 
             def make(formed: Formed, own: Array, result: Array, row: Array = row) -> Flow:
                 size = len(formed.members)
@@ -321,29 +321,29 @@ class Group:
                 about = formed.rank, size, slots([size] * size, size), gather, result, result
                 return Flow(HELLO, *about, total)
 
-            flow = self._attempt(HELLO, np.uint8, lambda formed: len(formed.members) ** 2, make, deadline)
+            flow = self._try_operation(HELLO, np.uint8, lambda formed: len(formed.members) ** 2, make, deadline)
             if isinstance(flow, Flow) and self._formed is formed:
                 table = np.array(flow.result).reshape(size, size)
                 member.readers = frozenset(np.nonzero(table[:, formed.rank])[0].tolist())
                 member.memories.shared = bool(member.readers)
                 self._together, self._greeted = int(table.sum()) == size * (size - 1), formed.generation
 
-    def _watch(self, ready: Callable[[], bool]) -> None:
+    def _poll_boards(self, ready: Callable[[], bool]) -> None:
         """Poll for a moment whether `ready` is true, and do nothing else."""
         end = self._runtime.now() + self._runtime.tuning.boards.watch_s
         while not ready() and self._runtime.now() < end:
             pass
 
-    def _wait(self, ready: Callable[[], bool], what: str, timeout: float, watches: bool = False) -> None:
+    def _run_until(self, ready: Callable[[], bool], what: str, timeout: float, watches: bool = False) -> None:
         """Run the node until `ready` is true. `watches`: no message tells when. Raises the error that has ended the
         group, TaskLost and DeadlineExceeded."""
         member, began, patience, waited_s = self._member, self._runtime.now(), LogThrottle(), 0.0
         boards = self._runtime.tuning.boards
         if watches:
-            self._watch(ready)
+            self._poll_boards(ready)
         while True:
             most_s = min(max(waited_s / 16, boards.first_look_s), boards.last_look_s) if watches else LOOK_S
-            if self._node.work(lambda: ready() or member.error is not None, max(0.0, min(most_s, timeout))):
+            if self._node.run_until(lambda: ready() or member.error is not None, max(0.0, min(most_s, timeout))):
                 break
             over, waited_s = self._over(), self._runtime.now() - began
             if over is not None:
@@ -369,8 +369,8 @@ class Group:
         while not told and self._over() is None:
             waited_s = self._runtime.now() - began
             final = self._member.error is not None or waited_s >= LINGER_S
-            self._member.leave(final, told.append)
-            self._node.work(lambda: bool(told), LEAVE_AGAIN_S * (1 + final))
+            self._member.leave_group(final, told.append)
+            self._node.run_until(lambda: bool(told), LEAVE_AGAIN_S * (1 + final))
             if not told and waited_s >= (LINGER_S if self._member.error is not None else ANSWER_S):
                 told.append(
                     TaskLost(

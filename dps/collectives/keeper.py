@@ -39,12 +39,12 @@ class Through:
         self.lacks = ""
         """The names of the ps that are missing."""
 
-    def look(self, wanted: bool, there: Sequence[Any], lacks: str) -> None:
+    def set_wanted(self, wanted: bool, there: Sequence[Any], lacks: str) -> None:
         """A member wants one or not; and which one is there now, where it wants one."""
         if wanted:
             self.wanted, self._there, self.lacks = True, list(there), lacks
 
-    def begin(self) -> None:
+    def begin_generation(self) -> None:
         """A generation begins."""
         self.now = self._there if self.wanted else []
 
@@ -71,9 +71,9 @@ class GroupRoster:
         """The most operations that one who has left in order had completed, and who."""
         self.gone: list[list[str]] = []
         self._through = Through()
-        self._begin()
+        self._reset_members()
 
-    def _begin(self) -> None:
+    def _reset_members(self) -> None:
         self.wanted = set(self.expected)
         self.here: dict[int, Candidate] = {}
         self._through.wanted = False
@@ -81,28 +81,28 @@ class GroupRoster:
 
     # -- events -------------------------------------------------------------------------------------------------
 
-    def join(self, said: JoinGroup, address: str, key: str, ps: Sequence[Any] = (), lacks: str = "") -> GroupIs:
+    def join_member(self, said: JoinGroup, address: str, key: str, ps: Sequence[Any] = (), lacks: str = "") -> GroupIs:
         """A worker has come, or says how far it is. `address`: where its node is reached. `ps`: the one that is there,
         as of `Cluster.helper`; `lacks`: the names of those that are not. Raises TaskLost for a worker without which
         the group has gone on, and ConfigError for one that the cluster does not have."""
         if said.generation > self.generation:
-            self._take_up(said)
-        self._check(said)
+            self._adopt_generation(said)
+        self._check_member(said)
         entry = self.here.get(said.task)
         if entry is None or entry.member != said.member:
             entry = self.here[said.task] = Candidate(said.task, said.member, address)
         entry.about = [said.ticket, key, said.replicas, said.memory]
         entry.frozen, entry.completed, entry.doing = said.frozen, said.completed, said.doing
-        self._through.look(said.through, ps, lacks)
+        self._through.set_wanted(said.through, ps, lacks)
         if self._through.is_another and self.members:
             self.forming = self.forming or self.generation + 1
-        self._form()
+        self._form_generation()
         if self.members and not self.forming and self.base < self.left[0]:
             number, name = self.left
             raise TaskLost(f"{name} has left group {self.name!r} with the only result of operation {number}")
-        return self.answer(said.task)
+        return self.make_answer(said.task)
 
-    def _check(self, said: JoinGroup) -> None:
+    def _check_member(self, said: JoinGroup) -> None:
         name = f"worker:{said.task}"
         if said.task not in self.expected:
             wanted = ", ".join(f"worker:{task}" for task in self.expected) or "none"
@@ -113,20 +113,20 @@ class GroupRoster:
             return
         if said.task in self.wanted:
             raise ConfigError(f"{name} has one {self.name} open already; close that first (its with block, or close())")
-        raise self.without(name)
+        raise self.lost_error(name)
 
-    def without(self, name: str) -> TaskLost:
+    def lost_error(self, name: str) -> TaskLost:
         """What a worker is told that was taken for lost."""
         why = next((why for gone, why in self.gone if gone == name), "was not there")
         return TaskLost(f"group {self.name!r} has gone on without {name}, which {why}; start all of its workers again")
 
-    def _take_up(self, said: JoinGroup) -> None:
+    def _adopt_generation(self, said: JoinGroup) -> None:
         """A member of a generation of which only an earlier chief knew."""
         self.generation, self.forming, self.members = said.generation, 0, said.known
         self.wanted = {member[0] for member in said.known}
         self.here = {task: Candidate(task, number, address, about) for task, number, address, *about in said.known}
 
-    def lost(self, task: int, why: str, after: int = 0) -> None:
+    def remove_member(self, task: int, why: str, after: int = 0) -> None:
         """A worker is gone: lost, or `after` it has completed so many operations."""
         entry = self.here.pop(task, None)
         if entry is None:
@@ -138,31 +138,31 @@ class GroupRoster:
         self.gone.append([f"worker:{task}", why])
         if not self.wanted:
             self.members, self.forming = [], self.generation + 1
-            self._begin()
+            self._reset_members()
             return
         self.forming = self.forming or self.generation + 1
-        self._form()
+        self._form_generation()
 
-    def leave(self, task: int, member: int, completed: int) -> bool:
+    def request_leave(self, task: int, member: int, completed: int) -> bool:
         """A worker wants to leave; returns whether no other one can need a result of it. Raises TaskLost for one that
         was taken for lost."""
         entry, name = self.here.get(task), f"worker:{task}"
         if entry is None or entry.member != member:
             if any(gone == name and not why.startswith(LEFT) for gone, why in self.gone):
-                raise self.without(name)
+                raise self.lost_error(name)
             return True
         entry.completed, entry.leaving = max(completed, entry.completed), True
         entry.frozen = self.forming or entry.frozen
-        self._form()
+        self._form_generation()
         return all(other.completed >= completed for other in self.here.values())
 
-    def _form(self) -> None:
+    def _form_generation(self) -> None:
         """Begin the next generation, if all are ready for it."""
         ready = self.wanted == set(self.here) and all(entry.frozen == self.forming for entry in self.here.values())
         if not self.forming or not ready or self._through.is_missing:
             return
         self.generation, self.forming = self.forming, 0
-        self._through.begin()
+        self._through.begin_generation()
         self.base = max(entry.completed for entry in self.here.values())
         self.source = min(task for task, entry in self.here.items() if entry.completed == self.base)
         self.gone = self.gone if self.members else []
@@ -175,16 +175,16 @@ class GroupRoster:
 
     # -- answers ------------------------------------------------------------------------------------------------
 
-    def answer(self, task: int) -> GroupIs:
+    def make_answer(self, task: int) -> GroupIs:
         """What a worker is told."""
         state = self.generation, self.forming, self.members, self.base, self.source
-        return GroupIs(*state, self.gone, self.ps[:4], self.text(task))
+        return GroupIs(*state, self.gone, self.ps[:4], self.waiting_text(task))
 
-    def text(self, task: int) -> str:
+    def waiting_text(self, task: int) -> str:
         """For whom the group waits; the answer to a worker that waits."""
         absent, missing = sorted(self.wanted - set(self.here)), list[str]()
         if absent:
-            missing.append(f"{_named(absent)} {'have' if len(absent) > 1 else 'has'} not come to the group")
+            missing.append(f"{_worker_names(absent)} {'have' if len(absent) > 1 else 'has'} not come to the group")
         if self._through.is_missing:
             missing.append(f"the group sums through a ps, and waits for {self._through.lacks}")
         if missing:
@@ -192,15 +192,15 @@ class GroupRoster:
         asker = self.here.get(task)
         if asker is None or self.forming:
             late = [entry.task for entry in self.here.values() if entry.frozen != self.forming and entry.task != task]
-            return f"the group is formed anew, and waits for {_named(late)}" if late else ""
+            return f"the group is formed anew, and waits for {_worker_names(late)}" if late else ""
         late = [
             other for other, entry in sorted(self.here.items())
             if other != task and not (entry.doing and entry.completed >= asker.completed)
         ]  # fmt: skip
-        return f"{_named(late)} {'have' if len(late) > 1 else 'has'} not come to it" if late else ""
+        return f"{_worker_names(late)} {'have' if len(late) > 1 else 'has'} not come to it" if late else ""
 
 
-def _named(tasks: Sequence[int]) -> str:
+def _worker_names(tasks: Sequence[int]) -> str:
     return ", ".join(f"worker:{task}" for task in tasks)
 
 
@@ -227,7 +227,7 @@ class Groups(Actor):
         """The generation that the ps of each group knows, and whether the group is over."""
 
     def on_JoinGroup(self, message: JoinGroup, sender: Sender) -> None:
-        self._check(message.task, sender)
+        self._check_sender(message.task, sender)
         if not self._expected:
             raise ConfigError(
                 f"group {message.group!r}: how many workers take part is not known; start the chief with --workers N, "
@@ -239,28 +239,28 @@ class Groups(Actor):
         address, through = self.node.dials(message.address), (list[Any](), "")
         if message.through:
             through = self._ps(roster.ps), self._lacks(self.node.now())
-        answer = roster.join(message, address, self.node.user, *through)
+        answer = roster.join_member(message, address, self.node.user, *through)
         for entry in roster.here.values():  # of an earlier chief's members, too
             self.node.watch(entry.address, GRACE_S)
         self._tell_ps(roster)
         self.node.answer(sender, answer)
 
     def on_LeaveGroup(self, message: LeaveGroup, sender: Sender) -> None:
-        self._check(message.task, sender)
+        self._check_sender(message.task, sender)
         roster = self.rosters.get(message.group)
         if roster is not None:
-            may_go = roster.leave(message.task, message.member, message.completed)
+            may_go = roster.request_leave(message.task, message.member, message.completed)
             if not may_go and not message.final:
-                self.node.answer(sender, roster.answer(message.task))
+                self.node.answer(sender, roster.make_answer(message.task))
                 return
-            self._left(roster, message)
+            self._remove_member(roster, message)
         self.node.answer(sender)
 
-    def _left(self, roster: GroupRoster, message: LeaveGroup) -> None:
+    def _remove_member(self, roster: GroupRoster, message: LeaveGroup) -> None:
         entry = roster.here.get(message.task)
         if entry is not None and entry.member == message.member:
             why = f"{LEFT} after {message.completed} operations"
-            roster.lost(message.task, why, message.completed)
+            roster.remove_member(message.task, why, message.completed)
             self.node.unwatch(entry.address)
             self._tell_ps(roster)
             self._finished(f"worker:{message.task}")
@@ -273,7 +273,7 @@ class Groups(Actor):
             message = Serve(roster.name, roster.generation, roster.members)
             self.node.ask(Ref(roster.ps[-1], SUMS), message, SERVE_S, lambda answer: None)
 
-    def _check(self, task: int, sender: Sender) -> None:
+    def _check_sender(self, task: int, sender: Sender) -> None:
         """Raise NotAuthenticated for a message of another process than the worker's, and Unproven for one that nobody
         has admitted yet: it may have been lost, and has not registered again."""
         if sender.peer.name != f"worker:{task}":
@@ -284,6 +284,6 @@ class Groups(Actor):
         for roster in self.rosters.values():
             for entry in list(roster.here.values()):
                 if entry.address == address:
-                    roster.lost(entry.task, f"was silent for {silent_s:.1f} s")
+                    roster.remove_member(entry.task, f"was silent for {silent_s:.1f} s")
                     self.node.unwatch(address)
             self._tell_ps(roster)

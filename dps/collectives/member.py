@@ -86,7 +86,7 @@ class GroupMember(Actor):
         self.memories, self._peers = Memories(runtime), PeerMemory(runtime)
         self._board = Board(runtime)
         self._boards: dict[int, list[BoardSlot]] = {}
-        self._look()
+        self._check_progress()
 
     # -- the chief ----------------------------------------------------------------------------------------------
 
@@ -99,11 +99,11 @@ class GroupMember(Actor):
     def awaits(self) -> str:
         """For whom this member waits, as far as it knows."""
         work = self.works.get(self.completed + 1)
-        if work is not None and work.flow.through and not self.late and self.formed and self.formed.ps:
+        if work is not None and work.flow.is_through_ps and not self.late and self.formed and self.formed.ps:
             return f"waits for the sum of {self.formed.ps.name}"
         return self.late or "waits for the other workers"
 
-    def _ask(self) -> None:
+    def _ask_chief(self) -> None:
         """Tell the chief the last complete operation of this member, and ask for the group's newest generation."""
         if self._asked:
             return
@@ -112,12 +112,12 @@ class GroupMember(Actor):
         place = who.group, who.task, who.member, self.node.address, digest(self.node.ticket), who.replicas
         state = 0 if formed is None else formed.generation, self._frozen, self.completed, doing, who.through, known
         self._asked = True
-        self.node.ask(self._chief, JoinGroup(*place, self._board.name, *state), ASK_S, self._answered)
+        self.node.ask(self._chief, JoinGroup(*place, self._board.name, *state), ASK_S, self._take_answer)
 
-    def _answered(self, answer: Message | Exception) -> None:
+    def _take_answer(self, answer: Message | Exception) -> None:
         self._asked = False
         if isinstance(answer, GroupIs):
-            self._told(answer)
+            self._take_group(answer)
         elif isinstance(answer, DeadlineExceeded):
             self.late = f"the chief at {self._chief.address} does not answer"
         elif isinstance(answer, Unavailable):  # it does not serve yet, or the run ends
@@ -125,16 +125,16 @@ class GroupMember(Actor):
         elif isinstance(answer, Exception):
             self.fail(answer)
 
-    def _told(self, group: GroupIs) -> None:
+    def _take_group(self, group: GroupIs) -> None:
         self.late = group.text
         now = 0 if self.formed is None else self.formed.generation
         if group.forming and group.forming > now and self._frozen != group.forming:
             self._frozen = group.forming
-            self._ask()
+            self._ask_chief()
         elif group.generation > now and group.generation == self._frozen and not group.forming:
-            self._form(group)
+            self._begin_generation(group)
 
-    def _form(self, group: GroupIs) -> None:
+    def _begin_generation(self, group: GroupIs) -> None:
         """A generation has begun."""
         members = tuple(Other(*member) for member in group.members)
         tasks = [other.task for other in members]
@@ -161,8 +161,8 @@ class GroupMember(Actor):
             return
         work = self.works.get(self.completed + 1)
         if work is not None and group.base > self.completed:
-            work.flow.follow(tasks.index(group.source))
-            self._carry_out(work)
+            work.flow.ask_source(tasks.index(group.source))
+            self._send_pieces(work)
         elif work is not None:  # it is done again, among those that are left
             del self.works[self.completed + 1]
         newer, self._newer = self._newer, []
@@ -172,62 +172,62 @@ class GroupMember(Actor):
     # -- operations ---------------------------------------------------------------------------------------------
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether the operation that was begun is over: complete, to be repeated, or failed."""
         return self.error is not None or self.completed + 1 not in self.works
 
-    def begin(self, flow: Flow, given: Region, result: Region) -> None:
+    def begin_operation(self, flow: Flow, given: Region, result: Region) -> None:
         """Begin an operation, the next one."""
         flow.number = self.completed + 1
         work = self.works[flow.number] = PendingOperation(flow, given, result)
         self._patience_s, self._quiet_since = FIRST_S, self.node.now()
-        self._look_after(FIRST_S)
-        flow.begin()
+        self._start_timer(FIRST_S)
+        flow.send_first_pieces()
         if flow.shown:
-            self._board.places[flow.number % 2].show(self._stamp(flow), flow.what)
-        self._carry_out(work)
+            self._board.places[flow.number % 2].publish_part(self._stamp(flow), flow.what)
+        self._send_pieces(work)
         self._seen = flow.progress
         early, self._early = self._early, []
         for message in early:
             if self.formed is not None and message.generation == self.formed.generation:
-                self._take(message)
+                self._take_piece(message)
 
     def fail(self, error: Exception) -> None:
         """End this member's part in the group by an error."""
         self.error = self.error or error
 
-    def _look_after(self, seconds: float) -> None:
+    def _start_timer(self, seconds: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self.node.after(seconds, self._look)
+        self._timer = self.node.after(seconds, self._check_progress)
 
-    def _look(self) -> None:
+    def _check_progress(self) -> None:
         """Ask for pieces that may have been lost."""
         work = self.works.get(self.completed + 1)
         if self.error is not None or (work is None and self.formed is not None and not self._frozen):
             return
         forming = self.formed is None or self._frozen > 0
         if work is not None and not forming:
-            self._look_at(work)
-        self._ask()
+            self._ask_if_quiet(work)
+        self._ask_chief()
         self._forming_s = min(2 * self._forming_s, FORMING_S[1]) if forming else FORMING_S[0]
-        self._look_after(self._forming_s if forming else min(self._patience_s, ASK_AGAIN_S))
+        self._start_timer(self._forming_s if forming else min(self._patience_s, ASK_AGAIN_S))
 
-    def _look_at(self, work: PendingOperation) -> None:
+    def _ask_if_quiet(self, work: PendingOperation) -> None:
         seen, now = work.flow.progress, self.node.now()
         if seen != self._seen:
             self._seen, self._patience_s, self._quiet_since = seen, FIRST_S, now
         elif now - self._quiet_since >= self._patience_s:
             self._patience_s, self._quiet_since = min(2 * self._patience_s, LAST_S), now
-            work.flow.again()
-            self._carry_out(work)
+            work.flow.ask_missing_pieces()
+            self._send_pieces(work)
 
     def on_Piece(self, message: Piece, sender: Sender) -> None:
         formed = self.formed
         if formed is None or message.generation > formed.generation:
             if len(self._newer) < NEWER:  # the chief has told the others first
                 self._newer.append((message, sender))
-            self._ask()
+            self._ask_chief()
             return
         if message.generation < formed.generation or self._frozen:
             return
@@ -235,9 +235,9 @@ class GroupMember(Actor):
         if not (by_ps or (0 <= message.rank < len(formed.members) and peer.name == formed.members[message.rank].name)):
             who, error = peer.name or "a stranger", NotAuthenticated if peer.name else Unproven
             raise error(f"got a piece of rank {message.rank} from {who}, wanted it with its ticket")
-        self._take(message)
+        self._take_piece(message)
 
-    def _take(self, message: Piece) -> None:
+    def _take_piece(self, message: Piece) -> None:
         work = self.works.get(message.op)
         if work is None:
             if message.op > self.completed and len(self._early) < EARLY:
@@ -247,20 +247,20 @@ class GroupMember(Actor):
         if message.what != flow.what:
             if flow.number > self.completed:
                 assert self.formed is not None
-                self._misfit(flow, self.formed.members[message.rank].name, message.what)
+                self._fail_mismatch(flow, self.formed.members[message.rank].name, message.what)
             return
         if phase is Phase.PLAIN:
             self.readers -= {message.rank}
             return
         data: Array | None = message.arrays[0] if message.arrays else None
         if message.memory:
-            data = self._read(flow, message)
+            data = self._read_piece(flow, message)
             if data is None:
                 return
-        flow.came(message.rank, message.index, phase, data, bool(message.memory))
-        self._carry_out(work)
+        flow.take_piece(message.rank, message.index, phase, data, bool(message.memory))
+        self._send_pieces(work)
 
-    def _misfit(self, flow: Flow, other: str, what: str) -> None:
+    def _fail_mismatch(self, flow: Flow, other: str, what: str) -> None:
         """Another member is in another operation. Tell the others, too."""
         self.fail(
             ConfigError(
@@ -271,7 +271,7 @@ class GroupMember(Actor):
         assert self.formed is not None
         for rank in range(len(self.formed.members)):
             if rank != self.formed.rank:
-                self._send(flow, rank, 0, Phase.ASK, [], ())
+                self._send_piece(flow, rank, 0, Phase.ASK, [], ())
 
     # -- boards -------------------------------------------------------------------------------------------------
 
@@ -279,68 +279,68 @@ class GroupMember(Actor):
         assert self.formed is not None
         return self.formed.generation << 32 | flow.number
 
-    def room(self, number: int, nbytes: int) -> Array:
+    def board_memory(self, number: int, nbytes: int) -> Array:
         """The place on the board for this member's part of an operation."""
-        return self._board.places[number % 2].room(nbytes)
+        return self._board.places[number % 2].part_memory(nbytes)
 
-    def look(self) -> bool:
+    def read_boards(self) -> bool:
         """Look at the boards of the others, if their parts come that way; returns whether the operation is over."""
         work = self.works.get(self.completed + 1)
         if work is None or not work.flow.shown or self._frozen or self.error is not None:
-            return self.idle
+            return self.is_idle
         flow, formed = work.flow, self.formed
         assert formed is not None
         stamp = self._stamp(flow)
-        for rank in flow.missing():
-            found = self._boards[rank][flow.number % 2].look(stamp, flow.result.nbytes)
+        for rank in flow.missing_members():
+            found = self._boards[rank][flow.number % 2].read_part(stamp, flow.result.nbytes)
             if found is None:
                 return False
             if found[0] != flow.what:
-                self._misfit(flow, formed.members[rank].name, found[0])
+                self._fail_mismatch(flow, formed.members[rank].name, found[0])
                 return True
-            flow.came(rank, 0, Phase.UP, found[1].view(flow.result.dtype))
-        self._carry_out(work)
-        return self.idle
+            flow.take_piece(rank, 0, Phase.UP, found[1].view(flow.result.dtype))
+        self._send_pieces(work)
+        return self.is_idle
 
-    def _read(self, flow: Flow, message: Piece) -> Array | None:
+    def _read_piece(self, flow: Flow, message: Piece) -> Array | None:
         """The data of a piece in its sender's memory. If it cannot be read, returns None and tells the sender."""
         span, item = flow.span(message.index), flow.result.dtype.itemsize
         whole: Array
         try:
             *name, first = message.memory
-            whole = self._peers.whole(name).view(flow.result.dtype)
+            whole = self._peers.attach_memory(name).view(flow.result.dtype)
             if first != span.start * item or span.stop > whole.size:
                 raise Unavailable(f"memory of {whole.nbytes} bytes has no {span} at {first}")
         except Unavailable as error:
             log.warning("%s: %s; pieces travel over sockets", self.node.name, error)
-            self._send(flow, message.rank, message.index, Phase.PLAIN, [], ())
+            self._send_piece(flow, message.rank, message.index, Phase.PLAIN, [], ())
             return None
         if message.phase == Phase.DOWN:
             flow.wholes[message.rank] = whole
         return whole[span]
 
-    def _carry_out(self, work: PendingOperation) -> None:
+    def _send_pieces(self, work: PendingOperation) -> None:
         """Send the messages of the operation, and note whether it is complete."""
         flow = work.flow
         while flow.out:
             sends, flow.out = flow.out, []
             for to, index, phase, own in sends:
                 if phase is Phase.ASK:
-                    self._send(flow, to, index, phase, [], ())
+                    self._send_piece(flow, to, index, phase, [], ())
                 if phase is Phase.ASK or (flow.shown and phase is Phase.UP):
                     continue
                 region = work.regions[GIVEN if own else RESULT]
                 span = flow.span(index)
                 if to in self.readers and region.name:
                     first = span.start * flow.result.dtype.itemsize
-                    self._send(flow, to, index, phase, [*region.name, first], ())
+                    self._send_piece(flow, to, index, phase, [*region.name, first], ())
                 else:
-                    self._send(flow, to, index, phase, [], ((flow.given if own else flow.result)[span],))
-        if flow.done and flow.number == self.completed + 1:
+                    self._send_piece(flow, to, index, phase, [], ((flow.given if own else flow.result)[span],))
+        if flow.is_done and flow.number == self.completed + 1:
             self.completed += 1
             self.works.pop(self.completed - 1, None)
 
-    def _send(
+    def _send_piece(
         self, flow: Flow, to: int, index: int, phase: Phase, memory: list[Any], arrays: tuple[Array, ...]
     ) -> None:  # fmt: skip
         formed = self.formed
@@ -354,7 +354,7 @@ class GroupMember(Actor):
 
     # -- the others' memory, and leaving --------------------------------------------------------------------------
 
-    def readable(self) -> Array:
+    def find_readable(self) -> Array:
         """For each member, whether this one can read its shared memory."""
         formed = self.formed
         assert formed is not None
@@ -362,18 +362,18 @@ class GroupMember(Actor):
         for rank, other in enumerate(formed.members):
             if rank != formed.rank and other.memory:
                 try:
-                    board = self._peers.whole(other.memory)
+                    board = self._peers.attach_memory(other.memory)
                 except Unavailable:
                     continue
                 found[rank], self._boards[rank] = 1, [BoardSlot(board, which) for which in (0, 1)]
         return found
 
-    def leave(self, final: bool, then: Callable[[Exception | None], None]) -> None:
+    def leave_group(self, final: bool, then: Callable[[Exception | None], None]) -> None:
         """Tell the chief that this member leaves. `then` is called when it may, or with the chief's answer."""
 
         def answered(answer: Message | Exception) -> None:
             if isinstance(answer, GroupIs):
-                self._told(answer)
+                self._take_group(answer)
             elif not isinstance(answer, DeadlineExceeded):
                 then(answer if isinstance(answer, Exception) else None)
 
@@ -382,16 +382,16 @@ class GroupMember(Actor):
 
 
 class CallersNode(Node):
-    """A `Node` that is not started: one thread at a time runs it by `work`. Between two calls libzmq's threads
+    """A `Node` that is not started: one thread at a time runs it by `run_until`. Between two calls libzmq's threads
     receive."""
 
-    def begin(self) -> None:
+    def start_actors(self) -> None:
         """Start the actors."""
         self._turned_at = self._time.now()
         for actor in list(self.actors.values()):
             actor.started()
 
-    def work(self, until: Callable[[], bool], timeout_s: float) -> bool:
+    def run_until(self, until: Callable[[], bool], timeout_s: float) -> bool:
         """Handle messages and timers until `until()` is true (True) or the time is over. Blocks."""
         self._outbox.flush()
         deadline = self._time.now() + timeout_s
@@ -408,7 +408,7 @@ class CallersNode(Node):
         self._endpoint.close()
 
 
-def beside(binding: Binding) -> Binding:
+def second_binding(binding: Binding) -> Binding:
     """The binding of a second node of a task: as the first one, at another port."""
     if "://" in binding.address:
         return replace(binding, address="", advertise="")

@@ -66,7 +66,7 @@ class PeerMemory:
         self._runtime = runtime
         self._attached: dict[tuple[Any, ...], Array] = {}
 
-    def whole(self, name: list[Any]) -> Array:
+    def attach_memory(self, name: list[Any]) -> Array:
         """A peer's memory, by its name. Raises Unavailable if it cannot be read."""
         key = tuple(name)
         found = self._attached.get(key)
@@ -96,18 +96,18 @@ class BoardSlot:
         self._numbers, self._text = head[:TEXT].view(np.int64), head[TEXT:]
         self._data = board[first + HEAD_NBYTES : first + HEAD_NBYTES + PLACE_NBYTES]
 
-    def room(self, nbytes: int) -> Array:
+    def part_memory(self, nbytes: int) -> Array:
         """The memory to which a part is written."""
         return self._data[:nbytes]
 
-    def show(self, number: int, what: str) -> None:
+    def publish_part(self, number: int, what: str) -> None:
         """Publish the part that was written, as that of this operation."""
         text = what.encode()[: self._text.size]
         self._text[: len(text)] = np.frombuffer(text, np.uint8)
         self._numbers[1] = len(text)
         self._numbers[0] = number
 
-    def look(self, number: int, nbytes: int) -> tuple[str, Array] | None:
+    def read_part(self, number: int, nbytes: int) -> tuple[str, Array] | None:
         """The description of an operation, and a copy of the part; None if they are not there yet."""
         if self._numbers[0] != number:
             return None

@@ -9,20 +9,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dps.collectives.flow import Flow, still
+from dps.collectives.flow import Flow, read_only
 from dps.collectives.routes import Route, RunSegment
 from dps.transport.dtypes import dtype_of, wire_name
 from dps.transport.wire import Array
 
 
-def packed(arrays: Sequence[Array]) -> tuple[Array, Array]:
+def pack_arrays(arrays: Sequence[Array]) -> tuple[Array, Array]:
     """A description, and the bytes of the arrays; at least one."""
     described = [f"{wire_name(array.dtype)}:{','.join(map(str, array.shape))}" for array in arrays]
     parts = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
     return np.frombuffer(";".join(described).encode(), np.uint8), np.concatenate(parts or [np.zeros(1, np.uint8)])
 
 
-def unpacked(row: Array, head: int) -> list[Array]:
+def unpack_arrays(row: Array, head: int) -> list[Array]:
     """The arrays of a description of so many bytes, and what follows it."""
     found, at = [], head
     for text in bytes(row[:head]).decode().split(";") if head else ():
@@ -47,7 +47,7 @@ class Fused:
         self._given, self._parts, self._routes = given, parts, routes
         self._scratch: Array = np.empty(0, given.dtype)
 
-    def bring(self, index: int) -> Array:
+    def fill_piece(self, index: int) -> Array:
         """As of `Flow`: a part that is only added here does not need `given`, and stays in the caches."""
         start, stop, root = self._parts[index]
         route = self._routes[root]
@@ -68,7 +68,7 @@ class Fused:
         return out
 
 
-def results(flow: Flow, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
+def split_results(flow: Flow, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
     """The arrays of a sum, read-only; in a peer's memory, if all of an array lies there."""
     order = sorted(range(len(flow.parts)), key=lambda index: flow.parts[index].start)
     starts = [flow.parts[index].start for index in order]
@@ -82,7 +82,7 @@ def results(flow: Flow, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
         else:
             run = flow.result
             for index in pieces:
-                flow.take(index)
-        found.append(still(run[at : at + size].reshape(shape)))
+                flow.copy_lent_piece(index)
+        found.append(read_only(run[at : at + size].reshape(shape)))
         at += size
     return found

@@ -24,7 +24,7 @@ class SumOperation:
         self.made: dict[int, Array] = {}
         self._parts: dict[int, dict[int, Array]] = {}
 
-    def take(self, message: Piece, size: int) -> bool:
+    def add_part(self, message: Piece, size: int) -> bool:
         """A member's part of a piece has come; whether that makes the sum of `size` members."""
         parts, part = self._parts.setdefault(message.index, {}), message.arrays[0]
         other = next(iter(parts.values()), part)
@@ -33,10 +33,10 @@ class SumOperation:
         parts[message.rank] = part
         if len(parts) < size:
             return False
-        self._add(message.index)
+        self._sum_piece(message.index)
         return True
 
-    def _add(self, index: int) -> None:
+    def _sum_piece(self, index: int) -> None:
         """All parts of a piece are here: add them in the order of ranks."""
         from dps.kernels.gradients import total  # loads numba
 
@@ -45,7 +45,7 @@ class SumOperation:
         total(out, [parts[rank] for rank in sorted(parts)])
         self.made[index] = out
 
-    def missing(self, index: int, size: int) -> list[int]:
+    def missing_members(self, index: int, size: int) -> list[int]:
         """The members whose part of a piece has not come."""
         return [rank for rank in range(size) if rank not in self._parts.get(index, ())]
 
@@ -63,7 +63,7 @@ class ServedGroup:
         """A later one is larger; one without members is the end of the group."""
         return self.generation, not self.members
 
-    def sum(self, message: Piece) -> SumOperation | None:
+    def find_operation(self, message: Piece) -> SumOperation | None:
         """The operation of a message; None for one that all have completed. Whoever begins an operation knows that all
         have begun the one before, and so have completed the one before that."""
         newest = max(self.sums, default=message.op)
@@ -85,10 +85,10 @@ class Sums(Actor):
         served, before = ServedGroup(message), self._groups.get(message.group)
         if before is None or served.age > before.age:
             self._groups[message.group] = served
-            self._change(before, served)
+            self._replace_members(before, served)
         self.node.answer(sender)
 
-    def _change(self, before: ServedGroup | None, now: ServedGroup) -> None:
+    def _replace_members(self, before: ServedGroup | None, now: ServedGroup) -> None:
         kept = {member.address for member in now.members}
         for member in before.members if before is not None else ():
             self._by_ticket.pop(member.ticket, None)
@@ -109,7 +109,7 @@ class Sums(Actor):
         if [member.ticket for member in served.members].index(ticket) != message.rank:
             who = sender.peer.name
             raise NotAuthenticated(f"got a piece of rank {message.rank} from {who}, wanted it with its ticket")
-        found = served.sum(message)
+        found = served.find_operation(message)
         if found is None:
             return
         if message.what != found.what:
@@ -118,9 +118,9 @@ class Sums(Actor):
         elif message.index in found.made:  # the member has missed it
             self._send_sum(served, message, message.rank, found)
         elif message.phase == Phase.ASK:
-            for rank in found.missing(message.index, len(served.members)):
+            for rank in found.missing_members(message.index, len(served.members)):
                 self._send(served, message, rank, len(served.members), Phase.ASK, found.what)
-        elif message.phase == Phase.UP and found.take(message, len(served.members)):
+        elif message.phase == Phase.UP and found.add_part(message, len(served.members)):
             for rank in range(len(served.members)):
                 self._send_sum(served, message, rank, found)
 

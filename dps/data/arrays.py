@@ -41,7 +41,7 @@ class Arrays:
         """One row in the nesting of the arrays; a copy."""
         return self._nesting.build([np.array(leaf[number]) for leaf in self._leaves])
 
-    def gather(self, numbers: Sequence[int] | Array) -> Any:
+    def gather_rows(self, numbers: Sequence[int] | Array) -> Any:
         """Rows in the nesting of the arrays, each array of shape (rows, ...); a copy."""
         first, count, rows = int(numbers[0]), len(numbers), np.asarray(numbers)
         if rows[-1] - first == count - 1 and bool((rows[1:] - rows[:-1] == 1).all()):
@@ -49,7 +49,7 @@ class Arrays:
         return self._nesting.build([leaf.take(rows, axis=0) for leaf in self._leaves])
 
 
-def stacked(examples: Sequence[Any]) -> Any:
+def stack_examples(examples: Sequence[Any]) -> Any:
     """Examples of the same nesting, shapes and dtypes as one nesting of arrays of shape (examples, ...).
 
     Raises DataError that names the first example, counted from 0 in this batch, that differs from the first one.
@@ -65,10 +65,10 @@ def stacked(examples: Sequence[Any]) -> Any:
             )
         for column, leaf in zip(columns, found, strict=True):
             column.append(leaf)
-    return nesting.build([_stack(path, column) for path, column in zip(nesting.paths, columns, strict=True)])
+    return nesting.build([_stack_column(path, column) for path, column in zip(nesting.paths, columns, strict=True)])
 
 
-def _stack(path: str, column: list[Any]) -> Array:
+def _stack_column(path: str, column: list[Any]) -> Array:
     try:
         arrays = [to_array(leaf, path) for leaf in column]
     except (TypeError, ValueError) as error:

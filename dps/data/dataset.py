@@ -35,14 +35,14 @@ class Iterator:
 
     def __init__(self, stage: Stage, epoch: int, at: State | None) -> None:
         self._epoch = epoch
-        self._cursor: Cursor = stage.open(epoch, at)
+        self._cursor: Cursor = stage.open_cursor(epoch, at)
         self._rows = RowNumbers(self._cursor, stage.arrays)
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
-        found = self._rows.take(1)
+        found = self._rows.read_examples(1)
         if not found:
             raise StopIteration
         return found[0]

@@ -43,15 +43,15 @@ class Feed:
         self._name, self._ahead = name, ahead
         self._workers: dict[Client, tuple[str, str]] = {}
         """The name and address of each worker."""
-        self.begin(position)
+        self.begin_epoch(position)
 
     # -- epochs ------------------------------------------------------------------------------------------------
 
-    def begin(self, position: dict[str, Any]) -> None:
+    def begin_epoch(self, position: dict[str, Any]) -> None:
         """Begin the epoch of a position; the reader reads from there on."""
-        start = checked(position)
+        start = checked_position(position)
         self.line = Line(self._name, self._ahead)
-        self.line.open(READER, "the reader", "")
+        self.line.add_client(READER, "the reader", "")
         self.epoch: int = start["from"]["epoch"]
         self._skipped = set(start["finished"])
         """The batches from here on that an earlier run has finished."""
@@ -63,85 +63,85 @@ class Feed:
         self._read = 0
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether all batches of the epoch are finished."""
-        return self.line.over
+        return self.line.is_over
 
-    def room(self) -> bool:
+    def has_room(self) -> bool:
         """Whether another batch can be taken."""
         return len(self.line.items) < self._ahead
 
-    def came(self, value: Any, after: dict[str, Any]) -> list[Action]:
+    def add_batch(self, value: Any, after: dict[str, Any]) -> list[Action]:
         """The reader has read a batch; `after` is the dataset's position then."""
         number, self._read = self._read, self._read + 1
         self._after.append((number, after))
         if number in self._skipped:
-            self._advance()
+            self._advance_position()
             return []
         return self.line.put(READER, number + 1, (number, value), None)
 
-    def ended(self) -> list[Action]:
+    def end_reading(self) -> list[Action]:
         """The reader is at the end of the epoch."""
         return self.line.close()
 
     # -- workers -----------------------------------------------------------------------------------------------
 
-    def join(self, worker: Client, name: str, address: str) -> None:
+    def add_worker(self, worker: Client, name: str, address: str) -> None:
         """A worker begins; a second call changes nothing."""
         self._workers.setdefault(worker, (name, address))
 
-    def want(
+    def request_batch(
         self, worker: Client, epoch: int, number: int, floor: int, finished: list[int], asker: Any
     ) -> list[Action]:
         """A worker asks for a batch, perhaps again, and reports the batches that it has finished."""
-        self._check(worker)
+        self._check_known(worker)
         if epoch != self.epoch:
             return [Ended(asker)] if epoch < self.epoch else []
-        self.line.open(worker, *self._workers[worker])
-        actions = self._finish(worker, floor, finished)
+        self.line.add_client(worker, *self._workers[worker])
+        actions = self._record_finished(worker, floor, finished)
         return [*actions, *self.line.get(worker, number, floor, asker)]
 
-    def waits(self, worker: Client, epoch: int, number: int) -> bool:
+    def is_waiting(self, worker: Client, epoch: int, number: int) -> bool:
         """Whether a worker waits for a batch."""
-        return epoch > self.epoch or (epoch == self.epoch and self.line.get_waits(worker, number))
+        return epoch > self.epoch or (epoch == self.epoch and self.line.is_get_waiting(worker, number))
 
-    def finish(self, worker: Client, epoch: int, floor: int, finished: list[int]) -> list[Action]:
+    def finish_batches(self, worker: Client, epoch: int, floor: int, finished: list[int]) -> list[Action]:
         """A worker reports the batches that it has finished, and asks for none."""
-        self._check(worker)
+        self._check_known(worker)
         if epoch != self.epoch or worker not in self.line.clients:
             return []
-        return self._finish(worker, floor, finished)
+        return self._record_finished(worker, floor, finished)
 
-    def leave(self, worker: Client, epoch: int, floor: int, finished: list[int]) -> list[Action]:
+    def remove_worker(self, worker: Client, epoch: int, floor: int, finished: list[int]) -> list[Action]:
         """A worker ends its pass: its unfinished batches go to others."""
         if worker not in self._workers:
             return []
-        actions = self.finish(worker, epoch, floor, finished)
+        actions = self.finish_batches(worker, epoch, floor, finished)
         del self._workers[worker]
-        return [*actions, *self.line.leave(worker)] if epoch == self.epoch else actions
+        return [*actions, *self.line.remove_client(worker)] if epoch == self.epoch else actions
 
-    def lost(self, address: str) -> list[Action]:
+    def drop_node(self, address: str) -> list[Action]:
         """A node is lost, and its workers with it."""
-        return self.line.lost(address)
+        return self.line.drop_node(address)
 
-    def address(self, worker: Client) -> str:
+    def address_of(self, worker: Client) -> str:
         """The node of a worker; "" for one that is not known."""
         return self._workers.get(worker, ("", ""))[1]
 
-    def _check(self, worker: Client) -> None:
+    def _check_known(self, worker: Client) -> None:
         if worker not in self._workers:
             raise Aborted(f"dataset {self._name!r} does not know this worker; it was started again")
 
-    def _finish(self, worker: Client, floor: int, finished: list[int]) -> list[Action]:
+    def _record_finished(self, worker: Client, floor: int, finished: list[int]) -> list[Action]:
         actions: list[Action] = []
         given = self.line.clients[worker].given
         for number in [n for n in given if n < floor or n in finished]:
             self._finished.add(given[number].value[0])
-            actions += self.line.finish(worker, number)[1]
-        self._advance()
+            actions += self.line.finish_get(worker, number)[1]
+        self._advance_position()
         return actions
 
-    def _advance(self) -> None:
+    def _advance_position(self) -> None:
         while self._after and self._after[0][0] in self._finished:
             number, self._base = self._after.popleft()
             self._finished.discard(number)
@@ -170,7 +170,7 @@ class Feed:
         return sorted(client.name for client in self.line.clients.values() if client.given)
 
 
-def checked(position: Any) -> dict[str, Any]:
+def checked_position(position: Any) -> dict[str, Any]:
     """The position, if it is one of a feed; ConfigError otherwise."""
     if not isinstance(position, dict) or position.keys() != {"from", "finished"} or "epoch" not in position["from"]:
         raise ConfigError(f"position: got {position!r:.60}, wanted the position of a dataset that is served")
@@ -189,7 +189,7 @@ class DatasetActor(Actor):
     ) -> None:
         """`tasks`: how many tasks serve under this name; 0: it is not known."""
         self._dataset, self._served, self._chief, self._tasks = dataset, name, Ref(chief, DIRECTORY), tasks
-        first: Iterator = dataset.iterator(None if position is None else checked(position)["from"])
+        first: Iterator = dataset.iterator(None if position is None else checked_position(position)["from"])
         self.feed = Feed(name, ahead, position or {"from": first.position, "finished": []})
         self.error: Exception | None = None
         """The error that ended the reading."""
@@ -213,51 +213,55 @@ class DatasetActor(Actor):
 
     def _begin_reading(self) -> None:
         line, iterator, node = self._line, self._reading, self.node
-        node.runtime.spawn(f"read {self._served}", lambda: read(iterator, line, lambda: node.post(self._fetch)))
+        node.runtime.spawn(
+            f"read {self._served}", lambda: read_pass(iterator, line, lambda: node.post(self._fetch_batches))
+        )
 
-    def _fetch(self) -> None:
+    def _fetch_batches(self) -> None:
         """Take batches that the reader has ready, while there is room."""
-        while self.feed.room() and (found := self._line.poll()) is not None:
+        while self.feed.has_room() and (found := self._line.poll()) is not None:
             value, after = found
             self._came_at = self.node.now()
             if isinstance(value, Exception):
                 self.error = value
                 log.error("%s: dataset %r: %s", self.node.name, self._served, value)
-                self._carry_out(self.feed.ended())
+                self._carry_out_actions(self.feed.end_reading())
             elif value is None:
-                self._carry_out(self.feed.ended())
+                self._carry_out_actions(self.feed.end_reading())
             else:
-                self._carry_out(self.feed.came(value, after))
+                self._carry_out_actions(self.feed.add_batch(value, after))
 
-    def _next_epoch(self) -> None:
+    def _begin_next_epoch(self) -> None:
         self._reading, self._line = self._dataset.iterator(), Handover(1)
-        self.feed.begin({"from": self._reading.position, "finished": []})
+        self.feed.begin_epoch({"from": self._reading.position, "finished": []})
         self._begin_reading()
 
     # -- workers -----------------------------------------------------------------------------------------------
 
     def on_JoinFeed(self, message: JoinFeed, sender: Sender) -> None:
         address = self.node.dials(message.address)
-        self.feed.join(sender.client(message.client), message.name, address)
+        self.feed.add_worker(sender.client(message.client), message.name, address)
         self.node.watch(address, GRACE_S)
-        begun = self.feed.over and self.error is None
+        begun = self.feed.is_over and self.error is None
         self.node.answer(sender, FeedIs(self.node.name, self.feed.epoch + begun))
 
     def on_Want(self, message: Want, sender: Sender) -> None:
         feed, client, epoch = self.feed, sender.client(message.client), message.epoch
-        if message.epoch == feed.epoch + 1 and feed.over and self.error is None:
-            self._next_epoch()
-        address = feed.address(client)
+        if message.epoch == feed.epoch + 1 and feed.is_over and self.error is None:
+            self._begin_next_epoch()
+        address = feed.address_of(client)
         if address:
             self.node.watch(address, GRACE_S)  # it may have been lost before
-        self._carry_out(feed.want(client, epoch, message.number, message.floor, message.finished, sender))
-        self._fetch()
-        if feed.waits(client, epoch, message.number):
+        self._carry_out_actions(
+            feed.request_batch(client, epoch, message.number, message.floor, message.finished, sender)
+        )
+        self._fetch_batches()
+        if feed.is_waiting(client, epoch, message.number):
             self._tell_waiting(sender)
             self.node.after(FIRST_S, lambda: self._tell_again(message, sender))
 
     def _tell_again(self, message: Want, sender: Sender) -> None:
-        if self.feed.waits(sender.client(message.client), message.epoch, message.number):
+        if self.feed.is_waiting(sender.client(message.client), message.epoch, message.number):
             self._tell_waiting(sender)
 
     def _tell_waiting(self, sender: Sender) -> None:
@@ -269,37 +273,39 @@ class DatasetActor(Actor):
         self.node.answer(sender, Waiting(f"{self.node.name} {text}"))
 
     def on_FinishBatches(self, message: FinishBatches, sender: Sender) -> None:
-        self._carry_out(self.feed.finish(sender.client(message.client), message.epoch, message.floor, message.finished))
+        self._carry_out_actions(
+            self.feed.finish_batches(sender.client(message.client), message.epoch, message.floor, message.finished)
+        )
         self.node.answer(sender)
 
     def on_LeaveFeed(self, message: LeaveFeed, sender: Sender) -> None:
         client = sender.client(message.client)
-        self._carry_out(self.feed.leave(client, message.epoch, message.floor, message.finished))
-        self._fetch()
+        self._carry_out_actions(self.feed.remove_worker(client, message.epoch, message.floor, message.finished))
+        self._fetch_batches()
         self.node.answer(sender)
 
     def on_AskPosition(self, message: AskPosition, sender: Sender) -> None:
         self.node.answer(sender, PositionIs(self.node.name, self.feed.position))
 
     def lost(self, address: str, silent_s: float) -> None:
-        self._carry_out(self.feed.lost(address))
+        self._carry_out_actions(self.feed.drop_node(address))
         self.node.unwatch(address)
 
-    def _carry_out(self, actions: list[Action]) -> None:
+    def _carry_out_actions(self, actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, Given):
                 _, (form, arrays) = action.value
                 self.node.answer(action.asker, Batch(action.number, form, arrays))
             elif isinstance(action, Ended):
-                self.node.answer(action.asker, self._end())
+                self.node.answer(action.asker, self._end_answer())
 
-    def _end(self) -> EpochEnded | Exception:
+    def _end_answer(self) -> EpochEnded | Exception:
         if self.error is not None:
             return DataError(f"{self.node.name}: {self.error}")
         return EpochEnded(self.feed.epoch)
 
 
-def read(iterator: Iterator, line: Handover, tell: Callable[[], None]) -> None:
+def read_pass(iterator: Iterator, line: Handover, tell: Callable[[], None]) -> None:
     """Read a pass to its end, as fast as batches are taken."""
     value: Any = ()
     while value is not None and not isinstance(value, Exception):

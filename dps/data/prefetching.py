@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from dps.data.stage import Block, Cursor, Stage, State, check
+from dps.data.stage import Block, Cursor, Stage, State, check_stage
 from dps.transport.current import runtime
 
 
@@ -54,9 +54,9 @@ class Prefetch:
     def __init__(self, of: Stage, count: int) -> None:
         self.of, self.count, self.arrays = of, count, of.arrays
 
-    def open(self, epoch: int, at: State | None) -> PrefetchCursor:
-        at = check(at, self.name)
-        return PrefetchCursor(self.of.open(epoch, at and at["of"]), self.count)
+    def open_cursor(self, epoch: int, at: State | None) -> PrefetchCursor:
+        at = check_stage(at, self.name)
+        return PrefetchCursor(self.of.open_cursor(epoch, at and at["of"]), self.count)
 
 
 class PrefetchCursor:
@@ -67,11 +67,11 @@ class PrefetchCursor:
         self._line, self._of, self._state = Handover(count), of, of.state()
         self._begun = self._ended = False
 
-    def take(self, count: int) -> Block:
+    def read_block(self, count: int) -> Block:
         if not self._begun:
             self._begun = True
             line, of = self._line, self._of  # the task refers to nothing of this cursor, which ends it when it goes
-            runtime().spawn("prefetch", lambda: _read(of, line))
+            runtime().spawn("prefetch", lambda: _read_ahead(of, line))
         if self._ended:
             return []
         block, self._state, error = self._line.get()
@@ -92,13 +92,13 @@ class PrefetchCursor:
         self._line.close()
 
 
-def _read(of: Cursor, line: Handover) -> None:
+def _read_ahead(of: Cursor, line: Handover) -> None:
     """Read until the end, an error, or the other end is closed."""
     goes_on = True
     while goes_on:
         state = of.state()
         try:
-            block: Block = of.take(1)
+            block: Block = of.read_block(1)
             goes_on = line.put((block, of.state(), None)) and len(block) > 0
         except Exception as error:
             line.put(([], state, error))

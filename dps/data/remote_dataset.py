@@ -31,7 +31,7 @@ class Finder:
     def __init__(self, server: Server, name: str, tasks: int | None, timeout_s: float) -> None:
         self._server, self._name, self._tasks, self._timeout_s = server, name, tasks, timeout_s
 
-    def find(self, caller: Caller) -> list[Ref]:
+    def find_tasks(self, caller: Caller) -> list[Ref]:
         """The tasks, when as many as are wanted are there. Blocks. Raises DeadlineExceeded with how many are."""
         began, there, wanted = caller.now(), 0, self._tasks or 1
         while True:
@@ -43,13 +43,13 @@ class Finder:
                 )
             if self._server.exit_code is not None:
                 raise TaskLost(f"dataset {self._name!r}: {self._server.reason or 'the run has ended'}")
-            found, said = self.now(caller, left)
+            found, said = self.ask_directory(caller, left)
             there, wanted = len(found), self._tasks or said or 1
             if there >= wanted:
                 return found
             self._server.runtime.sleep(min(LOOK_S, left))
 
-    def now(self, caller: Caller, timeout_s: float) -> tuple[list[Ref], int]:
+    def ask_directory(self, caller: Caller, timeout_s: float) -> tuple[list[Ref], int]:
         """The tasks that serve now, and how many there are to be, as they report it; 0 if they do not. Blocks."""
         answer = caller.ask(Ref(self._server.target, DIRECTORY), Find(self._name), timeout_s)
         assert isinstance(answer, FoundAddresses), answer
@@ -71,7 +71,7 @@ class Finishing(Hook):
         self._confirm = WeakMethod(confirm)
         self._in_flight, self._certain = 0, False
 
-    def taken(self) -> None:
+    def record_batch(self) -> None:
         """The loop has got another batch."""
         self._certain = self._in_flight == 0
         _last.set(self)
@@ -137,9 +137,9 @@ class RemotePass:
         """The batch that the loop has, and the stream that it came from."""
         self._finishing = Finishing(self.confirm)
         self._streams: list[Stream] = []
-        for to in remote.finder.find(self._caller):
+        for to in remote.finder.find_tasks(self._caller):
             stream = Stream(self._caller, to, self._server, remote.window)
-            stream.join(remote.timeout, remote.epochs.get(to.address, 0))
+            stream.join_epoch(remote.timeout, remote.epochs.get(to.address, 0))
             self._streams.append(stream)
         self._server.home().hooks.append(self._finishing)
 
@@ -154,7 +154,7 @@ class RemotePass:
         if self._using is not None and not self._closed:
             stream, number = self._using
             self._using = None
-            stream.finish(number)
+            stream.finish_batch(number)
 
     def confirm(self) -> None:
         """As `done`, and wait until the task that serves has heard it: from then on nobody else gets the batch. Blocks.
@@ -165,7 +165,7 @@ class RemotePass:
             return
         stream, number = self._using
         self._using = None
-        told, away = stream.confirm(number), self._caller.away
+        told, away = stream.confirm_batch(number), self._caller.away
 
         def stop() -> bool:
             return self._server.exit_code is not None or stream.to.address in away
@@ -180,37 +180,37 @@ class RemotePass:
         self._caller.poll()
         while True:
             for stream in self._streams:
-                found = stream.take()
+                found = stream.take_batch()
                 if found is not None:
                     self._using = stream, found[0]
-                    self._finishing.taken()
+                    self._finishing.record_batch()
                     self._streams.append(self._streams.pop(self._streams.index(stream)))  # the others come first now
                     return unpack(found[1].form, found[1].arrays)
-            self._mend()
+            self._rejoin_restarted()
             if all(stream.ended for stream in self._streams):
                 self._remote.epochs.update({stream.to.address: stream.epoch + 1 for stream in self._streams})
                 self.close()
                 raise StopIteration
-            self._wait()
+            self._wait_for_batch()
 
     def _named(self, stream: Stream) -> str:
         return f"{self._server.name}: dataset {self._remote.name!r}: {stream.task} ({stream.to.address})"
 
-    def _mend(self) -> None:
+    def _rejoin_restarted(self) -> None:
         for stream in self._streams:
             if isinstance(stream.error, Aborted):
                 log.warning("%s: %s; the batches that it had given are read again", self._server.name, stream.error)
-                stream.join(self._remote.timeout, stream.epoch)
+                stream.join_epoch(self._remote.timeout, stream.epoch)
             elif stream.error is not None:
                 raise stream.error
 
-    def _follow(self) -> bool:
+    def _join_moved(self) -> bool:
         """Join tasks that were started again at another address; returns whether there were any."""
         lost = [stream for stream in self._going() if stream.to.address in self._caller.away]
         found: list[Ref] = []
         if lost:
             with contextlib.suppress(DeadlineExceeded):  # who does not serve is named when the time is over
-                found, _ = self._remote.finder.now(self._caller, FOLLOW_S)
+                found, _ = self._remote.finder.ask_directory(self._caller, FOLLOW_S)
         known = {stream.to.address for stream in self._streams}
         moved = list(zip(lost, [to for to in found if to.address not in known], strict=False))
         for stream, to in moved:
@@ -218,13 +218,13 @@ class RemotePass:
                 "%s serves at %s now; the batches that it had given are read again", self._named(stream), to.address
             )
             stream.to = to
-            stream.join(self._remote.timeout, stream.epoch)
+            stream.join_epoch(self._remote.timeout, stream.epoch)
         return bool(moved)
 
     def _going(self) -> Sequence[Stream]:
         return [stream for stream in self._streams if not stream.ended]
 
-    def _wait(self) -> None:
+    def _wait_for_batch(self) -> None:
         """Until something comes. Raises DeadlineExceeded that names who is waited for."""
         began = self._caller.now()
         report_at, end_at = began + REPORT_S, began + self._remote.timeout
@@ -238,7 +238,7 @@ class RemotePass:
         while not stop():
             now = self._caller.now()
             least = min(report_at, end_at, now + FOLLOW_S if self._caller.away else end_at)
-            if self._caller.wait(requests, max(0.0, least - now), stop) or stop() or self._follow():
+            if self._caller.wait(requests, max(0.0, least - now), stop) or stop() or self._join_moved():
                 break
             now = self._caller.now()
             who = "; ".join(stream.reason or f"{stream.task} ({stream.to.address}) does not answer" for stream in going)
@@ -257,21 +257,21 @@ class RemotePass:
         Blocks until the tasks that serve have answered, for a short time at most. A second call does nothing.
         """
         if not self._closed:
-            self._end()
-            asked = [self._caller.start(s.to, s.leave(), ends) for s in self._streams]
+            self._end_pass()
+            asked = [self._caller.start(s.to, s.end_stream(), ends) for s in self._streams]
             self._caller.wait(asked, LEAVE_S)
             self._caller.close()
 
-    def _end(self) -> None:
+    def _end_pass(self) -> None:
         self._closed = True
         with contextlib.suppress(ValueError):  # a pass that could not begin is not there
             self._server.home().hooks.remove(self._finishing)
 
     def __del__(self) -> None:
         if not self._closed:
-            self._end()
+            self._end_pass()
             for stream in self._streams:
-                self._caller.post(stream.to, stream.leave())
+                self._caller.post(stream.to, stream.end_stream())
             self._caller.close()
 
 
@@ -329,7 +329,7 @@ class RemoteDataset:
         caller = Caller(server.runtime, server.name, server.home().keys)
         try:
             found = {}
-            for to in self._remote.finder.find(caller):
+            for to in self._remote.finder.find_tasks(caller):
                 answer = caller.ask(to, AskPosition(), self._remote.timeout)
                 assert isinstance(answer, PositionIs), answer
                 found[answer.task] = answer.position

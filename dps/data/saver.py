@@ -92,12 +92,12 @@ def saved_position(checkpoint_dir: str, name: str | None = None) -> dict[str, An
             continue
         path = join(folder, POSITION_FILE)
         if storage.exists(path):
-            own: dict[str, Any] = _read(storage, path)
+            own: dict[str, Any] = _read_position(storage, path)
             return own
     return None
 
 
-def _read(storage: Storage, path: str) -> Any:
+def _read_position(storage: Storage, path: str) -> Any:
     try:
         return json.loads(bytes(storage.read(path)))
     except (OSError, ValueError) as error:

@@ -110,12 +110,12 @@ def serve(
     if tasks is None:
         tasks = server.cluster.num_tasks(name) if name in server.cluster.jobs else 0
     own = Dataset(dataset.stage)  # passes of this process are no epochs of the workers
-    actor = DatasetActor(own, name, ahead, _own(position, server, tasks), server.target, tasks)
+    actor = DatasetActor(own, name, ahead, _own_position(position, server, tasks), server.target, tasks)
     server.host(feed_name(name), actor)
     return Serving(actor)
 
 
-def _own(position: dict[str, Any] | None, server: Server, tasks: int) -> dict[str, Any] | None:
+def _own_position(position: dict[str, Any] | None, server: Server, tasks: int) -> dict[str, Any] | None:
     """This task's part of the positions of all tasks that serve. Blocks until the task has its number."""
     if not isinstance(position, dict) or "from" in position or not all(":" in task for task in position):
         return position
@@ -148,7 +148,9 @@ class ServedPart:
         return serve(self.dataset, server, position=self.position, tasks=self.tasks)
 
 
-def load(program: str | None, arguments: Sequence[str], environ: Mapping[str, str], tasks: int | None) -> ServedPart:
+def load_part(
+    program: str | None, arguments: Sequence[str], environ: Mapping[str, str], tasks: int | None
+) -> ServedPart:
     """The part of the task of this environment of what a program names: FILE:NAME or package.module:NAME.
 
     The name is that of a dataset, or of a function that returns one, or one and the position where it begins. A
@@ -160,9 +162,9 @@ def load(program: str | None, arguments: Sequence[str], environ: Mapping[str, st
     if not program or ":" not in program:
         got = f"--program {program}" if program else "no --program"
         raise ConfigError(f"a dataset task serves the dataset of a program; got {got}, wanted --program FILE:NAME")
-    place, known = _place(environ, tasks)
+    place, known = _task_number(environ, tasks)
     sys.argv = [program, *arguments]
-    found, position, whole = _named(program), None, True
+    found, position, whole = _load_named(program), None, True
     if callable(found) and not isinstance(found, Dataset):
         whole = takes_parts(found) != 2
         found = found() if whole else found(place, known or 1)
@@ -178,7 +180,7 @@ def load(program: str | None, arguments: Sequence[str], environ: Mapping[str, st
 _WANTED = "a dps.data.Dataset, or a function that returns one"
 
 
-def _named(program: str) -> Any:
+def _load_named(program: str) -> Any:
     """What FILE:NAME names. Raises ConfigError, with the datasets and functions of the file, if it has no such name."""
     found = find(program)
     if found is None:
@@ -193,7 +195,7 @@ def _named(program: str) -> Any:
     return found
 
 
-def _place(environ: Mapping[str, str], tasks: int | None) -> tuple[int, int | None]:
+def _task_number(environ: Mapping[str, str], tasks: int | None) -> tuple[int, int | None]:
     """The number of this task and how many tasks serve; None: that is not known, and the program has its part."""
     cluster = load_cluster(environ["DPS_CLUSTER"]) if environ.get("DPS_CLUSTER") else None
     if cluster is not None and "dataset" in cluster.jobs:

@@ -229,7 +229,7 @@ class Queue:
         self._busy = True
         request = self._caller.start(self._to, message, feed, again)
         try:
-            self._wait(request, what, seconds)
+            self._wait_for_answer(request, what, seconds)
         finally:
             self._caller.drop(request)
             self._busy = False
@@ -239,12 +239,12 @@ class Queue:
         assert isinstance(answer, wanted), answer
         return answer
 
-    def _wait(self, request: Request, what: str, seconds: float) -> None:
+    def _wait_for_answer(self, request: Request, what: str, seconds: float) -> None:
         """Wait for the answer. Raises DeadlineExceeded, which says why it is not there, or TaskLost."""
         began = self._caller.now()
         while True:
             left = seconds - (self._caller.now() - began)
-            if self._caller.wait([request], max(0.0, min(left, REPORT_S)), self._over):
+            if self._caller.wait([request], max(0.0, min(left, REPORT_S)), self._is_over):
                 return
             if self._server.exit_code is not None:
                 raise TaskLost(f"queue {self.name!r}: {self._server.reason or 'the run has ended'}")
@@ -254,7 +254,7 @@ class Queue:
                 raise DeadlineExceeded(f"{self._server.name}: {text}; waited {waited_s:.1f} s")
             log.warning("%s: %s; has waited %.0f s", self._server.name, text, waited_s)
 
-    def _over(self) -> bool:
+    def _is_over(self) -> bool:
         return self._server.exit_code is not None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dps.data.arrays import Arrays
-from dps.data.stage import Block, State, check
+from dps.data.stage import Block, State, check_stage
 from dps.errors import ConfigError, DataError, DpsError
 
 
@@ -21,8 +21,8 @@ class ArraySource:
     def __init__(self, arrays: Arrays) -> None:
         self.arrays = arrays
 
-    def open(self, epoch: int, at: State | None) -> ArrayCursor:
-        at = check(at, self.name)
+    def open_cursor(self, epoch: int, at: State | None) -> ArrayCursor:
+        at = check_stage(at, self.name)
         if at is not None and at["rows"] != self.arrays.rows:
             raise ConfigError(f"position: got one of arrays with {at['rows']} rows, these have {self.arrays.rows}")
         return ArrayCursor(self.arrays.rows, 0 if at is None else at["next"])
@@ -34,7 +34,7 @@ class ArrayCursor:
     def __init__(self, rows: int, first: int) -> None:
         self._rows, self._next = rows, first
 
-    def take(self, count: int) -> Block:
+    def read_block(self, count: int) -> Block:
         first, self._next = self._next, min(self._rows, self._next + count)
         return np.arange(first, self._next)
 
@@ -54,8 +54,8 @@ class GeneratorSource:
     def __init__(self, function: Callable[[], Iterable[Any]]) -> None:
         self._function = function
 
-    def open(self, epoch: int, at: State | None) -> GeneratorCursor:
-        at = check(at, self.name)
+    def open_cursor(self, epoch: int, at: State | None) -> GeneratorCursor:
+        at = check_stage(at, self.name)
         return GeneratorCursor(self._function, 0 if at is None else at["next"])
 
 
@@ -63,17 +63,17 @@ class GeneratorCursor:
     """The generator, started again and read up to the cursor's position."""
 
     def __init__(self, function: Callable[[], Iterable[Any]], first: int) -> None:
-        self._what = f"from_generator: {named(function)}"
+        self._what = f"from_generator: {function_name(function)}"
         self._next = 0
-        self._examples = guarded(lambda: iter(function()), self._what, self._told)
-        while self._next < first and len(self.take(first - self._next)):
+        self._examples = call_guarded(lambda: iter(function()), self._what, self._progress_text)
+        while self._next < first and len(self.read_block(first - self._next)):
             pass
 
-    def _told(self) -> str:
+    def _progress_text(self) -> str:
         return f" after {self._next} examples"
 
-    def take(self, count: int) -> Block:
-        found = guarded(lambda: list(itertools.islice(self._examples, 1)), self._what, self._told)
+    def read_block(self, count: int) -> Block:
+        found = call_guarded(lambda: list(itertools.islice(self._examples, 1)), self._what, self._progress_text)
         self._next += len(found)
         return found
 
@@ -95,8 +95,8 @@ class FileSource:
     def __init__(self, paths: Sequence[str], read: Callable[[str], Iterable[Any]]) -> None:
         self._paths, self._read = list(paths), read
 
-    def open(self, epoch: int, at: State | None) -> FileCursor:
-        at = check(at, self.name)
+    def open_cursor(self, epoch: int, at: State | None) -> FileCursor:
+        at = check_stage(at, self.name)
         if at is not None and at["files"] != len(self._paths):
             raise ConfigError(f"position: got one of {at['files']} files, this dataset has {len(self._paths)}")
         file, skipped = (0, 0) if at is None else (at["file"], at["example"])
@@ -111,33 +111,35 @@ class FileCursor:
         self._example = 0
         self._open: Iterator[Any] | None = None
 
-    def _what(self) -> str:
-        return f"from_files: {named(self._read)}({self._paths[self._file]!r})"
+    def _file_text(self) -> str:
+        return f"from_files: {function_name(self._read)}({self._paths[self._file]!r})"
 
-    def _told(self) -> str:
+    def _progress_text(self) -> str:
         return f" after {self._example} examples"
 
-    def take(self, count: int) -> Block:
+    def read_block(self, count: int) -> Block:
         while self._file < len(self._paths):
             if self._open is None:
-                self._begin()
-            found = self._one()
+                self._open_file()
+            found = self._read_example()
             if found:
                 return found
             self._file, self._example, self._open = self._file + 1, 0, None
         return []
 
-    def _begin(self) -> None:
+    def _open_file(self) -> None:
         path = self._paths[self._file]
-        self._open = guarded(lambda: iter(self._read(path)), self._what(), self._told)
+        self._open = call_guarded(lambda: iter(self._read(path)), self._file_text(), self._progress_text)
         skipped, self._skipped = self._skipped, 0
-        while self._example < skipped and self._one():
+        while self._example < skipped and self._read_example():
             pass
 
-    def _one(self) -> list[Any]:
+    def _read_example(self) -> list[Any]:
         examples = self._open
         assert examples is not None
-        found: list[Any] = guarded(lambda: list(itertools.islice(examples, 1)), self._what(), self._told)
+        found: list[Any] = call_guarded(
+            lambda: list(itertools.islice(examples, 1)), self._file_text(), self._progress_text
+        )
         self._example += len(found)
         return found
 
@@ -151,12 +153,12 @@ class FileCursor:
             end()
 
 
-def named(function: Callable[..., Any]) -> str:
+def function_name(function: Callable[..., Any]) -> str:
     """A function's name, for messages."""
     return getattr(function, "__qualname__", None) or type(function).__name__
 
 
-def guarded(call: Callable[[], Any], what: str, told: Callable[[], str]) -> Any:
+def call_guarded(call: Callable[[], Any], what: str, told: Callable[[], str]) -> Any:
     """The result of `call`. Its errors become a DataError of one line; those of dps are raised as they are."""
     try:
         return call()

@@ -26,7 +26,7 @@ Block = Any
 class Cursor(Protocol):
     """One reading of a stage. Belongs to one thread at a time."""
 
-    def take(self, count: int) -> Block:
+    def read_block(self, count: int) -> Block:
         """The next elements: from 1 to `count` of them, or none at the end. May block while they are read."""
 
     def state(self) -> State:
@@ -43,11 +43,11 @@ class Stage(Protocol):
     def arrays(self) -> Arrays | None:
         """The arrays of which cursors give row numbers; None where they give the elements themselves."""
 
-    def open(self, epoch: int, at: State | None) -> Cursor:
+    def open_cursor(self, epoch: int, at: State | None) -> Cursor:
         """A cursor at the beginning of an epoch, or where the state of an earlier one says."""
 
 
-def check(at: State | None, stage: str) -> State | None:
+def check_stage(at: State | None, stage: str) -> State | None:
     """The state, if it is of this kind of stage. Raises ConfigError for one of another pipeline."""
     if at is None:
         return None
@@ -57,18 +57,18 @@ def check(at: State | None, stage: str) -> State | None:
     return at
 
 
-def full(cursor: Cursor, count: int) -> Block:
+def read_full_block(cursor: Cursor, count: int) -> Block:
     """The next `count` elements; fewer only at the end."""
-    block = cursor.take(count)
+    block = cursor.read_block(count)
     while 0 < len(block) < count:
-        more = cursor.take(count - len(block))
+        more = cursor.read_block(count - len(block))
         if not len(more):
             break
-        block = join(block, more)
+        block = join_blocks(block, more)
     return block
 
 
-def join(first: Block, second: Block) -> Block:
+def join_blocks(first: Block, second: Block) -> Block:
     """Two blocks as one."""
     if isinstance(first, np.ndarray):
         return np.concatenate([first, second])

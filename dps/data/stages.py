@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from dps.data.arrays import Arrays, stacked
-from dps.data.sources import guarded, named
-from dps.data.stage import Block, Cursor, Stage, State, check, full
+from dps.data.arrays import Arrays, stack_examples
+from dps.data.sources import call_guarded, function_name
+from dps.data.stage import Block, Cursor, Stage, State, check_stage, read_full_block
 
 
 class RowNumbers:
@@ -19,9 +19,9 @@ class RowNumbers:
     def __init__(self, cursor: Cursor, arrays: Arrays | None) -> None:
         self._cursor, self._arrays = cursor, arrays
 
-    def take(self, count: int) -> list[Any]:
-        """Examples, as `Cursor.take`."""
-        block = self._cursor.take(count)
+    def read_examples(self, count: int) -> list[Any]:
+        """Examples, as `Cursor.read_block`."""
+        block = self._cursor.read_block(count)
         if self._arrays is None:
             return list(block)
         return [self._arrays.row(number) for number in block]
@@ -36,9 +36,9 @@ class Map:
     def __init__(self, of: Stage, function: Callable[..., Any]) -> None:
         self.of, self.function = of, function
 
-    def open(self, epoch: int, at: State | None) -> MapCursor:
-        at = check(at, self.name)
-        return MapCursor(self, self.of.open(epoch, at and at["of"]))
+    def open_cursor(self, epoch: int, at: State | None) -> MapCursor:
+        at = check_stage(at, self.name)
+        return MapCursor(self, self.of.open_cursor(epoch, at and at["of"]))
 
 
 class MapCursor:
@@ -47,14 +47,16 @@ class MapCursor:
         self._rows = RowNumbers(of, stage.of.arrays)
         self._parts = takes_parts(stage.function)
 
-    def take(self, count: int) -> Block:
-        return [self._called(element) for element in self._rows.take(1)]  # a failure loses no more than one
+    def read_block(self, count: int) -> Block:
+        return [
+            self._call_function(element) for element in self._rows.read_examples(1)
+        ]  # a failure loses no more than one
 
-    def _called(self, element: Any) -> Any:
+    def _call_function(self, element: Any) -> Any:
         function = self._function
         if type(element) is tuple and len(element) == self._parts:
-            return guarded(lambda: function(*element), f"map: {named(function)}", lambda: "")
-        return guarded(lambda: function(element), f"map: {named(function)}", lambda: "")
+            return call_guarded(lambda: function(*element), f"map: {function_name(function)}", lambda: "")
+        return call_guarded(lambda: function(element), f"map: {function_name(function)}", lambda: "")
 
     def state(self) -> State:
         return {"stage": Map.name, "of": self._of.state()}
@@ -83,21 +85,21 @@ class BatchStage:
     def __init__(self, of: Stage, size: int, drop_remainder: bool) -> None:
         self.of, self.size, self.drop_remainder = of, size, drop_remainder
 
-    def open(self, epoch: int, at: State | None) -> BatchCursor:
-        at = check(at, self.name)
-        return BatchCursor(self, self.of.open(epoch, at and at["of"]))
+    def open_cursor(self, epoch: int, at: State | None) -> BatchCursor:
+        at = check_stage(at, self.name)
+        return BatchCursor(self, self.of.open_cursor(epoch, at and at["of"]))
 
 
 class BatchCursor:
     def __init__(self, stage: BatchStage, of: Cursor) -> None:
         self._stage, self._of = stage, of
 
-    def take(self, count: int) -> Block:
+    def read_block(self, count: int) -> Block:
         size, arrays = self._stage.size, self._stage.of.arrays
-        block = full(self._of, size)
+        block = read_full_block(self._of, size)
         if not len(block) or (len(block) < size and self._stage.drop_remainder):
             return []
-        return [stacked(block) if arrays is None else arrays.gather(block)]
+        return [stack_examples(block) if arrays is None else arrays.gather_rows(block)]
 
     def state(self) -> State:
         return {"stage": BatchStage.name, "of": self._of.state()}
@@ -114,8 +116,8 @@ class Repeat:
     def __init__(self, of: Stage, times: int | None) -> None:
         self.of, self.times, self.arrays = of, times, of.arrays
 
-    def open(self, epoch: int, at: State | None) -> RepeatCursor:
-        at = check(at, self.name)
+    def open_cursor(self, epoch: int, at: State | None) -> RepeatCursor:
+        at = check_stage(at, self.name)
         return RepeatCursor(self, epoch * (self.times or 1), at)
 
 
@@ -123,17 +125,17 @@ class RepeatCursor:
     def __init__(self, stage: Repeat, first: int, at: State | None) -> None:
         self._stage, self._first = stage, first
         self._pass = 0 if at is None else at["pass"]
-        self._of = stage.of.open(first + self._pass, at and at["of"])
+        self._of = stage.of.open_cursor(first + self._pass, at and at["of"])
         self._empty = at is None
         """Whether this pass has given nothing yet: then there is nothing to repeat."""
 
-    def take(self, count: int) -> Block:
-        block = self._of.take(count)
+    def read_block(self, count: int) -> Block:
+        block = self._of.read_block(count)
         while not len(block) and not self._empty and self._pass + 1 != self._stage.times:
             self._of.close()
             self._pass, self._empty = self._pass + 1, True
-            self._of = self._stage.of.open(self._first + self._pass, None)
-            block = self._of.take(count)
+            self._of = self._stage.of.open_cursor(self._first + self._pass, None)
+            block = self._of.read_block(count)
         self._empty = self._empty and not len(block)
         return block
 
@@ -152,9 +154,9 @@ class ShardStage:
     def __init__(self, of: Stage, shards: int, shard: int) -> None:
         self.of, self.shards, self.shard, self.arrays = of, shards, shard, of.arrays
 
-    def open(self, epoch: int, at: State | None) -> ShardCursor:
-        at = check(at, self.name)
-        return ShardCursor(self, self.of.open(epoch, at and at["of"]), 0 if at is None else at["next"])
+    def open_cursor(self, epoch: int, at: State | None) -> ShardCursor:
+        at = check_stage(at, self.name)
+        return ShardCursor(self, self.of.open_cursor(epoch, at and at["of"]), 0 if at is None else at["next"])
 
 
 class ShardCursor:
@@ -162,10 +164,10 @@ class ShardCursor:
         self._stage, self._of, self._next = stage, of, at
         """`_next`: the place of the next element that is read, within a group of `shards` elements."""
 
-    def take(self, count: int) -> Block:
+    def read_block(self, count: int) -> Block:
         shards = self._stage.shards
         skipped = (self._stage.shard - self._next) % shards
-        block = full(self._of, skipped + 1 + (count - 1) * shards)
+        block = read_full_block(self._of, skipped + 1 + (count - 1) * shards)
         self._next = (self._next + len(block)) % shards
         return block[skipped::shards]
 
@@ -204,12 +206,12 @@ class ShuffleBuffer:
         """How many elements were put in."""
         return self.filled + self.given
 
-    def fill(self, elements: Iterable[Any]) -> None:
+    def add_elements(self, elements: Iterable[Any]) -> None:
         """Put elements in the buffer."""
         self.held.extend(enumerate(elements, self.read))
         self.filled = len(self.held)
 
-    def give(self, elements: Iterable[Any]) -> list[Any]:
+    def exchange_elements(self, elements: Iterable[Any]) -> list[Any]:
         """Exchange each of these elements for one of the buffer."""
         held, found, first = self.held, [], self.read
         size = len(held)
@@ -220,7 +222,7 @@ class ShuffleBuffer:
         self.given += len(found)
         return found
 
-    def drain(self, count: int) -> list[Any]:
+    def drain_elements(self, count: int) -> list[Any]:
         """Take up to `count` elements out."""
         if not self.drained:
             order = np.argsort(self._bits.random_raw(len(self.held)), kind="stable").tolist()
@@ -244,23 +246,23 @@ class Shuffle:
     def __init__(self, of: Stage, size: int, seed: int) -> None:
         self.of, self.size, self.seed, self.arrays = of, size, seed, of.arrays
 
-    def open(self, epoch: int, at: State | None) -> ShuffleCursor:
-        at = check(at, self.name)
-        of = self.of.open(epoch, at and at["of"])
+    def open_cursor(self, epoch: int, at: State | None) -> ShuffleCursor:
+        at = check_stage(at, self.name)
+        of = self.of.open_cursor(epoch, at and at["of"])
         if at is None:
             return ShuffleCursor(of, self.size, self.seed, ShuffleBuffer(self.seed, epoch), (0, of.state()))
-        return ShuffleCursor(of, self.size, at["seed"], restored(of, at, epoch), (at["first"], at["of"]))
+        return ShuffleCursor(of, self.size, at["seed"], restore_buffer(of, at, epoch), (at["first"], at["of"]))
 
 
-def restored(of: Cursor, at: State, epoch: int) -> ShuffleBuffer:
+def restore_buffer(of: Cursor, at: State, epoch: int) -> ShuffleBuffer:
     """Fill the buffer of a cursor's state by reading its elements again. `of` is at the element of the number
     `first`."""
     buffer = ShuffleBuffer(at["seed"], epoch)
-    buffer.fill(range(at["filled"]))
-    buffer.give(range(at["given"]))
+    buffer.add_elements(range(at["filled"]))
+    buffer.exchange_elements(range(at["given"]))
     if at["drained"]:
-        buffer.drain(at["drained"])
-    again = full(of, buffer.read - at["first"]) if buffer.read > at["first"] else ()
+        buffer.drain_elements(at["drained"])
+    again = read_full_block(of, buffer.read - at["first"]) if buffer.read > at["first"] else ()
     buffer.held = [(number, again[number - at["first"]]) for number, _ in buffer.held]
     return buffer
 
@@ -277,21 +279,21 @@ class ShuffleCursor:
         self._noted = [noted]
         """Element numbers, and the states of the stage before when it was about to give these elements."""
 
-    def take(self, count: int) -> Block:
+    def read_block(self, count: int) -> Block:
         buffer = self._buffer
         if buffer.filled < self._size and not buffer.given and not buffer.drained:
-            buffer.fill(self._read(self._size - buffer.filled))
+            buffer.add_elements(self._read_elements(self._size - buffer.filled))
         if buffer.drained or buffer.filled < self._size:
-            return buffer.drain(count)
-        self._note()
-        return buffer.give(self._read(count)) or buffer.drain(count)
+            return buffer.drain_elements(count)
+        self._note_state()
+        return buffer.exchange_elements(self._read_elements(count)) or buffer.drain_elements(count)
 
-    def _read(self, count: int) -> list[Any]:
-        block = full(self._of, count)
+    def _read_elements(self, count: int) -> list[Any]:
+        block = read_full_block(self._of, count)
         found: list[Any] = block.tolist() if isinstance(block, np.ndarray) else block
         return found
 
-    def _note(self) -> None:
+    def _note_state(self) -> None:
         """Keep a state from time to time, and drop those that are no longer needed."""
         buffer, noted = self._buffer, self._noted
         if buffer.read - noted[-1][0] >= self._size:

@@ -21,12 +21,12 @@ class Numbers:
         """The numbers from the floor on that are finished."""
         self._next = 1
 
-    def take(self) -> int:
+    def take_number(self) -> int:
         """The next number."""
         number, self._next = self._next, self._next + 1
         return number
 
-    def finish(self, number: int) -> None:
+    def finish_number(self, number: int) -> None:
         """The batch of a number is finished."""
         self.finished.add(number)
         while self.floor in self.finished:
@@ -44,7 +44,7 @@ class Stream:
         self.error: Exception | None = None
         self.open: dict[int, Request] = {}
 
-    def join(self, timeout_s: float, epoch: int) -> None:
+    def join_epoch(self, timeout_s: float, epoch: int) -> None:
         """Begin an epoch, or that of a task that was started again and is not as far. Blocks."""
         self._client = self._server.runtime.random.getrandbits(61)
         self._caller.connect(self.to.address, self._server.home().ticket)  # it knows the client by it
@@ -59,24 +59,24 @@ class Stream:
         self.came: dict[int, Batch] = {}
         self.error = None
         for _ in range(self._numbers.window):
-            self.want()
+            self.request_batch()
 
-    def want(self) -> None:
+    def request_batch(self) -> None:
         """Ask for another batch, and tell what is finished."""
         epoch, client, numbers = self.epoch, self._client, self._numbers
-        number = numbers.take()
+        number = numbers.take_number()
 
         def message() -> Message:
             return Want(client, epoch, number, numbers.floor, sorted(numbers.finished))
 
         def feed(answer: Message) -> bool:
             if client == self._client:
-                self._take(number, answer)
+                self._take_answer(number, answer)
             return not isinstance(answer, Waiting)
 
         self.open[number] = self._caller.start(self.to, message(), feed, message)
 
-    def _take(self, number: int, answer: Message) -> None:
+    def _take_answer(self, number: int, answer: Message) -> None:
         if isinstance(answer, Waiting):
             self.reason = answer.reason
             return
@@ -88,33 +88,33 @@ class Stream:
         elif isinstance(answer, Failed):
             self.error = answer.exception()
 
-    def take(self) -> tuple[int, Batch] | None:
+    def take_batch(self) -> tuple[int, Batch] | None:
         """The first batch that is here, if one is."""
         if not self.came:
             return None
         number = min(self.came)
         return number, self.came.pop(number)
 
-    def finish(self, number: int) -> None:
+    def finish_batch(self, number: int) -> None:
         """The batch is finished; another one takes its place under the credit."""
-        self._numbers.finish(number)
+        self._numbers.finish_number(number)
         if not self.ended:
-            self.want()
+            self.request_batch()
 
-    def confirm(self, number: int) -> Request:
-        """As `finish`. The request is complete when the task knows that the batch is finished."""
+    def confirm_batch(self, number: int) -> Request:
+        """As `finish_batch`. The request is complete when the task knows that the batch is finished."""
         epoch, client, numbers = self.epoch, self._client, self._numbers
-        numbers.finish(number)
+        numbers.finish_number(number)
 
         def message() -> Message:
             return FinishBatches(client, epoch, numbers.floor, sorted(numbers.finished))
 
         told = Question(ends, message, lambda: None)
         self._caller.open(self.to, message(), told)
-        self.want()  # both leave together
+        self.request_batch()  # both leave together
         return told
 
-    def leave(self) -> LeaveFeed:
+    def end_stream(self) -> LeaveFeed:
         """The message that ends the stream."""
         for request in self.open.values():
             self._caller.drop(request)

@@ -52,12 +52,12 @@ class StopAtStep(Hook):
         if self.last_step is None:
             assert self._num_steps is not None
             self.last_step = session.global_step + self._num_steps
-        self._check(session, session.global_step)
+        self._check_step(session, session.global_step)
 
     def after_run(self, session: Loop, push: Push, loss: Any) -> None:
-        self._check(session, push.step)
+        self._check_step(session, push.step)
 
-    def _check(self, session: Loop, step: int) -> None:
+    def _check_step(self, session: Loop, step: int) -> None:
         if self.last_step is not None and step >= self.last_step:
             session.request_stop()
 

@@ -100,7 +100,7 @@ class Chain:
                 what = f"the class {hook.__name__}" if isinstance(hook, type) else repr(hook)
                 raise ConfigError(f"hooks: got {what}, wanted an instance of a subclass of dps.Hook")
 
-    def call(self, method: str, *arguments: Any) -> None:
+    def call_hooks(self, method: str, *arguments: Any) -> None:
         """Call one method of every hook.
 
         Raises HookError if a hook raises an exception. An error of dps keeps its class; its text begins with the name
@@ -112,22 +112,22 @@ class Chain:
             except StopIteration:
                 raise
             except DpsError as error:
-                error.args = (f"{self._where(hook, method)}: {error}", *error.args[1:])
+                error.args = (f"{self._hook_text(hook, method)}: {error}", *error.args[1:])
                 self._failed(str(error))
                 raise
             except Exception as error:
                 text = " ".join(str(error).split())
-                wrapped = HookError(f"{self._where(hook, method)} raised {type(error).__name__}: {text}")
+                wrapped = HookError(f"{self._hook_text(hook, method)} raised {type(error).__name__}: {text}")
                 self._failed(str(wrapped))
                 raise wrapped from error
 
-    def knows(self) -> dict[str, int | None]:
+    def loop_settings(self) -> dict[str, int | None]:
         """The lowest `last_step` and the first `batch` of the hooks; None where no hook has one."""
         steps = [hook.last_step for hook in self.hooks if type(hook.last_step) is int]
         batches = [hook.batch for hook in self.hooks if type(hook.batch) is int]  # a user's hook may keep data here
         return {"last_step": min(steps, default=None), "batch": batches[0] if batches else None}
 
-    def _where(self, hook: Hook, method: str) -> str:
+    def _hook_text(self, hook: Hook, method: str) -> str:
         return f"{self._name()}: hook {type(hook).__name__}.{method}"
 
 

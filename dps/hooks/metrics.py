@@ -61,34 +61,34 @@ class LogMetrics(Hook):
 
     def after_run(self, session: Loop, push: Push, loss: Any) -> None:
         self._pushes += 1
-        if self._timer.due(push.step):
+        if self._timer.is_due(push.step):
             self._last = None
-            self._log(session, push, loss)
+            self._log_line(session, push, loss)
         elif self._at_end:
             self._last = push, loss
 
     def end(self, session: Loop) -> None:
         if self._last is not None:
-            self._log(session, *self._last)
+            self._log_line(session, *self._last)
 
-    def _log(self, session: Loop, push: Push, loss: Any) -> None:
+    def _log_line(self, session: Loop, push: Push, loss: Any) -> None:
         if self._metrics is not None:
             found = self._metrics(session)
             if not isinstance(found, Mapping):
                 raise ConfigError(f"LogMetrics: metrics returned {found!r:.80}, wanted a dict of numbers by name")
             for name, value in found.items():
-                session.scalars.put(name, value)
-        since = self._timer.fired(push.step)
+                session.scalars.store_value(name, value)
+        since = self._timer.record_firing(push.step)
         text = "" if loss is None else f", loss {as_number(loss, 'loss'):.4f}"
         if self.batch is not None and since is not None and since[1] > 0:
             text += f", {self._pushes * self.batch / since[1]:,.0f} examples/s"
-        scalars = session.scalars.since(self._seen)
+        scalars = session.scalars.values_since(self._seen)
         text += "".join(f", {name} {value:.4g}" for name, value in scalars.items())
         self._pushes, self._seen = 0, session.scalars.count
         log.info("%s: step %d%s, staleness %d", session.name, push.step, text, push.staleness)
 
     def rolled_back(self, session: Loop, step: int, lost: int) -> None:
-        self._timer.fired(step)
+        self._timer.record_firing(step)
         self._pushes = 0
 
 
@@ -115,11 +115,11 @@ class StepCounter(Hook):
         self.steps_per_s: float | None = None
 
     def after_run(self, session: Loop, push: Push, loss: Any) -> None:
-        if self._timer.due(push.step):
-            since = self._timer.fired(push.step)
+        if self._timer.is_due(push.step):
+            since = self._timer.record_firing(push.step)
             if since is not None and since[1] > 0:
                 self.steps_per_s = since[0] / since[1]
                 log.info("%s: step %d, %.1f steps/s", session.name, push.step, self.steps_per_s)
 
     def rolled_back(self, session: Loop, step: int, lost: int) -> None:
-        self._timer.fired(step)
+        self._timer.record_firing(step)

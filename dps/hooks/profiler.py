@@ -68,35 +68,35 @@ class Profiler(Hook):
         self._directory = self._directory or session.checkpoint_dir
         if not self._directory:
             raise ConfigError("Profiler has no directory and the run no checkpoint_dir; give one of them")
-        self._begin(session, session.global_step)
+        self._begin_trace(session, session.global_step)
 
     def after_run(self, session: Loop, push: Push, loss: Any) -> None:
         if self._trace is not None:
-            if self._trace.pushed(push, loss) >= self._length:
-                self._trace.over = functools.partial(self._write, session, push.step)
-        elif self._timer is not None and self._timer.due(push.step):
-            self._begin(session, push.step)
+            if self._trace.record_push(push, loss) >= self._length:
+                self._trace.over = functools.partial(self._write_trace, session, push.step)
+        elif self._timer is not None and self._timer.is_due(push.step):
+            self._begin_trace(session, push.step)
 
     def rolled_back(self, session: Loop, step: int, lost: int) -> None:
         if self._trace is not None:
-            self._trace.instant("rolled back", {"step": step, "lost": lost})
+            self._trace.record_instant("rolled back", {"step": step, "lost": lost})
         if self._timer is not None:
-            self._timer.fired(step)
+            self._timer.record_firing(step)
 
     def end(self, session: Loop) -> None:
         if self._trace is not None and self._trace.pushes:
-            self._write(session, session.global_step)
+            self._write_trace(session, session.global_step)
         elif self._trace is not None:
-            self._trace.stop()
+            self._trace.restore_calls()
 
-    def _begin(self, session: Loop, step: int) -> None:
+    def _begin_trace(self, session: Loop, step: int) -> None:
         if self._timer is not None:
-            self._timer.fired(step)
+            self._timer.record_firing(step)
         self._trace = ChromeTrace(session)
 
-    def _write(self, session: Loop, step: int) -> None:
+    def _write_trace(self, session: Loop, step: int) -> None:
         assert self._trace is not None
-        self._trace.stop()
+        self._trace.restore_calls()
         data, self._trace = json.dumps(self._trace.as_json(), allow_nan=False).encode(), None
         path = f"{self._directory}/timeline-{step}-{session.name.replace(':', '-')}.json"
         try:
@@ -119,29 +119,29 @@ class ChromeTrace:
         self.over: Callable[[], None] | None = None
         """The action for the return of the present call."""
         for name in (*CALLS, *REPLIES):
-            setattr(session, name, self._traced(name, getattr(session, name)))  # before the method of the class
-        setattr(session, "view", self._viewed(getattr(session, "view")))  # noqa: B009, B010
+            setattr(session, name, self._trace_call(name, getattr(session, name)))  # before the method of the class
+        setattr(session, "view", self._trace_view(getattr(session, "view")))  # noqa: B009, B010
 
-    def stop(self) -> None:
+    def restore_calls(self) -> None:
         """The session's calls are its own again."""
         for name in (*CALLS, *REPLIES, "view"):
             self._session.__dict__.pop(name, None)
 
-    def pushed(self, push: Push, loss: Any) -> int:
+    def record_push(self, push: Push, loss: Any) -> int:
         """A push has its result; how many there are by now."""
         self.pushes += 1
         counters = {"global step": push.step, "staleness": push.staleness}
         if loss is not None and abs(number := as_number(loss, "loss")) < float("inf"):
             counters["loss"] = number  # type: ignore[assignment]
         for name, value in counters.items():
-            self._add("C", name, self._runtime.now(), args={name: value})
+            self._add_event("C", name, self._runtime.now(), args={name: value})
         if not push.accepted:
-            self.instant("push not accepted", {"step": push.step})
+            self.record_instant("push not accepted", {"step": push.step})
         return self.pushes
 
-    def instant(self, name: str, about: dict[str, Any]) -> None:
+    def record_instant(self, name: str, about: dict[str, Any]) -> None:
         """Something happened at this moment."""
-        self._add("i", name, self._runtime.now(), s="t", args=about)
+        self._add_event("i", name, self._runtime.now(), s="t", args=about)
 
     def as_json(self) -> dict[str, Any]:
         """The trace as an object of JSON."""
@@ -158,41 +158,47 @@ class ChromeTrace:
         number = self._session.name.rpartition(":")[2]
         return int(number) if number.isdigit() else 0
 
-    def _add(self, phase: str, name: str, at: float, **more: Any) -> None:
+    def _add_event(self, phase: str, name: str, at: float, **more: Any) -> None:
         event = {"ph": phase, "name": name, "cat": "dps", "pid": self._task, "tid": threading.get_ident() % 100_000}
-        self._events.append(event | {"ts": self._us(at), **more})
+        self._events.append(event | {"ts": self._microseconds(at), **more})
 
-    def _us(self, at: float) -> int:
+    def _microseconds(self, at: float) -> int:
         """A moment in whole microseconds since 1970; no fraction, so that ends and beginnings meet."""
         return int((self._wall_s + at) * 1e6)
 
-    def _traced(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def _trace_call(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(call)
         def traced(*arguments: Any, **named: Any) -> Any:
-            with self._slice(name) as about:
+            with self._trace_slice(name) as about:
                 result = call(*arguments, **named)
                 if isinstance(result, Push):
                     about |= {"step": result.step, "accepted": result.accepted, "staleness": result.staleness}
             if name in REPLIES:
-                result.result = self._traced(f"result of {name}", result.result)
+                result.result = self._trace_call(f"result of {name}", result.result)
             return result
 
         return traced
 
-    def _viewed(self, view: Callable[[], Any]) -> Callable[[], Any]:
+    def _trace_view(self, view: Callable[[], Any]) -> Callable[[], Any]:
         @contextmanager
         def viewed() -> Iterator[Any]:
-            with view() as values, self._slice("view"):
+            with view() as values, self._trace_slice("view"):
                 yield values
 
         return viewed
 
     @contextmanager
-    def _slice(self, name: str) -> Iterator[dict[str, Any]]:
+    def _trace_slice(self, name: str) -> Iterator[dict[str, Any]]:
         """A slice for the block, and one for the program before it, where this is no call within a call."""
         runtime, about, began = self._runtime, dict[str, Any](), self._runtime.now()
         if self._depth == 0 and began > self._left_at and self._events:
-            self._add("X", "program", self._left_at, dur=self._us(began) - self._us(self._left_at), args={})
+            self._add_event(
+                "X",
+                "program",
+                self._left_at,
+                dur=self._microseconds(began) - self._microseconds(self._left_at),
+                args={},
+            )
         self._depth += 1
         try:
             yield about
@@ -202,7 +208,7 @@ class ChromeTrace:
         finally:
             self._depth -= 1
             ended = runtime.now()
-            self._add("X", name, began, dur=self._us(ended) - self._us(began), args=about)
+            self._add_event("X", name, began, dur=self._microseconds(ended) - self._microseconds(began), args=about)
             if self._depth == 0:
                 self._left_at = ended
                 if self.over is not None:

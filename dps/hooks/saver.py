@@ -53,16 +53,16 @@ class CheckpointSaver(Hook):
             listener.begin()
 
     def after_create_session(self, session: Loop) -> None:
-        self._timer.fired(session.global_step)
+        self._timer.record_firing(session.global_step)
         self._save(session)
 
     def after_run(self, session: Loop, push: Push, loss: Any) -> None:
-        if self._timer.due(push.step):
-            self._timer.fired(push.step)
+        if self._timer.is_due(push.step):
+            self._timer.record_firing(push.step)
             self._save(session)
 
     def rolled_back(self, session: Loop, step: int, lost: int) -> None:
-        self._timer.fired(step)
+        self._timer.record_firing(step)
         self._saved = step
 
     def end(self, session: Loop) -> None:

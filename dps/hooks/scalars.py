@@ -37,7 +37,7 @@ class Scalars:
         self.count = 0
         self._values: dict[str, tuple[int, float]] = {}
 
-    def put(self, name: str, value: Any) -> None:
+    def store_value(self, name: str, value: Any) -> None:
         """Store a value. Raises ValueError for a reserved name, or for a value that is not a number."""
         if not isinstance(name, str) or not name or name in RESERVED:
             raise ConfigError(f"summary: got the name {name!r}, wanted one beside {', '.join(RESERVED)}")
@@ -48,6 +48,6 @@ class Scalars:
         self.count += 1
         self._values[name] = (self.count, number)
 
-    def since(self, count: int) -> dict[str, float]:
+    def values_since(self, count: int) -> dict[str, float]:
         """The values that were stored after the first `count` ones, by name."""
         return {name: value for name, (number, value) in self._values.items() if number > count}

@@ -236,13 +236,13 @@ class SummarySaver(Hook):
         if self._all_workers:
             folder = f"{folder}/{session.name.replace(':', '-')}"
         self._writer = SummaryWriter(folder, session.name, self._tensorboard)
-        self._event(session, "started", session.global_step, {})
+        self._write_event(session, "started", session.global_step, {})
 
     def after_run(self, session: Loop, push: Push, loss: Any) -> None:
         self._pushes += 1
-        if not self._timer.due(push.step):
+        if not self._timer.is_due(push.step):
             return
-        since = self._timer.fired(push.step)
+        since = self._timer.record_firing(push.step)
         row = {
             "step": push.step, "worker": session.name, "loss": None if loss is None else as_number(loss, "loss"),
             "staleness": push.staleness, "accepted": push.accepted,
@@ -251,18 +251,18 @@ class SummarySaver(Hook):
             row["steps_per_s"] = since[0] / since[1]
             if self.batch is not None:
                 row["examples_per_s"] = self._pushes * self.batch / since[1]
-        row |= session.scalars.since(self._seen)
+        row |= session.scalars.values_since(self._seen)
         self._pushes, self._seen = 0, session.scalars.count
-        self._write(session, row)
+        self._write_row(session, row)
 
     def rolled_back(self, session: Loop, step: int, lost: int) -> None:
-        self._timer.fired(step)
+        self._timer.record_firing(step)
         self._pushes = 0
-        self._event(session, "rolled back", step, {"lost": lost})
+        self._write_event(session, "rolled back", step, {"lost": lost})
 
-    def _event(self, session: Loop, what: str, step: int, more: dict[str, Any]) -> None:
-        self._write(session, {"step": step, "worker": session.name, "event": what, **more})
+    def _write_event(self, session: Loop, what: str, step: int, more: dict[str, Any]) -> None:
+        self._write_row(session, {"step": step, "worker": session.name, "event": what, **more})
 
-    def _write(self, session: Loop, row: dict[str, Any]) -> None:
+    def _write_row(self, session: Loop, row: dict[str, Any]) -> None:
         if self._all_workers or session.is_chief:
             self._writer.add(row)

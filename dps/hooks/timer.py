@@ -23,7 +23,7 @@ class Timer:
         self._step: int | None = None
         self._time = 0.0
 
-    def due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         """Whether to fire at this step."""
         if self._step is None:
             return True
@@ -34,7 +34,7 @@ class Timer:
         assert self.every_s is not None
         return runtime().now() >= self._time + self.every_s
 
-    def fired(self, step: int) -> tuple[int, float] | None:
+    def record_firing(self, step: int) -> tuple[int, float] | None:
         """Note that it fired; returns steps and seconds since the last time, or None the first time."""
         now = runtime().now()
         since = None if self._step is None else (step - self._step, now - self._time)

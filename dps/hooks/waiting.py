@@ -100,13 +100,13 @@ class Scaffold(Hook):
         if self._local_init is not None:
             self._local_init(session)
         if self._ready is not None:
-            wait_until(session, lambda: self._missing(session), self._timeout)
+            wait_until(session, lambda: self._missing_names(session), self._timeout)
 
     def rolled_back(self, session: Loop, step: int, lost: int) -> None:
         if self._local_init is not None:
             self._local_init(session)
 
-    def _missing(self, session: Loop) -> str:
+    def _missing_names(self, session: Loop) -> str:
         assert self._ready is not None
         found = self._ready(session)
         if found is True or (isinstance(found, str | list | tuple) and not found):

@@ -72,8 +72,8 @@ class Dense:
         self, place: ComputePlace, name: str, params: Any, x: Any, dtype: np.dtype[Any], scores: Any
     ) -> DensePass:
         """`x` is on the device. `scores` is the host array that gets the result, or None."""
-        w = place.bring(arrays.parameter(params["w"], f"{name}/w", (self.n_in, self.n_out), dtype))
-        b = place.bring(arrays.parameter(params["b"], f"{name}/b", (self.n_out,), dtype))
+        w = place.load_array(arrays.parameter(params["w"], f"{name}/w", (self.n_in, self.n_out), dtype))
+        b = place.load_array(arrays.parameter(params["b"], f"{name}/b", (self.n_out,), dtype))
         out = place.empty((x.shape[0], self.n_out), dtype) if scores is None else place.result(scores)
         place.kernels.dense_forward(out, x, w, b, self.activation, place.stream)
         return DensePass(x, w, out)

@@ -88,7 +88,7 @@ class Embedding:
         else:
             table = arrays.parameter(table, f"{name}/table", (self.rows, self.dim), dtype)
         out = place.empty((len(x), self.n_out), dtype) if scores is None else place.result(scores)
-        on_device = place.bring(table, rows=len(ids)), place.bring(ids)
+        on_device = place.load_array(table, rows=len(ids)), place.load_array(ids)
         place.kernels.embedding_gather(out.reshape((len(ids), self.dim)), *on_device, place.stream)
         return EmbeddingPass(out, ids, names)
 
@@ -118,7 +118,7 @@ class Embedding:
         ends[: len(starts)] = starts
         place.kernels.zero(summed, place.stream)
         place.kernels.embedding_scatter_add(
-            summed, place.bring(np.arange(n)), place.bring(order), place.bring(ends),
+            summed, place.load_array(np.arange(n)), place.load_array(order), place.load_array(ends),
             dout.reshape((n, self.dim)), place.stream,
         )  # fmt: skip
         rows = distinct if made.names is None else made.names[distinct]

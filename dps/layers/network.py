@@ -87,17 +87,17 @@ class Sequential:
         labels = arrays.whole_numbers(labels, "labels", ((len(x),),), self.layers[-1].n_out)
         place, loss = self._place, np.empty(1, self.dtype)
         grads: dict[str, Any] = {}
-        with place.step():
+        with place.step_scope():
             passes = self._forward(params, x, None)
             scores = passes[-1].out
             dout, losses = place.empty(scores.shape, self.dtype), place.empty((len(x),), self.dtype)
-            place.kernels.softmax_cross_entropy(losses, dout, scores, place.bring(labels), place.stream)
+            place.kernels.softmax_cross_entropy(losses, dout, scores, place.load_array(labels), place.stream)
             place.kernels.mean(place.result(loss), losses, place.stream)
             for i in reversed(range(len(self.layers))):
                 layer, name = self.layers[i], self.names[i]
                 given = None if out is None else out.get(name)
                 grads[name], dout = layer.backward(place, name, passes[i], dout, given, i == 0)
-            place.finish()
+            place.wait_for_results()
         return float(loss[0]), {name: grads[name] for name in self.names}
 
     def scores(self, params: Any, x: Any) -> Any:
@@ -115,9 +115,9 @@ class Sequential:
         """
         x = self.layers[0].checked(x, self.dtype)
         scores = np.empty((len(x), self.layers[-1].n_out), self.dtype)
-        with self._place.step():
+        with self._place.step_scope():
             self._forward(params, x, scores)
-            self._place.finish()
+            self._place.wait_for_results()
         return scores
 
     def accuracy(self, params: Any, x: Any, labels: Any) -> float:
@@ -139,7 +139,7 @@ class Sequential:
     def _forward(self, params: Any, x: Any, scores: Any) -> list[Any]:
         """The result of each layer's forward pass. `scores` is a host array for the last result, or None."""
         passes: list[Any] = []
-        value = self._place.bring(x) if isinstance(self.layers[0], Dense) else x
+        value = self._place.load_array(x) if isinstance(self.layers[0], Dense) else x
         for i, (layer, name) in enumerate(zip(self.layers, self.names, strict=True)):
             wants = scores if i == len(self.layers) - 1 else None
             made = layer.forward(self._place, name, _of(params, name, layer), value, self.dtype, wants)

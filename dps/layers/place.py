@@ -26,8 +26,8 @@ class Pool:
         self._used: dict[tuple[tuple[int, ...], str], int] = {}
         self._step = 0
 
-    def take(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """An array with undefined contents, which the caller owns until `give_back`."""
+    def take_array(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """An array with undefined contents, which the caller owns until `free_arrays`."""
         key = shape, np.dtype(dtype).str
         free = self._free.setdefault(key, [])
         if free:
@@ -39,7 +39,7 @@ class Pool:
         self._used[key] = self._step
         return array
 
-    def give_back(self) -> None:
+    def free_arrays(self) -> None:
         """End a step: all arrays are free again."""
         for key, array in self._taken:
             self._free[key].append(array)
@@ -55,27 +55,27 @@ class ComputePlace(Protocol):
     kernels: Any
     stream: Any
 
-    def step(self) -> AbstractContextManager[None]:
-        """A scope for one step: arrays from `empty`, `bring` and `result` are valid in that step only."""
+    def step_scope(self) -> AbstractContextManager[None]:
+        """A scope for one step: arrays from the other methods are valid in that step only."""
         ...
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """An array to compute into; contents undefined."""
         ...
 
-    def bring(self, array: Any, rows: int = 0) -> Any:
+    def load_array(self, array: Any, rows: int = 0) -> Any:
         """A copy of a C-contiguous host array for kernels to read. May be padded with undefined rows up to `rows`."""
         ...
 
     def result(self, out: Any) -> Any:
-        """An array to compute into; `finish` copies it to the C-contiguous host array `out`."""
+        """An array to compute into; `wait_for_results` copies it to the C-contiguous host array `out`."""
         ...
 
-    def fetch(self, array: Any) -> Any:
+    def fetch_array(self, array: Any) -> Any:
         """The contents of an array of this step, as a host array that belongs to the caller. Waits for the kernels."""
         ...
 
-    def finish(self) -> None:
+    def wait_for_results(self) -> None:
         """Waits for all kernels and for the results."""
         ...
 
@@ -91,30 +91,31 @@ class CpuPlace:
         self.pool = Pool(np.empty)
 
     @contextmanager
-    def step(self) -> Iterator[None]:
+    def step_scope(self) -> Iterator[None]:
         try:
             yield
         finally:
-            self.pool.give_back()
+            self.pool.free_arrays()
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        return self.pool.take(shape, dtype)
+        return self.pool.take_array(shape, dtype)
 
-    def bring(self, array: Any, rows: int = 0) -> Any:
+    def load_array(self, array: Any, rows: int = 0) -> Any:
         return array
 
     def result(self, out: Any) -> Any:
         return out
 
-    def fetch(self, array: Any) -> Any:
+    def fetch_array(self, array: Any) -> Any:
         return array.copy()
 
-    def finish(self) -> None:
+    def wait_for_results(self) -> None:
         pass
 
 
 class GpuPlace:
-    """One GPU, with a stream of its own. Arrays are copied through pinned memory. Only `finish` blocks.
+    """One GPU, with a stream of its own. Arrays are copied through pinned memory.
+    Only `wait_for_results` and `fetch_array` block.
 
     Raises ConfigError where there is no such GPU.
     """
@@ -133,7 +134,7 @@ class GpuPlace:
         self.pool, self.staging = Pool(device.empty), Pool(device.pinned)
 
     @contextmanager
-    def step(self) -> Iterator[None]:
+    def step_scope(self) -> Iterator[None]:
         with self._device.device(self._index):
             try:
                 yield
@@ -142,32 +143,32 @@ class GpuPlace:
                 raise
             finally:
                 self._results.clear()
-                self.pool.give_back()
-                self.staging.give_back()
+                self.pool.free_arrays()
+                self.staging.free_arrays()
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        return self.pool.take(shape, dtype)
+        return self.pool.take_array(shape, dtype)
 
-    def bring(self, array: Any, rows: int = 0) -> Any:
+    def load_array(self, array: Any, rows: int = 0) -> Any:
         shape = (max(rows, array.shape[0]), *array.shape[1:])
-        staged, target = self.staging.take(shape, array.dtype), self.pool.take(shape, array.dtype)
+        staged, target = self.staging.take_array(shape, array.dtype), self.pool.take_array(shape, array.dtype)
         staged[: len(array)] = array
         self._device.to_device(staged, self.stream, target)
         return target
 
     def result(self, out: Any) -> Any:
-        target = self.pool.take(out.shape, out.dtype)
+        target = self.pool.take_array(out.shape, out.dtype)
         self._results.append((target, out))
         return target
 
-    def fetch(self, array: Any) -> Any:
-        staged = self.staging.take(array.shape, array.dtype)
+    def fetch_array(self, array: Any) -> Any:
+        staged = self.staging.take_array(array.shape, array.dtype)
         self._device.to_host(array, staged, self.stream)
         self.stream.synchronize()
         return np.array(staged)
 
-    def finish(self) -> None:
-        staged = [self.staging.take(out.shape, out.dtype) for _, out in self._results]
+    def wait_for_results(self) -> None:
+        staged = [self.staging.take_array(out.shape, out.dtype) for _, out in self._results]
         for (source, _), target in zip(self._results, staged, strict=True):
             self._device.to_host(source, target, self.stream)
         self.stream.synchronize()

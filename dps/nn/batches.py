@@ -69,7 +69,7 @@ class Batches:
         """The names of the inputs, where they come as a dict."""
         return self._names
 
-    def held_back(self, share: Any) -> Batches:
+    def split_validation(self, share: Any) -> Batches:
         """The last examples of arrays, as Keras takes them for `validation_split`; they leave this object. Raises
         ConfigError."""
         said = "fit: validation_split"
@@ -86,18 +86,18 @@ class Batches:
         self._whole = ModelBatch([x[:kept] for x in xs], y[:kept])
         return back
 
-    def goes_on(self) -> None:
+    def continue_pass(self) -> None:
         """Epochs are of a number of batches: those of an iterable go on where the last one ended."""
         if self._source is not None and self._pass is None:
             self._pass = iter(self._source)
 
-    def first(self) -> ModelBatch:
+    def peek_batch(self) -> ModelBatch:
         """The first batch, to build a model for. It is not lost."""
         if self._whole is not None:
             return self._whole
         if self._begun is None:
-            batches = self._opened()
-            found = self._next(batches)
+            batches = self._open_source()
+            found = self._next_batch(batches)
             if found is None:
                 raise DataError(f"{self.what}: got no batches")
             self._begun = self._batch(found, f"{self.what}: the first batch"), _after(found, batches)
@@ -106,26 +106,26 @@ class Batches:
     def epoch(self, number: int = 0, seed: int | None = None) -> Iterator[ModelBatch]:
         """One pass. `seed`: shuffles arrays, in another order in each epoch; None: in their order."""
         if self._whole is not None:
-            yield from self._cut(self._whole, number, seed)
+            yield from self._cut_batches(self._whole, number, seed)
             return
-        batches = self._opened() if self._begun is None else self._begun[1]
+        batches = self._open_source() if self._begun is None else self._begun[1]
         if self._pass is not None:
             self._pass = batches
         self._begun, index = None, 0
-        while (found := self._next(batches)) is not None:
+        while (found := self._next_batch(batches)) is not None:
             index += 1
             yield self._batch(found, f"{self.what}: batch {index}")
 
-    def _next(self, batches: Iterator[Any]) -> Any:
+    def _next_batch(self, batches: Iterator[Any]) -> Any:
         """The next batch of an iterable; None at its end. Its errors say whose data it is."""
-        with named(self.what):
+        with name_source(self.what):
             return next(batches, None)
 
-    def _opened(self) -> Iterator[Any]:
+    def _open_source(self) -> Iterator[Any]:
         assert self._source is not None
         return iter(self._source) if self._pass is None else self._pass
 
-    def _cut(self, whole: ModelBatch, number: int, seed: int | None) -> Iterator[ModelBatch]:
+    def _cut_batches(self, whole: ModelBatch, number: int, seed: int | None) -> Iterator[ModelBatch]:
         order = None if seed is None else np.random.default_rng([seed, number]).permutation(whole.size)
         for start in range(0, whole.size, self._size):
             rows = slice(start, start + self._size) if order is None else order[start : start + self._size]
@@ -136,7 +136,7 @@ class Batches:
         if isinstance(found, tuple | list) and len(found) == 2 and self._targets:
             x, y = found
         elif self._targets:
-            raise DataError(f"{where}: got {_said(found)}, wanted (x, y)")
+            raise DataError(f"{where}: got {_describe_value(found)}, wanted (x, y)")
         elif isinstance(found, tuple) and len(found) == 2 and self._source is not None:
             x = found[0]  # a dataset of (x, y) that a model predicts for
         if isinstance(x, Mapping) and self._names is None:
@@ -150,7 +150,7 @@ class Batches:
 
 
 @contextlib.contextmanager
-def named(where: str) -> Iterator[None]:
+def name_source(where: str) -> Iterator[None]:
     """A block whose DataError says where the data comes from."""
     try:
         yield
@@ -202,7 +202,9 @@ def _array(value: Any, where: str) -> Any:
     except ValueError as error:
         raise DataError(f"{where}: {error}") from None
     if not array.ndim or array.dtype.kind not in "fiub":
-        raise DataError(f"{where}: got {_said(value)}, wanted an array of numbers with an example in each row")
+        raise DataError(
+            f"{where}: got {_describe_value(value)}, wanted an array of numbers with an example in each row"
+        )
     return array
 
 
@@ -211,7 +213,7 @@ def _as_rows(array: Any) -> Any:
     return array if array.ndim > 1 else array[:, None]
 
 
-def _said(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     if hasattr(value, "shape"):
         return f"an array of shape {tuple(value.shape)} and {getattr(value, 'dtype', 'no dtype')}"
     if isinstance(value, tuple | list):

@@ -174,7 +174,7 @@ class EarlyStopping(Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
         """As Callback.on_epoch_end."""
         self._since += 1
-        if self._best.better(logs):
+        if self._best.is_better(logs):
             self._since = 0
             self._weights = self.model.get_weights() if self._restores else None
         elif self._since >= max(1, self._patience):
@@ -217,7 +217,7 @@ class ModelCheckpoint(Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
         """As Callback.on_epoch_end."""
-        if self._only_best and not self._best.better(logs):
+        if self._only_best and not self._best.is_better(logs):
             return
         try:
             path = self._path.format(epoch=epoch + 1, **logs)
@@ -240,7 +240,7 @@ class Best:
         self._sign = -1.0 if mode == "max" or (mode == "auto" and "acc" in monitor) else 1.0
         self._value = math.inf
 
-    def better(self, logs: Mapping[str, float]) -> bool:
+    def is_better(self, logs: Mapping[str, float]) -> bool:
         """Whether this epoch is better than all before. ConfigError if the number is not there."""
         if self._monitor not in logs:
             more = "; give fit validation_data" if self._monitor.startswith("val_") else ""

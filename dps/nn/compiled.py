@@ -9,7 +9,7 @@ import numpy as np
 
 from dps.errors import ConfigError
 from dps.nn.losses import Loss, loss_of
-from dps.nn.metrics import Metric, measured, metrics_of
+from dps.nn.metrics import Metric, metrics_of, sum_metric
 from dps.training import optimizers as optim
 
 OPTIMIZERS: dict[str, optim.Optimizer] = {
@@ -31,7 +31,7 @@ class CompileSettings:
     def sums(self, y: Any, out: Any, losses: Any) -> Any:
         """The sums of a batch: the number of its examples, the sum of their losses, and the sums of the metrics."""
         found = [float(len(out)), float(np.sum(losses, dtype=np.float64))]
-        return np.array(found + [measured(metric, name, y, out) for name, metric in self.metrics.items()])
+        return np.array(found + [sum_metric(metric, name, y, out) for name, metric in self.metrics.items()])
 
     def nothing(self) -> Any:
         """The sums of no examples."""

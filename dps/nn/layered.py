@@ -42,7 +42,7 @@ class LayeredModel:
         if (inputs is None) != (outputs is None):
             raise ConfigError("Model: give inputs and outputs, or neither and a `call`")
         if inputs is not None:
-            self._take([Graph(_symbols(inputs), _symbol(outputs))])
+            self._set_graphs([Graph(_symbols(inputs), _symbol(outputs))])
 
     def call(self, inputs: Any) -> Any:
         """What the model computes: override it in a subclass, and call layers. It may take `training`, too.
@@ -75,14 +75,16 @@ class LayeredModel:
         else:
             given = Symbol(shape_of(input_shape, "input_shape"))
         if "training" not in inspect.signature(self.call).parameters:
-            self._take([Graph(_symbols(given), _symbol(self.call(given)))])
+            self._set_graphs([Graph(_symbols(given), _symbol(self.call(given)))])
             return
         call: Any = self.call
-        self._take([Graph(_symbols(given), _symbol(call(given, training=training))) for training in (True, False)])
+        self._set_graphs(
+            [Graph(_symbols(given), _symbol(call(given, training=training))) for training in (True, False)]
+        )
 
-    def _take(self, graphs: list[Graph]) -> None:
+    def _set_graphs(self, graphs: list[Graph]) -> None:
         self._network = BuiltModel(graphs[0], graphs[-1], self.dtype, self.seed)
-        self._weights = self._network.initial()
+        self._weights = self._network.make_parameters()
 
     @property
     def built(self) -> bool:
@@ -107,7 +109,7 @@ class LayeredModel:
     def build_for(self, batches: Batches) -> BuiltModel:
         """Build the model for the first data that it is given, if it is not built yet."""
         if not self.built and self._known_shapes() is None:
-            shapes = batches.first().shapes
+            shapes = batches.peek_batch().shapes
             names = batches.names
             self.build(dict(zip(names, shapes, strict=True)) if names else shapes if len(shapes) > 1 else shapes[0])
         return self._built
@@ -124,7 +126,7 @@ class LayeredModel:
 
     # -- parameters -------------------------------------------------------------------------------------------------
 
-    def _ready(self, what: str) -> CompileSettings:
+    def _require_compiled(self, what: str) -> CompileSettings:
         if self._compiled is None:
             raise ConfigError(f"{what}: call compile(optimizer=..., loss=...) before")
         return self._compiled
@@ -136,7 +138,7 @@ class LayeredModel:
 
             if not self._weights:
                 raise ConfigError(f"{self.name}: has no parameters to train")
-            optimizer = self._ready("fit").optimizer
+            optimizer = self._require_compiled("fit").optimizer
             with self.strategy.scope():
                 self._variables = self.strategy.variables(totals_of(self._weights, self.strategy), optimizer=optimizer)
         return self._variables
@@ -251,9 +253,9 @@ def summary_of(name: str, network: BuiltModel, weights: Any) -> str:
     shapes = {id(call.layer): call.shape for call in network.graphs[False].calls}
     rows = [("Layer (type)", "Output Shape", "Param #")]
     for layer in network.layers:
-        count = sum(math.prod(array.shape) for _, array in leaves(weights.get(network.name(layer), {})))
+        count = sum(math.prod(array.shape) for _, array in leaves(weights.get(network.name_of(layer), {})))
         shape = ", ".join(map(str, shapes.get(id(layer), ())))
-        rows.append((f"{network.name(layer)} ({type(layer).__name__})", f"(batch, {shape})", f"{count:,}"))
+        rows.append((f"{network.name_of(layer)} ({type(layer).__name__})", f"(batch, {shape})", f"{count:,}"))
     total = sum(math.prod(array.shape) for _, array in leaves(weights))
     widths = [max(len(row[column]) for row in rows) + 2 for column in range(3)]
     lines = ["".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -231,7 +231,7 @@ class Dropout(Layer):
             return x, None
         assert computation.random is not None, "training passes have random numbers"
         kept = computation.random.random(x.shape, np.float32) >= self.rate
-        factors = computation.place.bring((kept / computation.dtype.type(1 - self.rate)).astype(computation.dtype))
+        factors = computation.place.load_array((kept / computation.dtype.type(1 - self.rate)).astype(computation.dtype))
         out = computation.empty(x.shape)
         computation.kernels.multiply(out, x, factors, computation.stream)
         return out, factors

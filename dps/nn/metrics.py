@@ -82,7 +82,7 @@ def _metric(metric: Any, loss: Loss) -> Metric:
     )
 
 
-def measured(metric: Metric, name: str, y: Any, out: Any) -> float:
+def sum_metric(metric: Metric, name: str, y: Any, out: Any) -> float:
     """The sum of a metric over a batch. DataError if it has no number for each example."""
     values = np.asarray(metric(y, out))
     if values.shape != (len(out),) or values.dtype.kind not in "fiub":
@@ -103,7 +103,7 @@ class SharedTotals:
     those of the model, so each worker reads the same sums at the end of its epoch, of exactly its steps."""
 
     @staticmethod
-    def variable(optimizer: Optimizer) -> dict[str, Any]:
+    def make_variable(optimizer: Optimizer) -> dict[str, Any]:
         """The variable, by its key among the parameters. `optimizer`: one that subtracts gradients as they are."""
         return {KEY: Variable(np.zeros(CELLS), optimizer=optimizer)}
 
@@ -115,22 +115,22 @@ class SharedTotals:
         self._undone = False
         """Whether some were in this training: then workers need not be at the same batch any more."""
 
-    def begin(self, epoch: int) -> None:
+    def begin_epoch(self, epoch: int) -> None:
         """An epoch begins on this worker."""
-        self._epoch, self._before, self.broken = epoch + 1, self._read(), False
+        self._epoch, self._before, self.broken = epoch + 1, self._read_totals(), False
         self._began = self._run_epoch()
 
-    def gradient(self, sums: Any) -> dict[str, Any]:
+    def make_gradient(self, sums: Any) -> dict[str, Any]:
         """The numbers that this worker adds in a step."""
         cells = np.zeros(CELLS)
         cells[: 2 + len(sums)] = [1, self._epoch, *sums]
         return {KEY: -cells}
 
-    def end(self, steps: int, own: Any) -> Any:
+    def end_epoch(self, steps: int, own: Any) -> Any:
         """The sums of all workers over the epoch, which had so many steps; this worker's `own` where some were undone.
 
         Raises DataError if others were in a later epoch meanwhile."""
-        found = self._read() - self._before
+        found = self._read_totals() - self._before
         if self.broken or self._run_epoch() != self._began:
             self._undone = True
             return own
@@ -154,5 +154,5 @@ class SharedTotals:
         session = getattr(self._variables, "session", None)
         return 0 if session is None else int(session.version.epoch)
 
-    def _read(self) -> Any:
+    def _read_totals(self) -> Any:
         return np.array(self._variables.read()[KEY])

@@ -9,7 +9,7 @@ import numpy as np
 
 from dps.errors import ConfigError
 from dps.hooks.hook import Hook
-from dps.nn.batches import Batches, ModelBatch, named, whole_from_1
+from dps.nn.batches import Batches, ModelBatch, name_source, whole_from_1
 from dps.nn.callbacks import Callback, History
 from dps.nn.compiled import CompileSettings
 from dps.nn.layer import Layer
@@ -111,23 +111,23 @@ class Model(LayeredModel):
             DataError: Inputs or targets that do not fit the model, or data that ends early.
         """
         # More than 9 parameters: they are those that Keras users know.
-        compiled = self._ready("fit")
-        batches, validation = Batches("fit", x, y, batch_size), self._validation(validation_data, batch_size)
+        compiled = self._require_compiled("fit")
+        batches, validation = Batches("fit", x, y, batch_size), self._validation_batches(validation_data, batch_size)
         if validation_split is not None:
             if validation is not None:
                 raise ConfigError("fit: got validation_split and validation_data, wanted one of them")
-            validation = batches.held_back(validation_split)
+            validation = batches.split_validation(validation_split)
         if steps_per_epoch is not None:
             whole_from_1(steps_per_epoch, "fit: steps_per_epoch")
-            batches.goes_on()
+            batches.continue_pass()
         epochs = whole_from_1(epochs, "fit: epochs")
         network = self.build_for(batches)
-        network.check(batches.first().xs, "fit: x")
+        network.check_inputs(batches.peek_batch().xs, "fit: x")
         if validation is not None:
-            network.check(validation.first().xs, f"{validation.what}: x")
+            network.check_inputs(validation.peek_batch().xs, f"{validation.what}: x")
         history = History()
         own, hooks = _callbacks(callbacks)
-        own = [history, *own, *self._progress(verbose, epochs, steps_per_epoch or batches.steps)]
+        own = [history, *own, *self._progress_callbacks(verbose, epochs, steps_per_epoch or batches.steps)]
         self.stop_training = False
         for callback in own:
             callback.set_model(self)
@@ -135,9 +135,9 @@ class Model(LayeredModel):
 
         order = self.seed if seed is None else seed
         training = Training(network, compiled, self.strategy, self._kept(), own, hooks)
-        training.run(
+        training.run_epochs(
             batches, range(initial_epoch, epochs), steps_per_epoch, order if shuffle else None,
-            lambda: {f"val_{name}": value for name, value in self._evaluated(validation).items()},
+            lambda: {f"val_{name}": value for name, value in self._evaluate_batches(validation).items()},
             lambda: self.stop_training,
         )  # fmt: skip
         return history
@@ -161,11 +161,11 @@ class Model(LayeredModel):
             ConfigError: `compile` was not called, or an argument is wrong.
             DataError: Data that does not fit the model.
         """
-        self._ready("evaluate")
+        self._require_compiled("evaluate")
         batches = Batches("evaluate", x, y, batch_size)
-        self.build_for(batches).check(batches.first().xs, "evaluate: x")
+        self.build_for(batches).check_inputs(batches.peek_batch().xs, "evaluate: x")
         since, seen = runtime().now(), [0]
-        logs = self._evaluated(batches, seen)
+        logs = self._evaluate_batches(batches, seen)
         if verbose and self.leads:
             from dps.nn.callbacks import line
 
@@ -189,45 +189,45 @@ class Model(LayeredModel):
         """
         batches = Batches("predict", x, batch_size=batch_size, targets=False)
         network = self.build_for(batches)
-        network.check(batches.first().xs, "predict: x")
+        network.check_inputs(batches.peek_batch().xs, "predict: x")
         values = self._values()
-        return np.concatenate([self._outputs(network, values, batch) for batch in batches.epoch()])
+        return np.concatenate([self._compute_outputs(network, values, batch) for batch in batches.epoch()])
 
-    def _validation(self, data: Any, batch_size: int | None) -> Batches | None:
+    def _validation_batches(self, data: Any, batch_size: int | None) -> Batches | None:
         if data is None:
             return None
         x, y = data if isinstance(data, tuple) and len(data) == 2 else (data, None)
         return Batches("validation_data", x, y, batch_size if y is not None else None)
 
-    def _progress(self, verbose: int, epochs: int, steps: int | None) -> list[Callback]:
+    def _progress_callbacks(self, verbose: int, epochs: int, steps: int | None) -> list[Callback]:
         if not verbose or self.strategy.first_replica:
             return []
         from dps.nn.callbacks import EpochProgress
 
         return [EpochProgress(verbose, epochs, steps)]
 
-    def _evaluated(self, batches: Batches | None, seen: list[int] | None = None) -> dict[str, float]:
+    def _evaluate_batches(self, batches: Batches | None, seen: list[int] | None = None) -> dict[str, float]:
         """Loss and metrics over batches; none without batches. `seen`: gets the number of batches."""
         if batches is None:
             return {}
-        network, compiled, values = self._built, self._ready("evaluate"), self._values()
+        network, compiled, values = self._built, self._require_compiled("evaluate"), self._values()
         sums = compiled.nothing()
         for number, batch in enumerate(batches.epoch(), 1):
-            network.check(batch.xs, f"{batches.what}: batch {number}")
-            out = self._outputs(network, values, batch)
-            with named(f"{batches.what}: batch {number}"):
+            network.check_inputs(batch.xs, f"{batches.what}: batch {number}")
+            out = self._compute_outputs(network, values, batch)
+            with name_source(f"{batches.what}: batch {number}"):
                 sums += compiled.sums(batch.y, out, compiled.loss(batch.y, out)[0])
             if seen is not None:
                 seen[0] = number
         return compiled.logs(sums)
 
-    def _outputs(self, network: BuiltModel, values: Any, batch: ModelBatch) -> Any:
+    def _compute_outputs(self, network: BuiltModel, values: Any, batch: ModelBatch) -> Any:
         """The outputs of a batch, each replica of this process having computed its part."""
         from dps.nn.training import parts_of
 
         strategy = self.strategy
         parts = PerReplica(parts_of(batch, strategy.local_replicas))
-        found = strategy.run(lambda part: network.outputs(values, part.xs), args=(parts,))
+        found = strategy.run(lambda part: network.compute_outputs(values, part.xs), args=(parts,))
         return np.concatenate(strategy.local_results(found))
 
 

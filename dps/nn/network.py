@@ -11,7 +11,7 @@ from dps.errors import ConfigError, DataError
 from dps.layers.place import ComputePlace, place_for
 from dps.nn.layer import Computation, Layer, Symbol
 from dps.strategy.default import get_replica_context
-from dps.strategy.reduction import summed
+from dps.strategy.reduction import sum_gradients
 
 
 class Passed(NamedTuple):
@@ -30,7 +30,7 @@ class Graph:
         """Raises ConfigError for an output that needs more than these inputs."""
         self.inputs, self.output = list(inputs), output
         self.calls: list[Symbol] = []
-        self._visit(output)
+        self._order_calls(output)
         for call in self.calls:
             assert call.layer is not None
             if call.layer.takes_numbers and call.inputs[0].layer is not None:
@@ -39,7 +39,7 @@ class Graph:
                     f"the result of {type(call.inputs[0].layer).__name__}"
                 )
 
-    def _visit(self, output: Symbol) -> None:
+    def _order_calls(self, output: Symbol) -> None:
         done = {id(symbol) for symbol in self.inputs}
         waiting: list[Symbol] = [output]
         while waiting:
@@ -71,12 +71,12 @@ class Graph:
             assert layer is not None
             for x in call.inputs:
                 if id(x) not in made and not layer.takes_numbers:
-                    made[id(x)] = computation.place.bring(np.ascontiguousarray(host[id(x)], computation.dtype))
+                    made[id(x)] = computation.place.load_array(np.ascontiguousarray(host[id(x)], computation.dtype))
             given = [host[id(x)] if layer.takes_numbers else made[id(x)] for x in call.inputs]
             made[id(call)], keeps = layer.forward(computation, values.get(names[id(layer)], {}), *given)
             kept.append(keeps)
         if id(self.output) not in made:  # an input is the output
-            made[id(self.output)] = computation.place.bring(np.ascontiguousarray(xs[0], computation.dtype))
+            made[id(self.output)] = computation.place.load_array(np.ascontiguousarray(xs[0], computation.dtype))
         return Passed(made[id(self.output)], kept)
 
     def backward(
@@ -152,17 +152,17 @@ class BuiltModel:
         """The shape of one example of each input."""
         return [symbol.shape for symbol in self.graphs[False].inputs]
 
-    def name(self, layer: Layer) -> str:
+    def name_of(self, layer: Layer) -> str:
         """The key of a layer's parameters."""
         return self.names[id(layer)]
 
-    def initial(self) -> dict[str, Any]:
+    def make_parameters(self) -> dict[str, Any]:
         """The first values of all parameters, by layer and name; layers without parameters are left out."""
         rng = np.random.default_rng(self._seed)
-        found = {self.name(layer): layer.initial(rng, self.dtype) for layer in self.layers}
+        found = {self.name_of(layer): layer.initial(rng, self.dtype) for layer in self.layers}
         return {name: params for name, params in found.items() if params}
 
-    def check(self, xs: Sequence[Any], where: str) -> None:
+    def check_inputs(self, xs: Sequence[Any], where: str) -> None:
         """DataError for inputs of another number, or whose examples have another shape."""
         if len(xs) != len(self.shapes):
             raise DataError(f"{where}: got {len(xs)} inputs, the model takes {len(self.shapes)}")
@@ -171,31 +171,31 @@ class BuiltModel:
                 which = f" of input {number}" if len(xs) > 1 else ""
                 raise DataError(f"{where}: examples{which} have the shape {x.shape[1:]}, the model takes {shape}")
 
-    def outputs(self, values: Mapping[str, Any], xs: Sequence[Any]) -> Any:
+    def compute_outputs(self, values: Mapping[str, Any], xs: Sequence[Any]) -> Any:
         """The model's outputs for a batch, on the host."""
         graph, (place, _) = self.graphs[False], self._place()
         if not len(xs[0]):
             return np.empty((0, *graph.output.shape), self.dtype)
-        with place.step():
-            return place.fetch(graph.forward(Computation(place, self.dtype), self.names, values, xs).out)
+        with place.step_scope():
+            return place.fetch_array(graph.forward(Computation(place, self.dtype), self.names, values, xs).out)
 
-    def train(self, values: Mapping[str, Any], xs: Sequence[Any], loss: Callable[[Any], tuple[Any, Any]]) -> Pass:
+    def train_batch(self, values: Mapping[str, Any], xs: Sequence[Any], loss: Callable[[Any], tuple[Any, Any]]) -> Pass:
         """A pass forward and backward. `loss(out)`: the losses of the examples, and the gradient by the outputs."""
         graph, (place, random) = self.graphs[True], self._place()
-        with place.step():
+        with place.step_scope():
             computation = Computation(place, self.dtype, training=True, random=random)
             passed = graph.forward(computation, self.names, values, xs)
-            out = place.fetch(passed.out)
+            out = place.fetch_array(passed.out)
             losses, gradient = loss(out)
             if np.shape(losses) != (len(out),) or np.shape(gradient) != out.shape:
                 raise ConfigError(
                     f"the loss returned losses of {np.shape(losses)} and gradients of {np.shape(gradient)}, wanted "
                     f"{(len(out),)} and {out.shape}"
                 )
-            dout = place.bring(np.array(gradient, self.dtype, order="C"))
+            dout = place.load_array(np.array(gradient, self.dtype, order="C"))
             found = graph.backward(computation, self.names, values, passed, dout)
-            place.finish()
-        return Pass(out, losses, _merged(found))
+            place.wait_for_results()
+        return Pass(out, losses, _merge_gradients(found))
 
     def _place(self) -> tuple[ComputePlace, np.random.Generator]:
         context = get_replica_context()
@@ -206,7 +206,7 @@ class BuiltModel:
         return self._places[replica]
 
 
-def _merged(found: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+def _merge_gradients(found: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
     """The gradients by layer; those of a layer that was called several times are summed."""
     merged: dict[str, dict[str, Any]] = {}
     for name, grads in found:
@@ -215,5 +215,5 @@ def _merged(found: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, dict[str, 
             continue
         for key, gradient in grads.items():
             before = merged[name][key]
-            merged[name][key] = summed([before, gradient], np.shape(before))
+            merged[name][key] = sum_gradients([before, gradient], np.shape(before))
     return merged

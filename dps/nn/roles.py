@@ -60,7 +60,7 @@ def train_and_evaluate(
         return {}
     if job == "evaluator":
         assert isinstance(server, Server)
-        return _evaluated_again_and_again(model, server, _arguments(evaluate), pause, timeout)
+        return _evaluate_repeatedly(model, server, _arguments(evaluate), pause, timeout)
     history = model.fit(**_arguments(train)).history
     if not model.leads:
         return {name: values[-1] for name, values in history.items()}
@@ -68,7 +68,7 @@ def train_and_evaluate(
     return found
 
 
-def _evaluated_again_and_again(
+def _evaluate_repeatedly(
     model: Model, server: Server, arguments: Mapping[str, Any], pause: float, timeout: float
 ) -> dict[str, float]:  # fmt: skip
     folder = getattr(model.strategy, "checkpoint_dir", None)

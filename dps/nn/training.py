@@ -12,7 +12,7 @@ from dps.cluster.partition import split_rows
 from dps.errors import ConfigError, DataError
 from dps.hooks.hook import Chain, Hook
 from dps.hooks.scalars import Scalars
-from dps.nn.batches import Batches, ModelBatch, named
+from dps.nn.batches import Batches, ModelBatch, name_source
 from dps.nn.callbacks import Callback
 from dps.nn.compiled import CompileSettings
 from dps.nn.metrics import SharedTotals
@@ -60,7 +60,7 @@ class LocalLoop:
 
     def summary(self, name: str, value: Any) -> None:
         """Keep a number for hooks."""
-        self.scalars.put(name, value)
+        self.scalars.store_value(name, value)
 
     def stats(self) -> dict[str, Any]:
         """There are no ps, and no counters of theirs."""
@@ -104,62 +104,62 @@ class Training:
         self._shared = SharedTotals(variables, strategy.num_replicas_in_sync) if together else None
         self._steps = 0
 
-    def run(
+    def run_epochs(
         self, batches: Batches, epochs: range, steps: int | None, seed: int | None,
         validate: Callable[[], dict[str, float]], stopped: Callable[[], bool],
     ) -> None:  # fmt: skip
         """All epochs. `steps`: of an epoch; `seed`: shuffles; `stopped`: whether a callback asked for the end."""
-        self._hooks.call("begin")
-        self._hooks.call("after_create_session", self._loop)
-        self._call("on_train_begin", {})
+        self._hooks.call_hooks("begin")
+        self._hooks.call_hooks("after_create_session", self._loop)
+        self._call_callbacks("on_train_begin", {})
         logs: dict[str, float] = {}
         for epoch in epochs:
             if stopped() or self._loop.should_stop():
                 break
-            self._call("on_epoch_begin", epoch, {})
-            logs = self._epoch(batches, epoch, steps, seed)
+            self._call_callbacks("on_epoch_begin", epoch, {})
+            logs = self._run_epoch(batches, epoch, steps, seed)
             logs |= validate()
             for name, value in logs.items():
                 self._loop.summary(f"epoch_{name}", value)
-            self._call("on_epoch_end", epoch, logs)
-        self._call("on_train_end", logs)
-        self._hooks.call("end", self._loop)
+            self._call_callbacks("on_epoch_end", epoch, logs)
+        self._call_callbacks("on_train_end", logs)
+        self._hooks.call_hooks("end", self._loop)
 
-    def _epoch(self, batches: Batches, epoch: int, steps: int | None, seed: int | None) -> dict[str, float]:
+    def _run_epoch(self, batches: Batches, epoch: int, steps: int | None, seed: int | None) -> dict[str, float]:
         sums, count = self._compiled.nothing(), 0
         if self._shared is not None:
-            self._shared.begin(epoch)
+            self._shared.begin_epoch(epoch)
         for batch in _at_most(batches.epoch(epoch, seed), steps):
             if self._loop.should_stop():
                 break
             where = f"{batches.what}: batch {count + 1} of epoch {epoch + 1}"
-            self._network.check(batch.xs, where)
-            self._call("on_train_batch_begin", count, {})
-            with named(where):
-                sums += self._step(batch)
-            self._call("on_train_batch_end", count, self._compiled.logs(sums))
+            self._network.check_inputs(batch.xs, where)
+            self._call_callbacks("on_train_batch_begin", count, {})
+            with name_source(where):
+                sums += self._run_step(batch)
+            self._call_callbacks("on_train_batch_end", count, self._compiled.logs(sums))
             count += 1
         else:
             _check_count(batches.what, epoch, count, steps)
         if self._shared is not None:
-            sums = self._shared.end(count, sums)
+            sums = self._shared.end_epoch(count, sums)
         return self._compiled.logs(sums)
 
-    def _step(self, batch: ModelBatch) -> Any:
+    def _run_step(self, batch: ModelBatch) -> Any:
         """One step of all replicas; the sums of those of this process."""
         strategy, first = self._strategy, self._strategy.first_replica
-        self._hooks.call("before_run", self._loop)
+        self._hooks.call_hooks("before_run", self._loop)
         parts = parts_of(batch, strategy.num_replicas_in_sync)[first : first + strategy.local_replicas]
-        found = strategy.local_results(strategy.run(self._replica, args=(PerReplica(parts), batch.size)))
+        found = strategy.local_results(strategy.run(self._run_replica, args=(PerReplica(parts), batch.size)))
         total, push = sum(sums for sums, _ in found), found[-1][1]
         if isinstance(self._loop, LocalLoop):
             self._loop.global_step = push.step
         if self._shared is not None and not push.accepted:
             self._shared.broken = True
-        self._hooks.call("after_run", self._loop, push, self._compiled.logs(total).get("loss"))
+        self._hooks.call_hooks("after_run", self._loop, push, self._compiled.logs(total).get("loss"))
         return total
 
-    def _replica(self, part: ModelBatch, size: int) -> list[Any]:
+    def _run_replica(self, part: ModelBatch, size: int) -> list[Any]:
         """One replica's part of a step."""
         sums, loss, grads = self._compiled.nothing(), None, dict[str, Any]()
         if part.size:
@@ -168,14 +168,14 @@ class Training:
                 losses, gradient = self._compiled.loss(part.y, out)
                 return losses, np.asarray(gradient) / out.dtype.type(size)
 
-            made = self._network.train(self._variables.read(), part.xs, scaled)
+            made = self._network.train_batch(self._variables.read(), part.xs, scaled)
             sums, grads = self._compiled.sums(part.y, made.out, made.losses), made.grads
             loss = float(sums[1] / sums[0])
         if self._shared is not None:
-            grads = {**grads, **self._shared.gradient(sums)}
+            grads = {**grads, **self._shared.make_gradient(sums)}
         return [sums, self._variables.apply_gradients(grads, loss=loss)]
 
-    def _call(self, method: str, *arguments: Any) -> None:
+    def _call_callbacks(self, method: str, *arguments: Any) -> None:
         for callback in self._callbacks:
             getattr(callback, method)(*arguments)
 
@@ -199,4 +199,4 @@ def totals_of(params: dict[str, Any], strategy: Strategy) -> dict[str, Any]:
     """The parameters, and what their strategy needs to sum losses and metrics over workers."""
     if strategy.num_replicas_in_sync == strategy.local_replicas:
         return params
-    return {**params, **SharedTotals.variable(SGD(1.0))}
+    return {**params, **SharedTotals.make_variable(SGD(1.0))}

@@ -9,7 +9,7 @@ from dps.actors.node import Node
 from dps.actors.ref import Ref, Sender
 from dps.errors import Aborted
 from dps.messages.runs import Members
-from dps.messages.sessions import Pushed
+from dps.messages.sessions import APPLIED, Pushed
 from dps.ps.intake.borrowed import Borrowed
 from dps.ps.intake.credit import Credits
 from dps.ps.intake.ledger import Ledger
@@ -18,6 +18,9 @@ from dps.ps.serving.reading import ShardReads
 from dps.ps.serving.saving import Saving
 from dps.ps.store.store import Store
 from dps.variables.plan import Plan, ShardLayout
+
+DIGEST = (1 << 63) - 1
+"""The bits of a digest of pushes that travel."""
 
 
 class Shard:
@@ -54,6 +57,8 @@ class Shard:
         self.ended = False
         """Whether a newer run epoch has replaced this shard. Answers to its requests are then ignored."""
         self.mode: Mode
+        self._digest = 0
+        """The sum of the hashes of all pushes that were applied."""
         self.counts = {"applied": 0, "dropped": 0, "refused": 0, "pulls": 0, "copied_pulls": 0, "aborted": 0}
         self.credits = Credits(self.layout.gradient_nbytes, node.runtime.tuning)
         self.reading = ShardReads(self)
@@ -112,12 +117,15 @@ class Shard:
             ledger.clear()
         self.reading.forget(incarnation)
 
-    def _results(self) -> list[list[int]]:
-        """The number of each session's last push up to which all have results."""
-        return sorted([incarnation, ledger.done] for incarnation, ledger in self.ledgers.items() if ledger.done)
+    def _results(self) -> tuple[list[list[int]], int]:
+        """The number of each session's last push up to which all have results, and the digest of all applied pushes."""
+        done = sorted([incarnation, ledger.done] for incarnation, ledger in self.ledgers.items() if ledger.done)
+        return done, self._digest & DIGEST
 
     def record_result(self, ledger: Ledger, result: Pushed) -> Pushed:
         """Record a push's result on this shard."""
         ledger.record(result)
         self.counts[result.status] += 1
+        if result.status == APPLIED:  # the sum does not depend on the order; hashes of numbers are the same everywhere
+            self._digest += hash((ledger.incarnation, result.number))
         return result

@@ -6,7 +6,7 @@ from dps.actors.actor import Actor
 from dps.actors.answers import Waiting
 from dps.actors.ref import Sender
 from dps.errors import Aborted, ConfigError, QueueClosed
-from dps.queues.line import MISSING, REFUSED, Action, Client, Ended, Given, Line, checked_capacity
+from dps.queues.line import MISSING, REFUSED, Action, Client, Ended, Given, Line, check_capacity
 from dps.queues.messages import (
     AskPut,
     AskSize,
@@ -49,31 +49,33 @@ class QueuesActor(Actor):
             if message.capacity < 0:
                 raise ConfigError(f"queue {message.queue!r}: got capacity {message.capacity}, wanted 1 or more")
             line = self.lines[message.queue] = Line(message.queue, message.capacity or CAPACITY)
-        checked_capacity(line, message.capacity)
+        check_capacity(line, message.capacity)
         client = sender.client(message.client)
-        line.open(client, message.name, self.node.dials(message.address))
-        self._of(message.queue, client)
+        line.add_client(client, message.name, self.node.dials(message.address))
+        self._watch_client(message.queue, client)
         self.node.answer(sender, QueueOpened(line.capacity))
 
     def on_LeaveQueue(self, message: LeaveQueue, sender: Sender) -> None:
-        self._carry_out(message.queue, self._line(message.queue).leave(sender.client(message.client)))
+        self._carry_out_actions(
+            message.queue, self._find_queue(message.queue).remove_client(sender.client(message.client))
+        )
         self.node.answer(sender)
 
     def lost(self, address: str, silent_s: float) -> None:
         for name, line in self.lines.items():
-            self._carry_out(name, line.lost(address))
+            self._carry_out_actions(name, line.drop_node(address))
         self.node.unwatch(address)
 
-    def _line(self, name: str) -> Line:
+    def _find_queue(self, name: str) -> Line:
         line = self.lines.get(name)
         if line is None:
             raise Aborted(f"queue {name!r} is not there any more: the chief was started again, and the items are lost")
         return line
 
-    def _of(self, name: str, client: Client) -> Line:
+    def _watch_client(self, name: str, client: Client) -> Line:
         """The queue that a client's message names. The client's node is watched from then on, because it may have been
         lost before."""
-        line = self._line(name)
+        line = self._find_queue(name)
         if client in line.clients:
             self.node.watch(line.clients[client].address, GRACE_S)
         return line
@@ -82,51 +84,51 @@ class QueuesActor(Actor):
 
     def on_Put(self, message: Put, sender: Sender) -> None:
         client = sender.client(message.client)
-        line, value = self._of(message.queue, client), (message.form, message.arrays)
-        self._carry_out(message.queue, line.put(client, message.number, value, sender))
-        self._tell_put_waits(line, client, message.number, sender)
+        line, value = self._watch_client(message.queue, client), (message.form, message.arrays)
+        self._carry_out_actions(message.queue, line.put(client, message.number, value, sender))
+        self._tell_put_waiting(line, client, message.number, sender)
 
     def on_AskPut(self, message: AskPut, sender: Sender) -> None:
         client = sender.client(message.client)
-        line = self._of(message.queue, client)
-        self._carry_out(message.queue, line.ask_put(client, message.number, sender))
-        self._tell_put_waits(line, client, message.number, sender)
+        line = self._watch_client(message.queue, client)
+        self._carry_out_actions(message.queue, line.find_put_result(client, message.number, sender))
+        self._tell_put_waiting(line, client, message.number, sender)
 
-    def _tell_put_waits(self, line: Line, client: Client, number: int, sender: Sender) -> None:
-        if line.put_waits(client, number):
-            self.node.answer(sender, Waiting(self._full(line)))
+    def _tell_put_waiting(self, line: Line, client: Client, number: int, sender: Sender) -> None:
+        if line.is_put_waiting(client, number):
+            self.node.answer(sender, Waiting(self._full_text(line)))
 
     def on_Withdraw(self, message: Withdraw, sender: Sender) -> None:
-        line, client = self._line(message.queue), sender.client(message.client)
-        accepted = bool(message.put) and line.withdraw(client, message.put)
+        line, client = self._find_queue(message.queue), sender.client(message.client)
+        accepted = bool(message.put) and line.withdraw_put(client, message.put)
         if message.get:
-            self._carry_out(message.queue, line.drop(client, message.get))
+            self._carry_out_actions(message.queue, line.drop_gets(client, message.get))
         self.node.answer(sender, Withdrawn(accepted))
 
     # -- gets --------------------------------------------------------------------------------------------------
 
     def on_Get(self, message: Get, sender: Sender) -> None:
         client = sender.client(message.client)
-        line = self._of(message.queue, client)
-        self._carry_out(message.queue, line.get(client, message.number, message.floor, sender))
-        if line.get_waits(client, message.number):
-            self.node.answer(sender, Waiting(self._empty(line)))
+        line = self._watch_client(message.queue, client)
+        self._carry_out_actions(message.queue, line.get(client, message.number, message.floor, sender))
+        if line.is_get_waiting(client, message.number):
+            self.node.answer(sender, Waiting(self._empty_text(line)))
 
     def on_FinishGet(self, message: FinishGet, sender: Sender) -> None:
-        yours, actions = self._line(message.queue).finish(sender.client(message.client), message.number)
-        self._carry_out(message.queue, actions)
+        yours, actions = self._find_queue(message.queue).finish_get(sender.client(message.client), message.number)
+        self._carry_out_actions(message.queue, actions)
         self.node.answer(sender, Finished(yours))
 
     # -- all ---------------------------------------------------------------------------------------------------
 
     def on_AskSize(self, message: AskSize, sender: Sender) -> None:
-        self.node.answer(sender, SizeIs(len(self._line(message.queue).items)))
+        self.node.answer(sender, SizeIs(len(self._find_queue(message.queue).items)))
 
     def on_CloseQueue(self, message: CloseQueue, sender: Sender) -> None:
-        self._carry_out(message.queue, self._line(message.queue).close())
+        self._carry_out_actions(message.queue, self._find_queue(message.queue).close())
         self.node.answer(sender)
 
-    def _carry_out(self, name: str, actions: list[Action]) -> None:
+    def _carry_out_actions(self, name: str, actions: list[Action]) -> None:
         now = self.node.now()
         for action in actions:
             if isinstance(action, Given):
@@ -143,13 +145,13 @@ class QueuesActor(Actor):
                 self._put_at[name] = now
                 self.node.answer(action.asker)
 
-    def _full(self, line: Line) -> str:
+    def _full_text(self, line: Line) -> str:
         text = f"queue {line.name!r} is full ({len(line.items)} of {line.capacity} items); "
         if not line.last_got:
             return f"{text}nobody has got one yet"
         return f"{text}the last one was got by {line.last_got} {self.node.now() - self._got_at[line.name]:.0f} s ago"
 
-    def _empty(self, line: Line) -> str:
+    def _empty_text(self, line: Line) -> str:
         if not line.last_put:
             return f"queue {line.name!r} is empty; nobody has put anything yet"
         ago = self.node.now() - self._put_at[line.name]

@@ -91,27 +91,27 @@ class Line:
 
     # -- clients -----------------------------------------------------------------------------------------------
 
-    def open(self, client: Client, name: str, address: str) -> None:
+    def add_client(self, client: Client, name: str, address: str) -> None:
         """A client begins; a second call changes nothing."""
         self.clients.setdefault(client, Known(name, address))
 
-    def leave(self, client: Client) -> list[Action]:
+    def remove_client(self, client: Client) -> list[Action]:
         """A client ends; its state is dropped."""
         if client not in self.clients:
             return []
-        self._forget(client)
+        self._release_client(client)
         del self.clients[client]
-        return self._settle()
+        return self._serve_waiting()
 
-    def lost(self, address: str) -> list[Action]:
+    def drop_node(self, address: str) -> list[Action]:
         """A node is lost: items that its clients have not acknowledged go back, and its clients wait for nothing. Their
         numbers are kept, because they may come back."""
         for number, client in self.clients.items():
             if client.address == address:
-                self._forget(number)
-        return self._settle()
+                self._release_client(number)
+        return self._serve_waiting()
 
-    def _forget(self, client: Client) -> None:
+    def _release_client(self, client: Client) -> None:
         known = self.clients[client]
         self._give_back(known, list(known.given))
         for asked in [asked for asked in self._getting if asked[0] == client]:
@@ -119,7 +119,7 @@ class Line:
         if self._putting.pop(client, None) is not None:
             known.put_result = MISSING
 
-    def _known(self, client: Client) -> Known:
+    def _client_of(self, client: Client) -> Known:
         known = self.clients.get(client)
         if known is None:
             raise Aborted(f"queue {self.name!r} does not know this client; open it again with dps.data.queue")
@@ -129,33 +129,33 @@ class Line:
 
     def put(self, client: Client, number: int, value: Any, asker: Any) -> list[Action]:
         """A client puts an item, perhaps again."""
-        known = self._known(client)
+        known = self._client_of(client)
         if number < known.put_number or (number == known.put_number and known.put_result != MISSING):
-            return self.ask_put(client, number, asker)
+            return self.find_put_result(client, number, asker)
         self._putting.pop(client, None)  # a later put: the one before is not waited for any more
         known.put_number, known.put_result = number, REFUSED if self.closed else WAITING
         if self.closed:
             return [PutDone(asker, number, REFUSED)]
         self._putting[client] = value, asker
-        return self._settle()
+        return self._serve_waiting()
 
-    def ask_put(self, client: Client, number: int, asker: Any) -> list[Action]:
+    def find_put_result(self, client: Client, number: int, asker: Any) -> list[Action]:
         """Ask for the outcome of a put. No action while it waits."""
-        known = self._known(client)
+        known = self._client_of(client)
         result = known.put_result if number == known.put_number else MISSING
         if result == WAITING:
             self._putting[client] = self._putting[client][0], asker
             return []
         return [PutDone(asker, number, result)]
 
-    def put_waits(self, client: Client, number: int) -> bool:
+    def is_put_waiting(self, client: Client, number: int) -> bool:
         """Whether a put waits for room."""
-        known = self._known(client)
+        known = self._client_of(client)
         return number == known.put_number and known.put_result == WAITING
 
-    def withdraw(self, client: Client, number: int) -> bool:
+    def withdraw_put(self, client: Client, number: int) -> bool:
         """The client no longer waits for the put. Returns whether it was accepted; if not, it never will be."""
-        known = self._known(client)
+        known = self._client_of(client)
         if number == known.put_number and known.put_result == ACCEPTED:
             return True
         if number >= known.put_number:
@@ -167,33 +167,33 @@ class Line:
 
     def get(self, client: Client, number: int, floor: int, asker: Any) -> list[Action]:
         """A client asks for an item, perhaps again."""
-        known = self._known(client)
+        known = self._client_of(client)
         self._raise_floor(client, known, floor)
         if number < known.floor or number in known.finished:
-            return self._settle()
+            return self._serve_waiting()
         if number >= known.floor + WINDOW:
             raise ProtocolError(f"get {number} while {known.floor} is open; at most {WINDOW} gets are open at one time")
         if number in known.given:
-            return [*self._settle(), Given(asker, number, known.given[number].value)]
+            return [*self._serve_waiting(), Given(asker, number, known.given[number].value)]
         self._getting[client, number] = asker
-        return self._settle()
+        return self._serve_waiting()
 
-    def get_waits(self, client: Client, number: int) -> bool:
+    def is_get_waiting(self, client: Client, number: int) -> bool:
         """Whether a get waits for an item."""
         return (client, number) in self._getting
 
-    def finish(self, client: Client, number: int) -> tuple[bool, list[Action]]:
+    def finish_get(self, client: Client, number: int) -> tuple[bool, list[Action]]:
         """The client has received the item of a get, as it says, perhaps again. Returns whether the item is the
         client's."""
-        known = self._known(client)
+        known = self._client_of(client)
         if known.given.pop(number, None) is not None:
             known.finished.add(number)
-        return number in known.finished, self._settle()
+        return number in known.finished, self._serve_waiting()
 
-    def drop(self, client: Client, number: int) -> list[Action]:
+    def drop_gets(self, client: Client, number: int) -> list[Action]:
         """The client no longer waits for a get and all before it."""
-        self._raise_floor(client, self._known(client), number + 1)
-        return self._settle()
+        self._raise_floor(client, self._client_of(client), number + 1)
+        return self._serve_waiting()
 
     def _raise_floor(self, client: Client, known: Known, floor: int) -> None:
         if floor <= known.floor:
@@ -219,22 +219,22 @@ class Line:
             known.put_result = REFUSED
             refused.append(PutDone(asker, known.put_number, REFUSED))
         self._putting.clear()
-        return [*refused, *self._settle()]
+        return [*refused, *self._serve_waiting()]
 
-    def _settle(self) -> list[Action]:
+    def _serve_waiting(self) -> list[Action]:
         """Accept items that wait for room, and give items to waiting gets, as long as that is possible."""
         actions: list[Action] = []
         while (self._putting and len(self.items) < self.capacity) or (self._getting and self.items):
             if self._getting and self.items:
-                actions.append(self._give())
+                actions.append(self._give_item())
             else:
-                actions.append(self._accept())
-        if self._getting and self.over:
+                actions.append(self._accept_put())
+        if self._getting and self.is_over:
             actions += [Ended(asker) for asker in self._getting.values()]
             self._getting.clear()
         return actions
 
-    def _accept(self) -> PutDone:
+    def _accept_put(self) -> PutDone:
         client = next(iter(self._putting))
         value, asker = self._putting.pop(client)
         self._accepted += 1
@@ -243,7 +243,7 @@ class Line:
         known.put_result, self.last_put = ACCEPTED, known.name
         return PutDone(asker, known.put_number, ACCEPTED)
 
-    def _give(self) -> Given:
+    def _give_item(self) -> Given:
         client, number = asked = next(iter(self._getting))
         asker = self._getting.pop(asked)
         entry, known = self.items.pop(0), self.clients[client]
@@ -251,7 +251,7 @@ class Line:
         return Given(asker, number, entry.value)
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether it is closed and no item can come any more; an item that was given may still come back."""
         return self.closed and not self.items and not any(client.given for client in self.clients.values())
 
@@ -262,7 +262,7 @@ class Line:
             yield from client.given.values()
 
 
-def checked_capacity(line: Line, capacity: int) -> None:
+def check_capacity(line: Line, capacity: int) -> None:
     """Raise ConfigError if a client wants another capacity than the queue has."""
     if capacity and capacity != line.capacity:
         raise ConfigError(

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dps.strategy.reduction import gathered, op_of, reduced
+from dps.strategy.reduction import gather_values, op_of, reduce_values
 from dps.strategy.strategy import Strategy
 from dps.strategy.values import array_of, each_leaf
 from dps.transport.wire import Array
@@ -36,7 +36,7 @@ class AcrossWorkers(Strategy):
         found: list[Any] = []
 
         def leaf(path: str, *of: Any) -> int:
-            found.append(np.asarray(reduced("max" if op == "max" else "sum", of, axis)))
+            found.append(np.asarray(reduce_values("max" if op == "max" else "sum", of, axis)))
             count = len(of) if axis is None else sum(array_of(value).shape[axis] for value in of)
             found.append(np.array(count, np.int64))
             return len(found) - 2
@@ -59,12 +59,12 @@ class AcrossWorkers(Strategy):
         found: list[Any] = []
 
         def leaf(path: str, *of: Any) -> int:
-            found.append(gathered(of, axis))
+            found.append(gather_values(of, axis))
             return len(found) - 1
 
         places = each_leaf(leaf, *values)
         rows = workers.gather(found)
-        return each_leaf(lambda path, place: gathered([row[place] for row in rows], axis), places)
+        return each_leaf(lambda path, place: gather_values([row[place] for row in rows], axis), places)
 
     def reduce(self, op: str, value: Any, axis: int | None = None) -> Any:
         if self._all_workers() is None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dps.errors import ConfigError, DeadlineExceeded
 from dps.process.telemetry import log
 from dps.strategy.reduction import op_of
-from dps.strategy.values import each_leaf, of_replica, regrouped
+from dps.strategy.values import each_leaf, of_replica, regroup_results
 from dps.transport.current import runtime
 
 if TYPE_CHECKING:
@@ -45,12 +45,12 @@ class Meeting:
         self.error: BaseException | None = None
         """Why the step is over."""
 
-    def meet(self, replica: int, what: str, value: Any, decide: Callable[[list[Any]], list[Any]]) -> Any:
+    def exchange_values(self, replica: int, what: str, value: Any, decide: Callable[[list[Any]], list[Any]]) -> Any:
         """Wait for all replicas. Returns this replica's result. Blocks."""
         with self._lock:
             number = self._round
             self._come[replica] = what, value
-            self._look_for_misfits(what)
+            self._check_same_barrier(what)
             if self.error is not None:
                 raise StepOver
             last = len(self._come) == self._count
@@ -58,40 +58,42 @@ class Meeting:
             try:
                 made = decide([self._come[index][1] for index in range(self._count)])
             except BaseException as error:
-                self.fail(error)
+                self.fail_step(error)
                 raise StepOver from error
             with self._lock:
                 self._made, self._come, self._round = made, {}, number + 1
                 self._changed.notify()
             return made[replica]
-        self._wait(lambda: self._round > number, lambda: self._missing(what))
+        self._wait_until(lambda: self._round > number, lambda: self._missing_text(what))
         if self._round == number:
             raise StepOver
         return self._made[replica]
 
-    def leave(self, replica: int, result: Any) -> None:
+    def end_replica(self, replica: int, result: Any) -> None:
         """A replica has returned."""
         with self._lock:
             self.ended[replica] = result
-            self._look_for_misfits("the end of the step")
+            self._check_same_barrier("the end of the step")
             self._changed.notify()
 
-    def fail(self, error: BaseException) -> None:
+    def fail_step(self, error: BaseException) -> None:
         """The step is over for all. The first error counts."""
         with self._lock:
             self.error = self.error or error
             self._changed.notify()
 
-    def all_ended(self) -> list[Any]:
+    def wait_for_results(self) -> list[Any]:
         """Wait for the end of all replicas, on the thread that has called `run`. Returns the results of all."""
-        self._wait(lambda: len(self.ended) == self._count, lambda: self._missing("the end of the step"), leads=True)
+        self._wait_until(
+            lambda: len(self.ended) == self._count, lambda: self._missing_text("the end of the step"), leads=True
+        )
         if self.error is not None:
             raise self.error
         return [self.ended[replica] for replica in range(self._count)]
 
     # -- waiting ------------------------------------------------------------------------------------------------
 
-    def _wait(self, ready: Callable[[], bool], missing: Callable[[], str], leads: bool = False) -> None:
+    def _wait_until(self, ready: Callable[[], bool], missing: Callable[[], str], leads: bool = False) -> None:
         """Wait until `ready` is true, or the step is over. The deadline counts from the time when a replica begins to
         wait."""
         now = self._runtime.now
@@ -100,40 +102,41 @@ class Meeting:
             if leads and not self.ended:
                 since = told = now()  # replicas compute, or wait for each other
             elif now() - since > self._timeout_s:
-                self.fail(DeadlineExceeded(f"{missing()} for {self._timeout_s:g} s"))
+                self.fail_step(DeadlineExceeded(f"{missing()} for {self._timeout_s:g} s"))
             elif now() - told > REPORT_S:
                 told = now()
                 log.warning("%s for %.0f s", missing(), now() - since)
             left_s = min(1.0, max(0.001, since + self._timeout_s - now()))
             self._changed.wait(lambda: ready() or self.error is not None, left_s)
 
-    def _missing(self, what: str) -> str:
+    def _missing_text(self, what: str) -> str:
         here = {**self._come, **self.ended}
         away = [replica for replica in range(self._count) if replica not in here]
-        return f"{what}: {_named(here)} wait for {_named(away)}"
+        return f"{what}: {_replica_names(here)} wait for {_replica_names(away)}"
 
-    def _look_for_misfits(self, what: str) -> None:
+    def _check_same_barrier(self, what: str) -> None:
         """End the step if replicas wait at different barriers, or for one that has returned. Holds the lock."""
         others = {replica: barrier for replica, (barrier, _) in self._come.items() if barrier != what}
         if not self._come or not (others or self.ended) or self.error is not None:
             return
         if self.ended:
             waiting = {replica: barrier for replica, (barrier, _) in self._come.items()}
-            text = f"{_named(self.ended)} returned from the step, {_named(waiting)} waits in {_all(waiting)}"
+            returned = f"{_replica_names(self.ended)} returned from the step"
+            text = f"{returned}, {_replica_names(waiting)} waits in {_barrier_names(waiting)}"
         else:
             here = {replica: barrier for replica, (barrier, _) in self._come.items() if barrier == what}
-            text = f"{_named(here)} is in {what}, {_named(others)} in {_all(others)}"
+            text = f"{_replica_names(here)} is in {what}, {_replica_names(others)} in {_barrier_names(others)}"
         self.error = ConfigError(f"{text}: every replica must make the same calls in the same order")
         self._changed.notify()
 
 
-def _named(replicas: Any) -> str:
+def _replica_names(replicas: Any) -> str:
     """ "replica 1", or "replicas 0, 2"."""
     found = sorted(replicas)
     return f"replica{'s' if len(found) > 1 else ''} {', '.join(map(str, found))}"
 
 
-def _all(barriers: Mapping[int, str]) -> str:
+def _barrier_names(barriers: Mapping[int, str]) -> str:
     return ", ".join(sorted(set(barriers.values())))
 
 
@@ -144,7 +147,7 @@ replica_now: ContextVar[ReplicaContext | None] = ContextVar("dps_replica", defau
 
 
 @contextmanager
-def entered(strategy: Strategy | None, replica: ReplicaContext | None) -> Iterator[None]:
+def enter_scope(strategy: Strategy | None, replica: ReplicaContext | None) -> Iterator[None]:
     """Enter the scope of a strategy, and a replica of it or none."""
     before = scope_now.set(strategy), replica_now.set(replica)
     try:
@@ -201,7 +204,7 @@ class ReplicaContext:
         op = op_of(op)
 
         def decide(values: list[Any]) -> list[Any]:
-            made = each_leaf(lambda path, leaf: _still(leaf), self.strategy.over_replicas(op, values))
+            made = each_leaf(lambda path, leaf: _read_only(leaf), self.strategy.over_replicas(op, values))
             return [made] * len(values)
 
         return self.meet(f"all_reduce {op!r}", value, decide)
@@ -222,7 +225,7 @@ class ReplicaContext:
         """
 
         def decide(values: list[Any]) -> list[Any]:
-            made = each_leaf(lambda path, leaf: _still(leaf), self.strategy.gather_over_replicas(values, axis))
+            made = each_leaf(lambda path, leaf: _read_only(leaf), self.strategy.gather_over_replicas(values, axis))
             return [made] * len(values)
 
         return self.meet("all_gather", value, decide)
@@ -249,7 +252,7 @@ class ReplicaContext:
         strategy = self.strategy
 
         def decide(values: list[Any]) -> list[Any]:
-            positional, named = regrouped(values)
+            positional, named = regroup_results(values)
             made = function(strategy, *positional, **named)
             return [of_replica(made, replica, len(values), "merge_call") for replica in range(len(values))]
 
@@ -260,17 +263,17 @@ class ReplicaContext:
         scope = scope_now.get()
 
         def outside(values: list[Any]) -> list[Any]:
-            with entered(scope, None):
+            with enter_scope(scope, None):
                 return decide(values)
 
         if replica_now.get() is not self and scope is not None:
             raise ConfigError(f"{what}: called with the context of another replica; ask get_replica_context() there")
         if self._meeting is None:
             return outside([value])[0]
-        return self._meeting.meet(self.replica_id, what, value, outside)
+        return self._meeting.exchange_values(self.replica_id, what, value, outside)
 
 
-def _still(value: Any) -> Any:
+def _read_only(value: Any) -> Any:
     """Make an array read-only that all replicas get, so that none changes it."""
     if hasattr(value, "setflags"):
         value.setflags(write=False)

@@ -11,7 +11,7 @@ import numpy as np
 from dps.cluster.partition import split_rows
 from dps.errors import ConfigError
 from dps.process.record import record
-from dps.strategy.values import each_leaf, regrouped
+from dps.strategy.values import each_leaf, regroup_results
 
 if TYPE_CHECKING:
     from dps.strategy.strategy import Strategy
@@ -80,7 +80,7 @@ class Distributed:
         return self._batches()
 
 
-def split(batch: Any, parts: int) -> list[Any]:
+def split_batch(batch: Any, parts: int) -> list[Any]:
     """Split a global batch into parts by the first axis of its arrays. The first `size mod parts` parts have one
     example more. Raises ConfigError for arrays of different lengths, and for a number in place of an array.
     """
@@ -113,10 +113,10 @@ def split_batches(strategy: Strategy, dataset: Iterable[Any], to_device: bool) -
 
     def batches() -> Iterator[Any]:
         for batch in dataset:
-            parts = split(batch, strategy.num_replicas_in_sync) if strategy.num_replicas_in_sync > 1 else [batch]
+            parts = split_batch(batch, strategy.num_replicas_in_sync) if strategy.num_replicas_in_sync > 1 else [batch]
             yield [parts[strategy.first_replica + i] for i in range(strategy.local_replicas)]
 
-    return Distributed(lambda: _given(strategy, batches(), to_device))
+    return Distributed(lambda: _placed_inputs(strategy, batches(), to_device))
 
 
 def batches_of_function(strategy: Strategy, function: Callable[[InputContext], Any], to_device: bool) -> Distributed:
@@ -134,12 +134,12 @@ def batches_of_function(strategy: Strategy, function: Callable[[InputContext], A
             like = found[-1:] or like
             if not like:
                 raise ConfigError(f"{what} has no batch on this worker, and others have; give each at least one")
-            yield found + [empty(like[0], what) for _ in range(local - len(found))]
+            yield found + [empty_batch(like[0], what) for _ in range(local - len(found))]
 
-    return Distributed(lambda: _given(strategy, batches(), to_device))
+    return Distributed(lambda: _placed_inputs(strategy, batches(), to_device))
 
 
-def empty(batch: Any, what: str) -> Any:
+def empty_batch(batch: Any, what: str) -> Any:
     """A batch like another one, without examples."""
 
     def leaf(path: str, of: Any) -> Any:
@@ -153,14 +153,14 @@ def empty(batch: Any, what: str) -> Any:
     return each_leaf(leaf, batch)
 
 
-def _given(strategy: Strategy, batches: Iterator[list[Any]], to_device: bool) -> Iterator[Any]:
+def _placed_inputs(strategy: Strategy, batches: Iterator[list[Any]], to_device: bool) -> Iterator[Any]:
     """The inputs as `run` takes them. `to_device`: arrays are copied to the replicas' GPUs, one step ahead."""
     if not to_device:
-        yield from map(regrouped, batches)
+        yield from map(regroup_results, batches)
         return
     ahead: Any = None
     for parts in batches:
-        now, ahead = ahead, regrouped([strategy.on_device(i, part) for i, part in enumerate(parts)])
+        now, ahead = ahead, regroup_results([strategy.on_device(i, part) for i, part in enumerate(parts)])
         if now is not None:
             yield now
     if ahead is not None:

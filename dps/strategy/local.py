@@ -12,7 +12,7 @@ from dps.collectives.group import Group
 from dps.errors import ConfigError
 from dps.messages.replies import Push
 from dps.strategy.parameter_server import ParameterServer
-from dps.strategy.reduction import not_finite
+from dps.strategy.reduction import not_finite_text
 from dps.strategy.strategy import Variables
 from dps.strategy.values import array_of
 from dps.strategy.worker_variables import WorkerVariables
@@ -47,15 +47,15 @@ class AveragedVariables(WorkerVariables):
         self._assigned: dict[str, Array] = {}
         """What was assigned in this round, by variable."""
 
-    def _planned(self, plan: Plan) -> Plan:
+    def _applied_plan(self, plan: Plan) -> Plan:
         self._of_worker = plan
         """The plan with the workers' own optimizers."""
         return as_applied(plan, to_wire(self._mode))
 
-    def _described(self) -> list[str]:
-        return [f"an average every {self._mode.steps} steps", *super()._described()]
+    def _describe_variables(self) -> list[str]:
+        return [f"an average every {self._mode.steps} steps", *super()._describe_variables()]
 
-    def _ready(self) -> LocalCopy:
+    def _begin_round(self) -> LocalCopy:
         """The own copy. At the beginning of a round it takes the common values."""
         if self._local.ended:
             self._local.begin(super().read())
@@ -64,7 +64,7 @@ class AveragedVariables(WorkerVariables):
     def read(self, on_device: bool = False) -> Any:
         """As Variables.read, of the own copy."""
         self._replica("read")
-        return self._ready().values(None, still=True)
+        return self._begin_round().values(None, still=True)
 
     def apply_gradients(self, grads: Any, loss: Any = None) -> Push:
         """As Variables.apply_gradients: a step of the own copy. The last one of a round waits for the other workers."""
@@ -73,17 +73,17 @@ class AveragedVariables(WorkerVariables):
         gradients = check_gradients(self._of_worker, flat)
         for index, gradient in gradients.items():
             assert isinstance(gradient, Rows | np.ndarray), "nothing is packed"
-            if problem := not_finite(self._of_worker.variables[index].name, gradient):
+            if problem := not_finite_text(self._of_worker.variables[index].name, gradient):
                 raise ValueError(problem)
-        own = self._ready()
+        own = self._begin_round()
         own.apply(gradients, self._mode.steps * self._step + own.steps)
         return self._end_round() if own.steps == self._mode.steps else Push(self._step, True)
 
     def assign(self, values: Any) -> None:
         """As Variables.assign: sets the own copy at once, and the common values after the round."""
         self._replica("assign")
-        found = {name: self._fitting(name, value) for name, value in leaves(values) if value is not None}
-        self._ready().assign(found)
+        found = {name: self._check_value(name, value) for name, value in leaves(values) if value is not None}
+        self._begin_round().assign(found)
         self._assigned |= found
 
     # -- rounds -------------------------------------------------------------------------------------------------
@@ -93,14 +93,14 @@ class AveragedVariables(WorkerVariables):
         names = [spec.name for spec in self._plan.variables]
         moved = {names[index]: array for index, array in self._local.moved().items()}
         for name, array in moved.items():
-            if problem := not_finite(name, array):
+            if problem := not_finite_text(name, array):
                 raise ValueError(problem.replace("gradient", "movement", 1))
         self._local.ended = True
-        assigned = self._of_all_workers()
-        self._set(assigned)
-        return self._apply([{name: array for name, array in moved.items() if name not in assigned}])
+        assigned = self._gather_assigned()
+        self._set_values(assigned)
+        return self._apply_sum([{name: array for name, array in moved.items() if name not in assigned}])
 
-    def _of_all_workers(self) -> dict[str, Array]:
+    def _gather_assigned(self) -> dict[str, Array]:
         """What the workers have assigned in this round; where several did, the value of the first."""
         mine, self._assigned = self._assigned, {}
         group, names = self.strategy.group, list(self._plan.by_name)
@@ -113,21 +113,21 @@ class AveragedVariables(WorkerVariables):
                 found.setdefault(names[number], value.copy())
         return found
 
-    def _over_workers(self, sums: Mapping[str, Array | Rows]) -> dict[str, Array | Rows]:
+    def _reduce_over_workers(self, sums: Mapping[str, Array | Rows]) -> dict[str, Array | Rows]:
         """The mean over the workers. Each sum counts those that it is of: one may be lost between two."""
-        arrays = [self._dense(name, moved) for name, moved in sums.items()]
+        arrays = [self._dense_gradient(name, moved) for name, moved in sums.items()]
         kinds = list(dict.fromkeys(array.dtype for array in arrays))
         totals = self.strategy.group.all_reduce([*arrays, *(np.ones(1, kind) for kind in kinds)])
         counts = dict(zip(kinds, totals[len(arrays) :], strict=True))
         return {name: total / counts[total.dtype] for name, total in zip(sums, totals, strict=False)}
 
-    def end(self) -> None:
+    def finish_training(self) -> None:
         """The strategy is closed: average a last time, and save the last round."""
         if self._local.steps and not self._local.ended:
             self._end_round()
-        super().end()
+        super().finish_training()
 
-    def drop(self) -> None:
+    def drop_round(self) -> None:
         """The program has failed: the steps since the last round are dropped."""
         self._local.ended = True
 
@@ -237,12 +237,12 @@ class Local(ParameterServer):
         averaged, self._averaged = self._averaged, None
         try:
             if averaged is not None:
-                averaged.end()
+                averaged.finish_training()
         finally:
             if self._group is not None:
                 self._group.close()
 
     def __exit__(self, kind: object = None, *of: object) -> None:
         if kind is not None and self._averaged is not None:  # the others need not wait for what has failed
-            self._averaged.drop()
+            self._averaged.drop_round()
         self.close()

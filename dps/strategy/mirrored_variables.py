@@ -11,7 +11,7 @@ from dps.cluster.device import Device
 from dps.errors import ConfigError
 from dps.messages.replies import Push
 from dps.strategy.context import ReplicaContext
-from dps.strategy.reduction import not_finite, reduced, summed
+from dps.strategy.reduction import not_finite_text, reduce_values, sum_gradients
 from dps.strategy.strategy import Variables
 from dps.strategy.values import PerReplica, array_of
 from dps.training.optimizers import Optimizer, from_wire
@@ -51,7 +51,7 @@ class MirroredVariables(Variables):
         """`homes`: the number of the GPU of each copy, or None for the host."""
         super().__init__(strategy)
         plan, values = plan_of(params, optimizer, [0], _Here(), None)
-        self._plan = self._planned(plan)
+        self._plan = self._applied_plan(plan)
         self._nesting, self._home_of = Nesting(params), list(home_of)
         settings = {name: leaf for name, leaf in leaves(params) if isinstance(leaf, Variable) and name in values}
         self._aggregation = {name: variable.aggregation for name, variable in settings.items()}
@@ -61,14 +61,14 @@ class MirroredVariables(Variables):
         wires = {spec.name: spec.optimizer for spec in self._plan.variables}
         optimizers = {name: None if wire is None else from_wire(wire) for name, wire in wires.items()}
         self._copies: list[dict[str, Copy]] = [
-            {name: _copy(value, optimizers[name], home) for name, value in values.items() if name not in on_read}
+            {name: _make_copy(value, optimizers[name], home) for name, value in values.items() if name not in on_read}
             for home in homes
         ]
         self._specs = {name: (value.shape, value.dtype) for name, value in values.items()}
         self._applied = dict.fromkeys(values, 0)
         self._step = 0
 
-    def _planned(self, plan: Plan) -> Plan:
+    def _applied_plan(self, plan: Plan) -> Plan:
         """The plan with the optimizers of the copies; here those that the user gave."""
         return plan
 
@@ -85,19 +85,19 @@ class MirroredVariables(Variables):
         copies = self._copies[0 if replica is None else self._home_of[replica.replica_id]]
         on_device = on_device and replica is not None
         found = {name: copy.here() if on_device else copy.host() for name, copy in copies.items()}
-        own = self._reduced() if replica is None else self._own[replica.replica_id]
-        found |= {name: _still(value) for name, value in own.items()}
-        return self._nesting.build([found[self._name(path)] for path in self._nesting.paths])
+        own = self._reduce_on_read() if replica is None else self._own[replica.replica_id]
+        found |= {name: _read_only(value) for name, value in own.items()}
+        return self._nesting.build([found[self._main_name(path)] for path in self._nesting.paths])
 
-    def _name(self, path: str) -> str:
+    def _main_name(self, path: str) -> str:
         """The name of a variable, of which tied weights have several."""
         return self._plan.variables[self._plan.by_name[path]].name
 
-    def _reduced(self) -> dict[str, Any]:
+    def _reduce_on_read(self) -> dict[str, Any]:
         """The on_read variables of all replicas."""
         return {
             name: first if self._aggregation[name] == ONLY_FIRST
-            else np.asarray(reduced(str(self._aggregation[name]), [own[name] for own in self._own]), first.dtype)
+            else np.asarray(reduce_values(str(self._aggregation[name]), [own[name] for own in self._own]), first.dtype)
             for name, first in self._own[0].items()
         }  # fmt: skip
 
@@ -107,30 +107,30 @@ class MirroredVariables(Variables):
         """As Variables.apply_gradients."""
         replica = self._replica("apply_gradients")
         if replica is not None:
-            checked = self._checked(grads)
-            made: Push = replica.meet("apply_gradients", checked, lambda all_: [self._apply(all_)] * len(all_))
+            checked = self._check_gradients(grads)
+            made: Push = replica.meet("apply_gradients", checked, lambda all_: [self._apply_sum(all_)] * len(all_))
             return made
         found = dict(leaves(grads))
         replicas = max([len(value.values) for value in found.values() if isinstance(value, PerReplica)], default=1)
-        parts = [{name: _of(value, i) for name, value in found.items()} for i in range(replicas)]
-        return self._apply([self._checked(part) for part in parts])
+        parts = [{name: _replica_gradient(value, i) for name, value in found.items()} for i in range(replicas)]
+        return self._apply_sum([self._check_gradients(part) for part in parts])
 
-    def _checked(self, grads: Any) -> dict[str, Any]:
+    def _check_gradients(self, grads: Any) -> dict[str, Any]:
         flat = {name: array_of(value) if hasattr(value, "copy_to_host") else value for name, value in leaves(grads)}
         gradients = check_gradients(self._plan, list(flat.items()))
         return {self._plan.variables[index].name: gradient for index, gradient in gradients.items()}
 
-    def _apply(self, of_replicas: Sequence[Mapping[str, Any]]) -> Push:
+    def _apply_sum(self, of_replicas: Sequence[Mapping[str, Any]]) -> Push:
         """Make one step with the sum over the replicas, in their order. If a gradient is not finite, nothing is
         changed."""
         sums: dict[str, Any] = {}
         for name in self._specs:
             found = [gradients[name] for gradients in of_replicas if name in gradients]
             if found:
-                sums[name] = summed(found, self._specs[name][0])
-        total = {name: ready(gradient) for name, gradient in self._over_workers(sums).items()}
+                sums[name] = sum_gradients(found, self._specs[name][0])
+        total = {name: ready(gradient) for name, gradient in self._reduce_over_workers(sums).items()}
         for name, gradient in total.items():
-            if problem := not_finite(name, gradient):
+            if problem := not_finite_text(name, gradient):
                 raise ValueError(problem)
         for name, gradient in total.items():
             self._applied[name] += 1
@@ -139,7 +139,7 @@ class MirroredVariables(Variables):
         self._step += 1
         return Push(self._step, True)
 
-    def _over_workers(self, sums: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _reduce_over_workers(self, sums: Mapping[str, Any]) -> Mapping[str, Any]:
         """The sums of the gradients of this process, added to those of others; here there are none."""
         return sums
 
@@ -151,10 +151,10 @@ class MirroredVariables(Variables):
         found: dict[str, Array] = {}
         for path, value in leaves(values):
             if value is not None:
-                fitting = self._fitting(path, value)
-                if not np.array_equal(found.setdefault(self._name(path), fitting), fitting, equal_nan=True):
+                fitting = self._check_value(path, value)
+                if not np.array_equal(found.setdefault(self._main_name(path), fitting), fitting, equal_nan=True):
                     raise ValueError(
-                        f"assign: {self._name(path)} and {path} are one variable (tied weights), got two values"
+                        f"assign: {self._main_name(path)} and {path} are one variable (tied weights), got two values"
                     )
         own = {name: value for name, value in found.items() if name in self._own[0]}
         shared = {name: value for name, value in found.items() if name not in own}
@@ -163,7 +163,7 @@ class MirroredVariables(Variables):
             if shared:
                 self._assign_together(replica, shared)
             return
-        self._set(shared)
+        self._set_values(shared)
         for index, of_replica in enumerate(self._own):
             for name, value in own.items():
                 counts = index == 0 or self._aggregation[name] != "sum"
@@ -182,45 +182,47 @@ class MirroredVariables(Variables):
             if any(each.keys() != of_replicas[0].keys() for each in of_replicas):
                 names = " and ".join(str(sorted(each)) for each in of_replicas)
                 raise ConfigError(f"assign: replicas set different variables, {names}; wanted the same on all")
-            self._set({name: self._aggregated(name, [each[name] for each in of_replicas]) for name in values})
+            self._set_values(
+                {name: self._aggregate_values(name, [each[name] for each in of_replicas]) for name in values}
+            )
             return [None] * len(of_replicas)
 
         replica.meet("assign", values, decide)
 
-    def _aggregated(self, name: str, values: Sequence[Array]) -> Array:
+    def _aggregate_values(self, name: str, values: Sequence[Array]) -> Array:
         aggregation = self._aggregation.get(name) or ONLY_FIRST
         if aggregation == ONLY_FIRST:
             return values[0]
-        return np.asarray(reduced(aggregation, values), values[0].dtype)
+        return np.asarray(reduce_values(aggregation, values), values[0].dtype)
 
-    def _set(self, values: Mapping[str, Array]) -> None:
+    def _set_values(self, values: Mapping[str, Array]) -> None:
         for copies in self._copies:
             for name, value in values.items():
                 copies[name].assign(value)
 
-    def _fitting(self, name: str, value: Any) -> Array:
+    def _check_value(self, name: str, value: Any) -> Array:
         """A value for a variable, checked."""
         if name not in self._plan.by_name:
             raise ValueError(f"assign: {name!r} is no variable; there are {', '.join(list(self._specs)[:10])}")
-        shape, dtype = self._specs[self._name(name)]
+        shape, dtype = self._specs[self._main_name(name)]
         array = to_array(value, name)
         if array.shape != shape or not np.can_cast(array.dtype, dtype, "same_kind"):
             raise ValueError(f"assign: {name} got {array.dtype.name} {array.shape}, wanted {dtype.name} {shape}")
         return array.astype(dtype)
 
 
-def _copy(value: Array, optimizer: Optimizer | None, gpu: int | None) -> Copy:
+def _make_copy(value: Array, optimizer: Optimizer | None, gpu: int | None) -> Copy:
     return HostCopy(value, optimizer) if gpu is None else GpuCopy(value, optimizer, gpu)
 
 
-def _of(value: Any, replica: int) -> Any:
+def _replica_gradient(value: Any, replica: int) -> Any:
     """A replica's gradient. A gradient that all replicas share counts once."""
     if isinstance(value, PerReplica):
         return value.values[replica]
     return value if replica == 0 else None
 
 
-def _still(value: Array) -> Array:
+def _read_only(value: Array) -> Array:
     view = np.asarray(value).view()
     view.flags.writeable = False
     return view

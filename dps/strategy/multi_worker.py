@@ -11,7 +11,7 @@ from dps.cluster.device import Device
 from dps.collectives.group import Group
 from dps.errors import ConfigError
 from dps.strategy.across import AcrossWorkers
-from dps.strategy.one_machine import gpu_of, present
+from dps.strategy.one_machine import gpu_of, resolve_devices
 from dps.strategy.strategy import Variables
 from dps.task.server import Server
 from dps.training.optimizers import Optimizer
@@ -68,7 +68,7 @@ class MultiWorkerMirrored(AcrossWorkers):
         cross_device_ops: str | Callable[[Sequence[Any]], Any] = "auto", on_loss: str = "continue",
         checkpoint_dir: str | None = None, save_steps: int | None = None, timeout: float = 60.0,
     ) -> None:  # fmt: skip
-        super().__init__(present(devices, "MultiWorkerMirrored"), timeout)
+        super().__init__(resolve_devices(devices, "MultiWorkerMirrored"), timeout)
         if not isinstance(server, Server) or server.job != "worker":
             got = f"the server of {server.name}" if isinstance(server, Server) else repr(server)
             raise ConfigError(f"MultiWorkerMirrored: got {got:.60}, wanted the dps.Server of a worker")
@@ -142,6 +142,6 @@ class MultiWorkerMirrored(AcrossWorkers):
             CheckpointError: The last step could not be saved.
         """
         for made in self._made:
-            made.end()
+            made.finish_training()
         self._made.clear()
         self.group.close()

@@ -11,7 +11,7 @@ from dps.strategy.strategy import Strategy, Variables
 from dps.training.optimizers import Optimizer
 
 
-def present(devices: Sequence[str | Device] | None, strategy: str) -> list[str]:
+def resolve_devices(devices: Sequence[str | Device] | None, strategy: str) -> list[str]:
     """The devices that are there, in their short form. None: all GPUs of this process, or the CPU if there is none.
 
     Any number of CPU devices is there: each is one more replica on the processors of this machine. Devices that are not
@@ -85,7 +85,7 @@ class OneDevice(Strategy):
     """
 
     def __init__(self, device: str | Device, timeout: float = 60.0) -> None:
-        super().__init__(present([device], "OneDevice"), timeout)
+        super().__init__(resolve_devices([device], "OneDevice"), timeout)
 
     def _variables(self, params: object, optimizer: Optimizer | None) -> Variables:
         from dps.strategy.mirrored_variables import MirroredVariables
@@ -126,7 +126,7 @@ class Mirrored(Strategy):
     """
 
     def __init__(self, devices: Sequence[str | Device] | None = None, timeout: float = 60.0) -> None:
-        super().__init__(present(devices, "Mirrored"), timeout)
+        super().__init__(resolve_devices(devices, "Mirrored"), timeout)
 
     def _variables(self, params: object, optimizer: Optimizer | None) -> Variables:
         from dps.strategy.mirrored_variables import MirroredVariables
@@ -161,7 +161,7 @@ class CentralStorage(Strategy):
     """
 
     def __init__(self, devices: Sequence[str | Device] | None = None, timeout: float = 60.0) -> None:
-        super().__init__(present(devices, "CentralStorage"), timeout)
+        super().__init__(resolve_devices(devices, "CentralStorage"), timeout)
 
     def _variables(self, params: object, optimizer: Optimizer | None) -> Variables:
         from dps.strategy.mirrored_variables import MirroredVariables

@@ -12,7 +12,7 @@ from dps.errors import ConfigError
 from dps.messages.replies import Push
 from dps.process.record import replace
 from dps.strategy.across import AcrossWorkers, StrategyWorkers
-from dps.strategy.reduction import reduced
+from dps.strategy.reduction import reduce_values
 from dps.strategy.strategy import Variables
 from dps.task.server import Server
 from dps.training.optimizers import Optimizer
@@ -179,7 +179,7 @@ class WorkersInSync:
         """As Workers.all_reduce. Added in the order of tasks, so all get the same bits."""
         what = f"reduce {op!r} of {', '.join(f'{array.dtype.name}{list(array.shape)}' for array in arrays[:4])}"
         rows = self._exchanging.gather(what, arrays, self._timeout)
-        return [np.asarray(reduced(op, of_workers)) for of_workers in zip(*rows, strict=True)]
+        return [np.asarray(reduce_values(op, of_workers)) for of_workers in zip(*rows, strict=True)]
 
     def gather(self, arrays: Sequence[Array]) -> list[list[Array]]:
         """As Workers.gather."""

@@ -25,7 +25,7 @@ def op_of(op: object) -> str:
     return found
 
 
-def reduced(op: str, values: Sequence[Any], axis: int | None = None) -> Any:
+def reduce_values(op: str, values: Sequence[Any], axis: int | None = None) -> Any:
     """One value from those of all replicas.
 
     `axis`: also reduce each value over this axis; a mean is then that of all elements, so that replicas with more
@@ -37,7 +37,7 @@ def reduced(op: str, values: Sequence[Any], axis: int | None = None) -> Any:
             raise ConfigError(f"reduce: replica {replica} has {values[replica]!r:.60}, wanted a number or an array")
     if axis is None:
         _check_shapes(f"reduce {op!r}", arrays, None)
-        return _over_replicas(op, arrays, len(arrays))
+        return _reduce_arrays(op, arrays, len(arrays))
     _check_axis(f"reduce {op!r}", arrays, axis)
     _check_shapes(f"reduce {op!r}", arrays, axis)
     if op == "max":
@@ -45,17 +45,17 @@ def reduced(op: str, values: Sequence[Any], axis: int | None = None) -> Any:
         if not filled:
             raise ConfigError(f"reduce 'max': no replica has an element along axis {axis}, so there is no largest one")
         return folded(np.maximum, [array.max(axis=axis) for array in filled])
-    return _over_replicas(op, [array.sum(axis=axis) for array in arrays], sum(array.shape[axis] for array in arrays))
+    return _reduce_arrays(op, [array.sum(axis=axis) for array in arrays], sum(array.shape[axis] for array in arrays))
 
 
-def _over_replicas(op: str, arrays: Sequence[Any], count: int) -> Any:
+def _reduce_arrays(op: str, arrays: Sequence[Any], count: int) -> Any:
     total = folded(np.maximum if op == "max" else np.add, arrays)
     return total / total.dtype.type(count) if op == "mean" and total.dtype.kind == "f" else (
         total / count if op == "mean" else total[()]
     )  # fmt: skip
 
 
-def gathered(values: Sequence[Any], axis: int) -> Any:
+def gather_values(values: Sequence[Any], axis: int) -> Any:
     """The arrays of all replicas one after the other along an axis; their other dimensions are the same."""
     arrays = [array_of(value) for value in values]
     _check_axis("gather", arrays, axis)
@@ -83,7 +83,7 @@ def _check_shapes(what: str, arrays: Sequence[Any], axis: int | None) -> None:
             )
 
 
-def summed(gradients: Sequence[Array | Rows], shape: tuple[int, ...]) -> Array | Rows:
+def sum_gradients(gradients: Sequence[Array | Rows], shape: tuple[int, ...]) -> Array | Rows:
     """The sum: of rows one after the other if all are rows, else an array. One gradient is its own sum. Halves are
     summed in float32."""
     if len(gradients) == 1:
@@ -91,26 +91,26 @@ def summed(gradients: Sequence[Array | Rows], shape: tuple[int, ...]) -> Array |
     rows = [gradient for gradient in gradients if isinstance(gradient, Rows)]
     if len(rows) == len(gradients):
         indices = np.concatenate([np.asarray(gradient.indices).reshape(-1) for gradient in rows])
-        return Rows(indices, np.concatenate([_of_rows(gradient, shape) for gradient in rows]))
+        return Rows(indices, np.concatenate([_row_values(gradient, shape) for gradient in rows]))
     total: Any = None
     for gradient in gradients:
-        dense = _dense(gradient, shape) if isinstance(gradient, Rows) else halves.widened(gradient)
+        dense = _dense_sum(gradient, shape) if isinstance(gradient, Rows) else halves.widened(gradient)
         total = dense if total is None else np.add(total, dense)
     return np.asarray(total)
 
 
-def _of_rows(gradient: Rows, shape: tuple[int, ...]) -> Array:
+def _row_values(gradient: Rows, shape: tuple[int, ...]) -> Array:
     return halves.widened(np.asarray(gradient.values)).reshape(-1, *shape[1:])
 
 
-def _dense(gradient: Rows, shape: tuple[int, ...]) -> Array:
-    values = _of_rows(gradient, shape)
+def _dense_sum(gradient: Rows, shape: tuple[int, ...]) -> Array:
+    values = _row_values(gradient, shape)
     out = np.zeros(shape, values.dtype)
     np.add.at(out, np.asarray(gradient.indices).reshape(-1), values)
     return out
 
 
-def not_finite(name: str, gradient: Array | Rows) -> str:
+def not_finite_text(name: str, gradient: Array | Rows) -> str:
     """A sentence that says that a gradient has NaN or infinite values; "" if it has none."""
     array = np.asarray(gradient.values if isinstance(gradient, Rows) else gradient)
     sound = halves.all_finite(array) if halves.is_half(array.dtype) else bool(cpu.all_finite(array.reshape(-1)))

@@ -9,10 +9,10 @@ from typing import Any, Self
 from dps.cluster.device import Device, device
 from dps.errors import ConfigError
 from dps.messages.replies import Push
-from dps.strategy.context import Meeting, ReplicaContext, StepOver, entered, replica_now, scope_now
+from dps.strategy.context import Meeting, ReplicaContext, StepOver, enter_scope, replica_now, scope_now
 from dps.strategy.input import Distributed, InputContext, batches_of_function, split_batches
-from dps.strategy.reduction import gathered, op_of, reduced
-from dps.strategy.values import MirroredValue, PerReplica, each_leaf, of_replica, regrouped
+from dps.strategy.reduction import gather_values, op_of, reduce_values
+from dps.strategy.values import MirroredValue, PerReplica, each_leaf, of_replica, regroup_results
 from dps.training.optimizers import Optimizer
 from dps.transport.current import runtime
 
@@ -176,7 +176,7 @@ class Strategy:
             ConfigError: The scope, or a replica, of another strategy is around.
         """
         self._check_not_inside_another("scope")
-        with entered(self, replica_now.get()):
+        with enter_scope(self, replica_now.get()):
             yield
 
     def run(
@@ -209,32 +209,32 @@ class Strategy:
         ]
         if len(given) == 1:
             return self._as_replica(0, None, function, *given[0])
-        return regrouped(self._run_together(function, given))
+        return regroup_results(self._run_together(function, given))
 
     def _run_together(self, function: Callable[..., Any], given: Sequence[Any]) -> list[Any]:
         meeting = Meeting(len(given), self.timeout)
 
         def work(replica: int) -> None:
             try:
-                meeting.leave(replica, self._as_replica(replica, meeting, function, *given[replica]))
+                meeting.end_replica(replica, self._as_replica(replica, meeting, function, *given[replica]))
             except StepOver:
                 pass
             except BaseException as error:
                 error.add_note(f"raised in replica {replica} of {self!r}; the step ended for all")
-                meeting.fail(error)
+                meeting.fail_step(error)
 
         try:
             for replica in range(len(given)):
                 runtime().spawn(f"replica {replica}", lambda replica=replica: work(replica))  # type: ignore[misc]
-            return meeting.all_ended()
+            return meeting.wait_for_results()
         except BaseException as error:  # Ctrl-C as well: replicas that wait end
-            meeting.fail(error)
+            meeting.fail_step(error)
             raise
 
     def _as_replica(
         self, replica: int, meeting: Meeting | None, function: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
-        with entered(self, ReplicaContext(self, replica, meeting)), device(self.devices[replica]):
+        with enter_scope(self, ReplicaContext(self, replica, meeting)), device(self.devices[replica]):
             return function(*args, **kwargs)
 
     def over_replicas(self, op: str, values: Sequence[Any], axis: int | None = None) -> Any:
@@ -248,7 +248,7 @@ class Strategy:
         Returns:
             The reduced values, in that nesting.
         """
-        return each_leaf(lambda path, *leaves: reduced(op, leaves, axis), *values)
+        return each_leaf(lambda path, *leaves: reduce_values(op, leaves, axis), *values)
 
     def gather_over_replicas(self, values: Sequence[Any], axis: int) -> Any:
         """Put what each replica of this process has one after the other, over all replicas that are reached.
@@ -260,7 +260,7 @@ class Strategy:
         Returns:
             The longer arrays, in that nesting.
         """
-        return each_leaf(lambda path, *leaves: gathered(leaves, axis), *values)
+        return each_leaf(lambda path, *leaves: gather_values(leaves, axis), *values)
 
     def any_goes_on(self, here: bool) -> bool:
         """Whether some process of those that are reached has more batches. Blocks until all of them call it.
@@ -295,13 +295,13 @@ class Strategy:
 
         def leaf(path: str, found: Any) -> Any:
             if isinstance(found, PerReplica):
-                return reduced(op, found.values, axis)
+                return reduce_values(op, found.values, axis)
             if self.local_replicas > 1 and op == "sum":
                 raise ConfigError(
                     f"reduce 'sum': got {type(found).__name__} {found!r:.60}, which is the same on all "
                     f"{self.local_replicas} replicas; wanted what run returned, or 'mean'"
                 )
-            return found if axis is None else reduced(op, [found], axis)
+            return found if axis is None else reduce_values(op, [found], axis)
 
         return each_leaf(leaf, value)
 
@@ -319,7 +319,7 @@ class Strategy:
             ConfigError: Shapes that do not fit together, or an axis that they do not have.
         """
         return each_leaf(
-            lambda path, found: gathered(found.values if isinstance(found, PerReplica) else [found], axis), value
+            lambda path, found: gather_values(found.values if isinstance(found, PerReplica) else [found], axis), value
         )
 
     def broadcast(self, value: Any) -> Any:

@@ -114,7 +114,7 @@ def of_replica(tree: Any, replica: int, replicas: int, what: str) -> Any:
     return each_leaf(leaf, tree)
 
 
-def regrouped(results: Sequence[Any]) -> Any:
+def regroup_results(results: Sequence[Any]) -> Any:
     """The results of all replicas as one value: in their nesting if it is the same, each leaf a PerReplica. The plain
     result for one replica, a MirroredValue for what all share, None where all have none."""
     if len(results) == 1:

@@ -26,7 +26,7 @@ from dps.errors import ConfigError
 from dps.kernels import halves
 from dps.process.telemetry import log
 from dps.strategy.mirrored_variables import ONLY_FIRST, MirroredVariables
-from dps.strategy.reduction import summed
+from dps.strategy.reduction import sum_gradients
 from dps.task.server import Server
 from dps.training.averages import slots_of
 from dps.training.optimizers import Optimizer
@@ -59,15 +59,15 @@ class WorkerVariables(MirroredVariables):
         self._check_agreed()
         if strategy.checkpoint_dir is not None:
             self._checkpoints = WorkerCheckpoints(strategy.checkpoint_dir, self._server.runtime)
-        self._begin_alike()
+        self._copy_first_worker()
 
-    def _described(self) -> list[str]:
+    def _describe_variables(self) -> list[str]:
         """What has to be the same on all workers, each as a line."""
         return [f"{spec.name} {spec.dtype}{list(spec.shape)} {spec.optimizer}" for spec in self._plan.variables]
 
     def _check_agreed(self) -> None:
         """Raise ConfigError if another worker has other variables."""
-        own = self._described()
+        own = self._describe_variables()
         texts = self.strategy.group.gather([np.frombuffer("\n".join(own).encode(), np.uint8)])
         for name, (text,) in zip(self.strategy.group.members, texts, strict=True):
             theirs = bytes(text).decode().split("\n")
@@ -79,10 +79,10 @@ class WorkerVariables(MirroredVariables):
                     "same ones"
                 )
 
-    def _begin_alike(self) -> None:
+    def _copy_first_worker(self) -> None:
         """Take the values, the optimizers' slots and the step of the first worker."""
         if self._checkpoints is not None and self.strategy.leads:
-            self._step = self._checkpoints.restore(self._plan, self._restored)
+            self._step = self._checkpoints.restore_newest(self._plan, self._restore_array)
         state = self._state()
         arrays = [array for _, _, array in state]
         counts = np.array([self._step, *self._applied.values()], np.int64)
@@ -90,7 +90,7 @@ class WorkerVariables(MirroredVariables):
         self._step, *applied = (int(count) for count in counts)
         self._applied = dict(zip(self._applied, applied, strict=True))
         for (name, slot, _), array in zip(state, found, strict=True):
-            self._put(name, slot, array)
+            self._set_array(name, slot, array)
 
     def _state(self) -> list[tuple[str, str, Array]]:
         """All values, and the slots of their optimizers: name, slot ("" for the values), array on the host."""
@@ -104,7 +104,7 @@ class WorkerVariables(MirroredVariables):
             found += [(name, slot, array) for slot, array in copy.slots().items()]
         return found
 
-    def _put(self, name: str, slot: str, array: Array) -> None:
+    def _set_array(self, name: str, slot: str, array: Array) -> None:
         if name in self._own[0]:
             for own in self._own:
                 own[name] = array.copy()
@@ -115,18 +115,18 @@ class WorkerVariables(MirroredVariables):
             else:
                 copies[name].assign(array)
 
-    def _restored(self, name: str, slot: str, array: Array, applied: int) -> None:
-        self._put(name, slot, array)
+    def _restore_array(self, name: str, slot: str, array: Array, applied: int) -> None:
+        self._set_array(name, slot, array)
         self._applied[name] = applied
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
-    def _over_workers(self, sums: Mapping[str, Array | Rows]) -> dict[str, Array | Rows]:
+    def _reduce_over_workers(self, sums: Mapping[str, Array | Rows]) -> dict[str, Array | Rows]:
         """As MirroredVariables: the sums over the replicas of all workers. Blocks."""
         trained = [spec.name for spec in self._plan.variables if spec.optimizer is not None]
         if not trained:
             return {}
-        dense = [self._dense(name, sums.get(name)) for name in trained]
+        dense = [self._dense_gradient(name, sums.get(name)) for name in trained]
         has = np.zeros((2, len(trained)), dense[0].dtype)
         for index, name in enumerate(trained):
             if name in sums:
@@ -137,9 +137,9 @@ class WorkerVariables(MirroredVariables):
         if not with_rows:
             return found
         found = {name: np.array(total) for name, total in found.items()}  # further operations use their memory
-        return {**found, **self._over_rows(with_rows, sums, found)}
+        return {**found, **self._gather_rows(with_rows, sums, found)}
 
-    def _dense(self, name: str, gradient: Array | Rows | None) -> Array:
+    def _dense_gradient(self, name: str, gradient: Array | Rows | None) -> Array:
         """A gradient as it is sent; zeros if there is none, and for rows, which are sent separately."""
         if gradient is not None and not isinstance(gradient, Rows):
             return np.asarray(halves.widened(gradient))
@@ -149,7 +149,7 @@ class WorkerVariables(MirroredVariables):
             zeros = self._zeros[name] = np.zeros(shape, np.float32 if halves.is_half(dtype) else dtype)
         return zeros
 
-    def _over_rows(
+    def _gather_rows(
         self, names: Sequence[str], sums: Mapping[str, Any], dense: Mapping[str, Any]
     ) -> dict[str, Array | Rows]:  # fmt: skip
         """The sums of variables for which some worker has rows: of all workers' rows, one after the other."""
@@ -164,11 +164,11 @@ class WorkerVariables(MirroredVariables):
         found: dict[str, Array | Rows] = {}
         for index, name in enumerate(names):
             of_workers: list[Any] = [Rows(part[2 * index], part[2 * index + 1]) for part in parts]
-            found[name] = summed(([dense[name]] if name in dense else []) + of_workers, self._specs[name][0])
+            found[name] = sum_gradients(([dense[name]] if name in dense else []) + of_workers, self._specs[name][0])
         return found
 
-    def _apply(self, of_replicas: Sequence[Mapping[str, Any]]) -> Push:
-        push = super()._apply(of_replicas)
+    def _apply_sum(self, of_replicas: Sequence[Mapping[str, Any]]) -> Push:
+        push = super()._apply_sum(of_replicas)
         self.strategy.home.pushed(push.step, None, self._server.runtime.now())
         every = self.strategy.save_steps
         if every is not None and push.step % every == 0:
@@ -177,13 +177,13 @@ class WorkerVariables(MirroredVariables):
 
     # -- the values of all workers ----------------------------------------------------------------------------------
 
-    def _reduced(self) -> dict[str, Any]:
+    def _reduce_on_read(self) -> dict[str, Any]:
         """The on_read variables of the replicas of all workers, which all have to read them. Blocks."""
         return {
-            name: self._aggregated(name, [own[name] for own in self._own]) for name in self._own[0]
+            name: self._aggregate_values(name, [own[name] for own in self._own]) for name in self._own[0]
         }  # fmt: skip
 
-    def _aggregated(self, name: str, values: Sequence[Array]) -> Array:
+    def _aggregate_values(self, name: str, values: Sequence[Array]) -> Array:
         aggregation = self._aggregation.get(name) or ONLY_FIRST
         if aggregation == ONLY_FIRST:
             return self.strategy.group.broadcast([values[0]])[0]
@@ -212,9 +212,9 @@ class WorkerVariables(MirroredVariables):
             )
         if not self.strategy.leads:
             return ""
-        return self._checkpoints.save(self._plan, self._step, self._applied, self._state(), position)
+        return self._checkpoints.save_checkpoint(self._plan, self._step, self._applied, self._state(), position)
 
-    def end(self) -> None:
+    def finish_training(self) -> None:
         """The strategy is closed: save the last step."""
         if self._checkpoints is not None and self._step:
             self.save()
@@ -232,16 +232,16 @@ class WorkerCheckpoints:
         self._saved = ""
         self._epoch = 0
 
-    def _begin(self) -> int:
+    def _epoch_number(self) -> int:
         """The number of this run's epoch."""
         if not self._epoch:
             self._epoch = 1 + last_epoch(self._storage, self._folder)
         return self._epoch
 
-    def restore(self, plan: Plan, put: Callable[[str, str, Array, int], None]) -> int:
+    def restore_newest(self, plan: Plan, put: Callable[[str, str, Array, int], None]) -> int:
         """Hand the newest whole checkpoint to `put`: name, slot, values, updates of the variable. Returns its step, 0
         if there is none. Raises CheckpointError if it does not fit."""
-        self._begin()
+        self._epoch_number()
         manifest = newest_whole(self._storage, self._folder, log.warning)
         if manifest is None:
             return 0
@@ -256,12 +256,12 @@ class WorkerCheckpoints:
         log.info("restored %s/%s", self._folder, manifest.name)
         return manifest.step
 
-    def save(
+    def save_checkpoint(
         self, plan: Plan, step: int, applied: Mapping[str, int], state: Sequence[tuple[str, str, Array]],
         position: bytes = b"",
     ) -> str:  # fmt: skip
         """Write values, slots and the position of the input; returns the checkpoint's name. Raises CheckpointError."""
-        name = folder_name(step, self._begin())
+        name = folder_name(step, self._epoch_number())
         if name == self._saved:
             return name
         shapes = {spec.name: spec.shape for spec in plan.variables}

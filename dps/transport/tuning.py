@@ -108,7 +108,9 @@ class StoreTuning:
     """After a push was applied early in vain, at most this many pushes are not applied early."""
     buffers: int = 3
     small_buffers: int = 32
-    """The most buffers of one arena; small arenas have more, because their readers return them late."""
+    small_buffers_nbytes: int = 64 << 20
+    """The most buffers of one arena; small arenas have more, because their readers return them late, but not more bytes
+    than this."""
     sparing_buffers: int = 2
     """The buffers of a large arena, whose readers wait for each other."""
     stream_nbytes: int = 1 << 19
@@ -239,8 +241,10 @@ class Tuning:
     """Shards from this size on are shared with the sessions on a ps's machine."""
     shared_nbytes: int = 1 << 16
     """Rows and single gradients from this size on also go through shared memory; smaller ones go in messages."""
-    small_nbytes: int = 1 << 18
-    """Of shards up to this size a ps keeps many versions, so a reader need not report at once that it has read one."""
+    small_nbytes: int = 1 << 20
+    """Shards up to this size are pulled, pushed and stepped in one round trip. A ps keeps many versions of them, so a
+    reader need not report at once that it has read one. A step of 407 KB takes 0.6 of the time of an ordinary one, of
+    768 KB 0.67, of 1.5 MB 0.5 to 0.7, of 3 MB 0.75 to 1.6."""
     together: int = 64
     """The most small messages to one node that are sent as one bundle."""
     block_nbytes: int = 0

@@ -20,7 +20,7 @@ from dps.cluster.address import (
 )
 from dps.cluster.identity import Identity
 from dps.cluster.spec import ClusterSpec
-from dps.collectives.member import beside
+from dps.collectives.member import second_binding
 from dps.errors import ConfigError
 from dps.transport.sockets.addresses import Binding, advertised
 
@@ -157,9 +157,9 @@ def test_a_second_node_of_a_task_is_at_the_same_hosts_and_at_other_ports(
     def at(host: str, number: int | None) -> str:
         return host if number is None else f"{host}:{number}"
 
-    second = beside(Binding(at(bind, port), at(told, as_port)))
+    second = second_binding(Binding(at(bind, port), at(told, as_port)))
     assert second == Binding(at(bind, None if port is None else 0), told)
-    assert beside(Binding("ipc:///x", "host:1")) == Binding()
+    assert second_binding(Binding("ipc:///x", "host:1")) == Binding()
 
 
 @given(st.one_of(names, v4, v6.map(lambda host: f"[{host}]")), st.none() | ports)

@@ -32,7 +32,7 @@ def deliver(made: list[Flow], draw: random.Random, loss: float = 0.0, double: fl
     under_way: list[tuple[int, Any]] = []
     sent = 0
     for flow in made:
-        flow.begin()
+        flow.send_first_pieces()
     for _ in range(100_000):
         for flow in made:
             sends, flow.out = flow.out, []
@@ -41,15 +41,15 @@ def deliver(made: list[Flow], draw: random.Random, loss: float = 0.0, double: fl
                 copies = (draw.random() >= loss) + (draw.random() < double)
                 under_way += [(flow.rank, send)] * copies
         if not under_way:
-            if all(flow.done for flow in made):
+            if all(flow.is_done for flow in made):
                 return sent
             for flow in made:
-                flow.again()
+                flow.ask_missing_pieces()
             continue
         rank, (to, index, phase, own) = under_way.pop(draw.randrange(len(under_way)))
         source = made[rank]
         data = None if phase is Phase.ASK else (source.given if own else source.result)[source.span(index)].copy()
-        made[to].came(rank, index, phase, data)
+        made[to].take_piece(rank, index, phase, data)
     raise AssertionError("the operation does not end")
 
 
@@ -116,22 +116,22 @@ def test_what_is_missing_comes_from_who_has_it_when_members_are_lost() -> None:
     made = flows(3, 30, 5, ALGORITHMS["direct"], np.random.default_rng(1))
     deliver(made, random.Random(1))
     late = flows(3, 30, 5, ALGORITHMS["direct"], np.random.default_rng(1))[1]
-    late.begin()
+    late.send_first_pieces()
     late.out.clear()
-    late.follow(0)
+    late.ask_source(0)
     deliver_to = [made[0], late]
     for to, index, phase, _ in late.out:
-        deliver_to[to].came(1, index, phase, None)
+        deliver_to[to].take_piece(1, index, phase, None)
     for _, index, phase, _ in made[0].out:
-        late.came(0, index, phase, made[0].result[late.span(index)])
-    assert late.done and late.result.tobytes() == made[0].result.tobytes()
+        late.take_piece(0, index, phase, made[0].result[late.span(index)])
+    assert late.is_done and late.result.tobytes() == made[0].result.tobytes()
 
 
 def test_no_more_than_the_window_is_under_way() -> None:
     flow = flows(2, 100, 5, ALGORITHMS["all"], np.random.default_rng(1), window=4)[0]
-    flow.begin()
+    flow.send_first_pieces()
     assert len(flow.out) == 4
-    flow.came(1, 0, Phase.UP, np.zeros(5, np.float32))
+    flow.take_piece(1, 0, Phase.UP, np.zeros(5, np.float32))
     assert len(flow.out) == 5
 
 
@@ -139,7 +139,7 @@ def test_what_is_no_piece_of_it_is_refused() -> None:
     flow = flows(2, 10, 5, ALGORITHMS["all"], np.random.default_rng(1))[0]
     for index, data in [(7, np.zeros(5, np.float32)), (0, np.zeros(4, np.float32)), (0, np.zeros(5)), (0, None)]:
         with pytest.raises(ProtocolError):
-            flow.came(1, index, Phase.UP, data)
+            flow.take_piece(1, index, Phase.UP, data)
 
 
 def test_parts_cover_a_run_once() -> None:
@@ -177,9 +177,9 @@ def test_arrays_are_owned_whole_if_that_is_nearly_fair() -> None:
 def test_a_part_on_a_board_is_seen_when_it_is_whole() -> None:
     board = np.zeros(2 * (PLACE_NBYTES + 256), np.uint8)
     own, other = (BoardSlot(board, 1) for _ in range(2))
-    own.room(8)[:] = 7
-    assert other.look(3, 8) is None
-    own.show(3, "all_reduce")
-    found = other.look(3, 8)
+    own.part_memory(8)[:] = 7
+    assert other.read_part(3, 8) is None
+    own.publish_part(3, "all_reduce")
+    found = other.read_part(3, 8)
     assert found is not None and found[0] == "all_reduce" and found[1].tolist() == [7] * 8
-    assert other.look(4, 8) is None and BoardSlot(board, 0).look(3, 8) is None
+    assert other.read_part(4, 8) is None and BoardSlot(board, 0).read_part(3, 8) is None

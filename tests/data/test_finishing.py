@@ -29,7 +29,7 @@ def after(*events: str) -> int:
     hook = Finishing(of.confirm)
     for event in events:
         if event == "taken":
-            hook.taken()
+            hook.record_batch()
         elif event == "begin":
             hook.before_run(None)
         else:
@@ -59,7 +59,7 @@ def test_a_push_finishes_a_batch_only_if_it_is_certainly_one_of_it(events: str, 
 def test_a_push_of_another_thread_than_that_of_the_loop_finishes_nothing() -> None:
     of = Pass()
     hook = Finishing(of.confirm)
-    thread = threading.Thread(target=hook.taken)
+    thread = threading.Thread(target=hook.record_batch)
     thread.start()
     thread.join()
     hook.before_run(None)

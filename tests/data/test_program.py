@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import dps
-from dps.data.serving import load
+from dps.data.serving import load_part
 
 PROGRAM = """
 import sys
@@ -44,7 +44,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def served(program: str, tasks: int | None = None, *arguments: str, **environ: Any) -> tuple[list[int], Any, Any]:
-    made = load(program, arguments, {f"DPS_{name.upper()}": str(value) for name, value in environ.items()}, tasks)
+    made = load_part(program, arguments, {f"DPS_{name.upper()}": str(value) for name, value in environ.items()}, tasks)
     return [int(number) for number in made.dataset], made.position, made.tasks
 
 

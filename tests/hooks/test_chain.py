@@ -154,4 +154,4 @@ def test_what_hooks_of_a_program_call_batch_and_last_step_is_their_own() -> None
             self.last_step: Any = "never"
 
     chain = Chain([Own(), dps.StopAtStep(last_step=7), dps.LogMetrics(batch=32)], lambda: "worker:0", print)
-    assert chain.knows() == {"last_step": 7, "batch": 32}
+    assert chain.loop_settings() == {"last_step": 7, "batch": 32}

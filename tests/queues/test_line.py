@@ -16,7 +16,7 @@ from dps.queues.line import ACCEPTED, REFUSED, WAITING, Action, Ended, Given, Li
 def opened(capacity: int = 2, clients: int = 3) -> Line:
     line = Line("q", capacity)
     for client in range(1, clients + 1):
-        line.open(client, f"worker:{client}", f"node{client}")
+        line.add_client(client, f"worker:{client}", f"node{client}")
     return line
 
 
@@ -31,7 +31,7 @@ def test_a_put_waits_for_room_and_is_let_in_by_a_get() -> None:
     line = opened(1)
     line.put(1, 1, "a", "p1")
     assert line.put(2, 1, "b", "p2") == []
-    assert line.put_waits(2, 1)
+    assert line.is_put_waiting(2, 1)
     assert line.get(3, 1, 1, "g") == [Given("g", 1, "a"), PutDone("p2", 1, ACCEPTED)]
 
 
@@ -40,7 +40,7 @@ def test_a_get_waits_for_an_item_and_the_first_asker_has_it() -> None:
     assert line.get(1, 1, 1, "g1") == []
     assert line.get(2, 1, 1, "g2") == []
     assert line.put(3, 1, "a", "p") == [PutDone("p", 1, ACCEPTED), Given("g1", 1, "a")]
-    assert line.get_waits(2, 1)
+    assert line.is_get_waiting(2, 1)
 
 
 def test_what_comes_again_changes_nothing_and_is_answered_again() -> None:
@@ -50,10 +50,10 @@ def test_what_comes_again_changes_nothing_and_is_answered_again() -> None:
     assert len(line.items) == 1
     line.get(2, 1, 1, "g")
     assert line.get(2, 1, 1, "again") == [Given("again", 1, "a")]
-    assert line.finish(2, 1) == (True, [])
-    assert line.finish(2, 1) == (True, [])
+    assert line.finish_get(2, 1) == (True, [])
+    assert line.finish_get(2, 1) == (True, [])
     assert line.get(2, 1, 1, "late") == []
-    assert not line.get_waits(2, 1)
+    assert not line.is_get_waiting(2, 1)
 
 
 def test_what_a_lost_client_has_not_acknowledged_goes_to_the_next_one_in_its_place() -> None:
@@ -61,19 +61,19 @@ def test_what_a_lost_client_has_not_acknowledged_goes_to_the_next_one_in_its_pla
     for number in (1, 2):
         line.put(1, number, number, "p")
     line.get(2, 1, 1, "g")
-    line.lost("node2")
+    line.drop_node("node2")
     assert line.get(3, 1, 1, "g3") == [Given("g3", 1, 1)]
-    assert line.finish(2, 1) == (False, [])
-    assert line.finish(3, 1) == (True, [])
+    assert line.finish_get(2, 1) == (False, [])
+    assert line.finish_get(3, 1) == (True, [])
 
 
 def test_what_was_acknowledged_stays_so_when_its_client_is_lost() -> None:
     line = opened()
     line.put(1, 1, "a", "p")
     line.get(2, 1, 1, "g")
-    line.finish(2, 1)
-    line.lost("node2")
-    assert line.finish(2, 1) == (True, [])
+    line.finish_get(2, 1)
+    line.drop_node("node2")
+    assert line.finish_get(2, 1) == (True, [])
     assert line.get(3, 1, 1, "g") == []
 
 
@@ -81,13 +81,13 @@ def test_a_withdrawn_put_is_never_accepted_however_late_it_comes() -> None:
     line = opened(1)
     line.put(1, 1, "a", "p")
     line.put(2, 1, "b", "p2")
-    assert not line.withdraw(2, 1)
-    assert not line.withdraw(3, 1)
+    assert not line.withdraw_put(2, 1)
+    assert not line.withdraw_put(3, 1)
     line.put(2, 1, "b", "late")
     line.put(3, 1, "c", "late")
     assert line.get(1, 1, 1, "g") == [Given("g", 1, "a")]
     assert line.items == []
-    assert line.withdraw(1, 1)  # it was accepted
+    assert line.withdraw_put(1, 1)  # it was accepted
     assert line.put(2, 2, "d", "next") == [PutDone("next", 2, ACCEPTED)]
 
 
@@ -95,7 +95,7 @@ def test_a_dropped_get_gives_back_what_came_for_it() -> None:
     line = opened()
     line.get(1, 1, 1, "g")
     line.put(2, 1, "a", "p")
-    line.drop(1, 1)
+    line.drop_gets(1, 1)
     assert [entry.value for entry in line.items] == ["a"]
     assert line.get(1, 1, 1, "late") == []
     assert line.get(1, 2, 2, "g") == [Given("g", 2, "a")]
@@ -119,9 +119,9 @@ def test_a_closed_queue_is_not_over_while_an_item_may_come_back() -> None:
     line.get(2, 1, 1, "g2")
     line.close()
     assert line.get(3, 1, 1, "g3") == []
-    assert line.lost("node2") == [Given("g3", 1, "a")]
+    assert line.drop_node("node2") == [Given("g3", 1, "a")]
     assert line.get(1, 1, 1, "g1") == []
-    assert line.finish(3, 1) == (True, [Ended("g1")])
+    assert line.finish_get(3, 1) == (True, [Ended("g1")])
 
 
 def test_an_unknown_client_and_too_many_gets_are_refused() -> None:
@@ -181,7 +181,7 @@ class Machine(RuleBasedStateMachine):
     def finish(self, client: int) -> None:
         number = self.gets[client]
         if (client, number) in self.came:
-            yours, actions = self.line.finish(client, number)
+            yours, actions = self.line.finish_get(client, number)
             self.take(actions)
             if yours:
                 self.own.append(self.came[client, number])
@@ -189,15 +189,15 @@ class Machine(RuleBasedStateMachine):
 
     @rule(client=clients)
     def give_up(self, client: int) -> None:
-        self.take(self.line.drop(client, self.gets[client]))
+        self.take(self.line.drop_gets(client, self.gets[client]))
         self.gets[client] += 1
         withdrawn = (client, self.puts[client])
-        if self.puts[client] and not self.line.withdraw(*withdrawn):
+        if self.puts[client] and not self.line.withdraw_put(*withdrawn):
             assert self.told.setdefault(withdrawn, "withdrawn") != ACCEPTED
 
     @rule(client=clients)
     def lost(self, client: int) -> None:
-        self.take(self.line.lost(f"node{client}"))
+        self.take(self.line.drop_node(f"node{client}"))
 
     @invariant()
     def each_accepted_item_is_in_one_place(self) -> None:
@@ -212,7 +212,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_waits_for_what_is_there(self) -> None:
-        waits = [c for c in (1, 2, 3) if self.line.get_waits(c, self.gets[c])]
+        waits = [c for c in (1, 2, 3) if self.line.is_get_waiting(c, self.gets[c])]
         assert not (waits and self.line.items)
         putting = [c for c in (1, 2, 3) if self.line.clients[c].put_result == WAITING]
         assert not putting or len(self.line.items) >= self.line.capacity

@@ -40,8 +40,8 @@ def violations(
     if mode == "bounded":
         found += bounded(cluster, bound, history.plan is not None and len(history.plan.ps) == 1)
     found += on_disk(cluster, applied, history)
-    if not (history.variety.some or history.variety.spoils or getattr(update, "max_staleness", None) is not None):
-        found += evenly(cluster, applied, history)  # no ps alone refuses or drops a push
+    if not history.variety.some:  # a push of some variables goes to some ps
+        found += evenly(cluster, applied, history)
     found += epochs_rise(cluster)
     found += announced(cluster, applied, history, mode)
     found += last_is_saved(cluster, applied, history)
@@ -351,12 +351,8 @@ def on_disk(cluster: SimulatedCluster, applied: Applied, history: History) -> It
 
 
 def evenly(cluster: SimulatedCluster, applied: Applied, history: History) -> Iterator[str]:
-    """A checkpoint that says that all its shards have the same pushes has no push of a session that goes on which only
-    some of them have. (Of a session that has ended, ps do not know any more what they have of it. Nor does a chief that
-    was started again know of sessions that ended meanwhile.)"""
+    """A checkpoint that says that all its shards have the same pushes has none that only some of them have."""
     storage = cluster.world.storage
-    if any(e.what == "kill" and e.process == "chief" for e in cluster.world.trace):
-        return
     for name in candidates(storage, DIR) if history.plan is not None else ():
         with contextlib.suppress(CheckpointError):  # one that was never finished
             saved = load(storage, DIR, name, verify=False)
@@ -367,16 +363,13 @@ def evenly(cluster: SimulatedCluster, applied: Applied, history: History) -> Ite
 def uneven(saved: Manifest, applied: Applied, history: History) -> Iterator[str]:
     """See `evenly`."""
     held: list[set[tuple[int, int]]] = []
-    going_on: set[int] = set()
     for shard, ps in zip(saved.shards, history.plan.ps, strict=True):
         held.append(set())
         for counter, _, pushes in applied.of.get((f"ps:{ps}", saved.epoch), []):
             of = {(incarnation, number) for _, incarnation, number in pushes}
             if counter <= shard.version:
                 held[-1] |= of
-            else:
-                going_on |= {incarnation for incarnation, _ in of}
-    differ = sorted(push for push in set().union(*held) if push[0] in going_on and any(push not in of for of in held))
+    differ = sorted(push for push in set().union(*held) if any(push not in of for of in held))
     if differ:
         yield f"{saved.name} says that its shards have the same pushes, and not all have {differ[:5]}"
 

@@ -197,15 +197,15 @@ def given_to_two(feed: Feed, worker: int, epoch: int, number: int, floor: int, f
     return actions
 
 
-want = Feed.want
+want = Feed.request_batch
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("owner", "name", "mutant"),
     [
-        (Feed, "lost", lambda feed, address: []),
-        (Feed, "want", given_to_two),
+        (Feed, "drop_node", lambda feed, address: []),
+        (Feed, "request_batch", given_to_two),
         (Finishing, "after_run", lambda hook, session, push, loss: None),
     ],
 )

@@ -93,8 +93,8 @@ def test_a_timer_fires_when_first_asked_never_twice_for_a_step_and_then_every_so
     timer = Timer(every_steps=3)
     fired = []
     for step in (4, 4, 5, 6, 7, 7, 8, 12, 13, 15):
-        if timer.due(step):
-            timer.fired(step)
+        if timer.is_due(step):
+            timer.record_firing(step)
             fired.append(step)
     assert fired == [4, 7, 12, 15]
 
@@ -105,10 +105,10 @@ def test_a_timer_may_count_seconds() -> None:
     def main() -> None:
         timer = Timer(every_s=2.0)
         for step in range(10):
-            if timer.due(step):
-                timer.fired(step)
+            if timer.is_due(step):
+                timer.record_firing(step)
                 fired.append(step)
-                assert not timer.due(step)
+                assert not timer.is_due(step)
             runtime().sleep(0.75)
 
     with World() as world:

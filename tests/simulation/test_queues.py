@@ -215,16 +215,16 @@ def thrown_away(line: Line, known: Any, numbers: list[int]) -> None:
         known.given.pop(number)
 
 
-finish, put = Line.finish, Line.put
+finish, put = Line.finish_get, Line.put
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("name", "mutant"),
     [
-        ("finish", always_yours),
+        ("finish_get", always_yours),
         ("put", put_anew),
-        ("lost", lambda line, address: []),
+        ("drop_node", lambda line, address: []),
         ("_give_back", thrown_away),
     ],
 )

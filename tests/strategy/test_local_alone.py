@@ -18,7 +18,7 @@ import dps
 from dps.checkpoint import LocalStorage
 from dps.errors import ConfigError
 from dps.strategy import Local
-from tests.strategy.test_local import drift
+from tests.strategy.test_local_strategy import drift
 from tests.strategy.text import GUIDE, guide_batches, guide_params, train
 
 ROUGH = dps.sim.Network(loss=0.05, double=0.05, reorder=0.05)

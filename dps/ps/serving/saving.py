@@ -37,8 +37,10 @@ class _Save:
 class Saving:
     """Saves a shard in two halves: the copy, at its cut, and the file, when all ps have made their copies."""
 
-    def __init__(self, store: Store, plan: Plan, ps: int, node: Node, pushes: Callable[[], list[list[int]]]) -> None:
-        """`pushes` returns which pushes the shard has, as in ShardCut."""
+    def __init__(
+        self, store: Store, plan: Plan, ps: int, node: Node, pushes: Callable[[], tuple[list[list[int]], int]]
+    ) -> None:
+        """`pushes` returns which pushes the shard has, as the last two fields of ShardCut."""
         self._pushes = pushes
         self.store, self.plan, self.ps, self.node = store, plan, ps, node
         self._saves: dict[str, _Save] = {}
@@ -63,7 +65,7 @@ class Saving:
                 for slot in (None, *memory.slots)
             ]
             applied = [count for memory in self.store.arenas for count in memory.applied.all()]
-            save.cut = ShardCut(self.store.step, self.store.counter, applied, self._pushes())
+            save.cut = ShardCut(self.store.step, self.store.counter, applied, *self._pushes())
             if save.cut_asked is not None:
                 self.node.answer(save.cut_asked, save.cut)
 

@@ -64,7 +64,8 @@ class ArenaMemory:
         self.places = {p.index: (n, start) for n, (p, start) in enumerate(zip(arena.parts, arena.starts, strict=True))}
         """The number here and the first element of each part, by its index."""
         small = runtime is not None and arena.nbytes <= tuning.small_nbytes
-        self._most = own.small_buffers if small else own.buffers
+        most = min(own.small_buffers, own.small_buffers_nbytes // max(arena.nbytes, 1)) if small else own.buffers
+        self._most = max(most, own.buffers)
         self._shared_size = sys.maxsize if crew is None else own.crew_nbytes // arena.itemsize
         """Passes over so many elements and more are shared."""
         self._row_starts = [0, *itertools.accumulate(rows_of(part) for part in arena.parts)]

@@ -55,7 +55,7 @@ class Datagrams:
 
     def __init__(self, sockets: SimulatedSockets, port: Port) -> None:
         self._sockets, self._port = sockets, port
-        self.peers = DatagramPeers(sockets.is_open)
+        self.peers = DatagramPeers[bytes](sockets.is_open)
         self._queue: deque[tuple[float, bytes, bytes, list[memoryview]]] = deque()
         """For each datagram: when it can be read, the sender's name, header and frames."""
         self.name = sockets.open(self) if sockets.on else b""

@@ -20,6 +20,7 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 from dps.errors import ConfigError
 from dps.process.telemetry import log
@@ -30,6 +31,8 @@ LONGEST_NBYTES = 64 * 1024
 """Longer messages go through ZeroMQ. The system's own limit is some 200 KB. 8,192 row numbers need 32 KB."""
 PEERS = 4096
 """The most peers that an endpoint knows at one time."""
+Name = TypeVar("Name", bytes, str)
+"""The name of a datagram socket, of the type in which the endpoint's system tells it with each datagram."""
 
 
 def fits(nbytes: int, parts: int) -> bool:
@@ -37,19 +40,19 @@ def fits(nbytes: int, parts: int) -> bool:
     return nbytes + 4 * parts + 2 <= LONGEST_NBYTES
 
 
-class DatagramPeers:
+class DatagramPeers(Generic[Name]):
     """The peers of one endpoint, by route and by name. `is_open(name)` tells whether the socket of a name exists."""
 
-    def __init__(self, is_open: Callable[[bytes], bool]) -> None:
-        self._is_open = is_open
-        self._paired: dict[Route, bytes] = {}
+    def __init__(self, is_open: Callable[[Name], bool]) -> None:
+        self._is_open: Callable[[Name], bool] = is_open
+        self._paired: dict[Route, Name] = {}
         """The name of every paired peer, by route."""
-        self._routes: dict[bytes, Route] = {}
+        self._routes: dict[Name, Route] = {}
         """The same by name: the peers that are heard."""
-        self.written: dict[Route, bytes] = {}
+        self.written: dict[Route, Name] = {}
         """The names of those that may be written to, by route. Only this class changes it."""
 
-    def pair(self, route: Route, name: bytes, hears: bool) -> bool:
+    def pair(self, route: Route, name: Name, hears: bool) -> bool:
         """Note that the peer at a route has this name, which replaces any other. `hears`: it knows this endpoint's
         name; otherwise it is written to only once it has written. False if there is no room; then it is not heard.
 
@@ -77,11 +80,11 @@ class DatagramPeers:
                     self.gone(route)
         return len(self._paired) < PEERS
 
-    def route(self, name: bytes) -> Route | None:
+    def route(self, name: Name) -> Route | None:
         """The route of the peer of this name."""
         return self._routes.get(name)
 
-    def heard(self, name: bytes) -> Route | None:
+    def heard(self, name: Name) -> Route | None:
         """Note a datagram from this name; returns the route of its peer, which may be written to from now on, or None
         for an unknown name."""
         route = self._routes.get(name)
@@ -126,7 +129,7 @@ class Direct:
         self.name = b""
         self.fd = -1
         self._socket: socket.socket | None = None
-        self.peers = DatagramPeers(_is_open)
+        self.peers = DatagramPeers[str](_is_open)
         self._buffer = memoryview(bytearray(LONGEST_NBYTES + 1))
         if sys.platform == "linux":
             self._open()
@@ -153,12 +156,12 @@ class Direct:
             self._socket is not None
             and os.path.isabs(name)
             and is_private(os.path.dirname(name))
-            and self.peers.pair(route, name, hears)
+            and self.peers.pair(route, os.fsdecode(name), hears)
         )
 
     def paired(self, name: bytes) -> Route | None:
         """See `Endpoint.paired`."""
-        return self.peers.route(name)
+        return self.peers.route(os.fsdecode(name))
 
     def disconnected(self, route: Route) -> None:
         """Note that ZeroMQ's connection to a route broke: use ZeroMQ for it until the peer sends a datagram again."""
@@ -193,8 +196,8 @@ class Direct:
                 return None
             except OSError:
                 continue
-            route = self.peers.heard(name.encode("utf-8", "surrogateescape")) if isinstance(name, str) else None
-            if route is None:  # a stranger, or a socket without a name
+            route = self.peers.heard(name)
+            if route is None:  # a stranger, or a socket without a name or with one that is no path
                 continue
             if nbytes > 6 and self._buffer[:6] == _ALONE.pack(1, nbytes - 6):
                 return Delivery(route, bytes(self._buffer[6:nbytes]), [])
@@ -254,7 +257,7 @@ def _joined(header: bytes, frames: Sequence[Buffer]) -> bytes:
     return b"".join((struct.pack(f"<H{len(parts)}I", len(parts), *lengths), *parts))
 
 
-def _is_open(name: bytes) -> bool:
+def _is_open(name: str) -> bool:
     """Whether a process has a socket of this name; its owner does not notice the check."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:

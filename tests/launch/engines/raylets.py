@@ -14,9 +14,9 @@ import tempfile
 from pathlib import Path
 
 from tests.chaos.cluster import ROOT
+from tests.launch.clusters.test_local_processes import until
 from tests.launch.engines.needs import need
 from tests.launch.engines.processes import everything, inheriting, lives
-from tests.launch.test_local import until
 
 PYTHON = os.environ.get("DPS_RAY_PYTHON") or sys.executable
 """Ray is large, so it may be in an environment of its own, with dps (`make engines` makes one)."""

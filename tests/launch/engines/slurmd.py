@@ -10,9 +10,9 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from tests.launch.clusters.test_local_processes import until
 from tests.launch.engines.needs import need
 from tests.launch.engines.processes import inheriting
-from tests.launch.test_local import until
 
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 TOOLS = ("slurmctld", "slurmd", "srun", "salloc", "sbatch", "munged", "ip")

@@ -11,9 +11,9 @@ import tempfile
 from pathlib import Path
 
 from tests.chaos.cluster import MARK, ROOT
+from tests.launch.clusters.test_local_processes import until
 from tests.launch.engines.needs import need
 from tests.launch.engines.processes import inheriting, running
-from tests.launch.test_local import until
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.launch.clusters.test_local_processes import until
 from tests.launch.engines.clusters import FUNCTIONS, script
 from tests.launch.engines.processes import check_secret, keys_of
 from tests.launch.engines.programs import bits, check_newest_checkpoint, check_no_step_was_lost
 from tests.launch.engines.users import User
-from tests.launch.test_local import until
 
 pytestmark = pytest.mark.slow
 SOME = ("--set", "steps=400", "--set", "pause=0.01")

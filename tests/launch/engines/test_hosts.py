@@ -26,7 +26,7 @@ from dps.launch.hosts.remote import HostSpec, RemoteHost
 from dps.launch.supervision.plan import Job, Resources, RunPlan, small_plan
 from dps.launch.supervision.supervisor import Supervisor
 from dps.transport.keys import files as key_files
-from tests.launch.test_local import until
+from tests.launch.clusters.test_local_processes import until
 
 
 def test_a_host_has_a_name_and_perhaps_slots() -> None:

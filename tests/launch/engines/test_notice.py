@@ -14,8 +14,8 @@ import pytest
 from dps.launch.hosts.remote import HostSpec, RemoteHost
 from dps.launch.supervision.plan import Job, RunPlan
 from dps.launch.supervision.supervisor import Supervisor
+from tests.launch.clusters.test_local_processes import until
 from tests.launch.engines.test_hosts import Fake
-from tests.launch.test_local import until
 
 pytestmark = pytest.mark.slow
 

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.cluster import ROOT
+from tests.launch.clusters.test_local_processes import until
 from tests.launch.engines.needs import need
 from tests.launch.engines.processes import everything, lives
 from tests.launch.engines.raylets import PYTHON, need_ray
 from tests.launch.engines.slurmd import Slurm
 from tests.launch.engines.sshd import Hosts
-from tests.launch.runs.test_real import Terminal
-from tests.launch.test_local import until
+from tests.launch.runs.test_runs_of_processes import Terminal
 from tests.test_docs import DOCS, blocks
 
 pytestmark = pytest.mark.slow

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
+from tests.launch.clusters.test_local_processes import until
 from tests.launch.engines.programs import accepted, check_newest_checkpoint, gone_back
 from tests.launch.engines.raylets import PYTHON
 from tests.launch.engines.users import RayUser
-from tests.launch.test_local import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(280), pytest.mark.xdist_group("ray")]
 RESTARTS = """

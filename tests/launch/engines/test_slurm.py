@@ -7,9 +7,9 @@ import subprocess
 
 import pytest
 
+from tests.launch.clusters.test_local_processes import until
 from tests.launch.engines.programs import check_newest_checkpoint
 from tests.launch.engines.users import SlurmUser
-from tests.launch.test_local import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("slurm")]
 

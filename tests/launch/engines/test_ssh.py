@@ -9,9 +9,9 @@ import signal
 import pytest
 
 from dps.transport.clock import now
+from tests.launch.clusters.test_local_processes import until
 from tests.launch.engines.programs import check_newest_checkpoint, check_no_step_was_lost
 from tests.launch.engines.users import LONG, SSHUser
-from tests.launch.test_local import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ssh")]
 

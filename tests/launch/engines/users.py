@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 from tests.chaos.cluster import ROOT
+from tests.launch.clusters.test_local_processes import until
 from tests.launch.engines.processes import running
 from tests.launch.engines.programs import write
 from tests.launch.engines.raylets import PYTHON, Ray
 from tests.launch.engines.slurmd import Slurm
 from tests.launch.engines.sshd import Hosts
-from tests.launch.runs.test_real import Terminal
-from tests.launch.test_local import until
+from tests.launch.runs.test_runs_of_processes import Terminal
 
 LONG = ("--set", "steps=100000", "--set", "pause=0.01")
 

@@ -17,7 +17,7 @@ from dps.launch.runs import folder, keeper, status
 from dps.launch.runs.states import States
 from dps.launch.supervision.plan import small_plan
 from dps.transport.clock import wall
-from tests.launch.test_local import until
+from tests.launch.clusters.test_local_processes import until
 
 OLD, LONG = "1", "2"
 

@@ -328,29 +328,29 @@ def does_not_see_that_the_ps_is_another(self: Cluster, before: Any) -> Any:
     return list(before) or helper(self, before)
 
 
-look = BoardSlot.look
-came, add, form, told = Flow.came, Flow._add, GroupRoster._form, GroupMember._told
-region, lost = Memories.region, GroupRoster.lost
-take, add_up, serve, helper = SumOperation.take, SumOperation._add, ServedGroup.sum, Cluster.helper
+look = BoardSlot.read_part
+came, add, form, told = Flow.take_piece, Flow._sum_piece, GroupRoster._form_generation, GroupMember._take_group
+region, lost = Memories.region, GroupRoster.remove_member
+take, add_up, serve, helper = SumOperation.add_part, SumOperation._sum_piece, ServedGroup.find_operation, Cluster.helper
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("cls", "name", "mutant", "first"),
     [
-        (Flow, "came", counts_copies_twice, 0),
-        (Flow, "_add", adds_as_it_comes, 0),
-        (Flow, "again", lambda self: None, 0),
-        (Flow, "follow", lambda self, source: None, 280),
-        (GroupRoster, "_form", starts_from_the_least, 60),
-        (GroupRoster, "lost", stays_when_one_is_lost, 0),
+        (Flow, "take_piece", counts_copies_twice, 0),
+        (Flow, "_sum_piece", adds_as_it_comes, 0),
+        (Flow, "ask_missing_pieces", lambda self: None, 0),
+        (Flow, "ask_source", lambda self, source: None, 280),
+        (GroupRoster, "_form_generation", starts_from_the_least, 60),
+        (GroupRoster, "remove_member", stays_when_one_is_lost, 0),
         (Memories, "region", one_buffer, 0),
-        (BoardSlot, "look", looks_before_it_is_whole, 0),
-        (SumOperation, "take", sums_before_all_have_come, 0),
-        (SumOperation, "take", sums_copies_twice, 0),
-        (SumOperation, "_add", sums_as_it_comes, 0),
-        (SumOperation, "missing", lambda self, index, size: [], 100),
-        (ServedGroup, "sum", keeps_one_operation, 300),
+        (BoardSlot, "read_part", looks_before_it_is_whole, 0),
+        (SumOperation, "add_part", sums_before_all_have_come, 0),
+        (SumOperation, "add_part", sums_copies_twice, 0),
+        (SumOperation, "_sum_piece", sums_as_it_comes, 0),
+        (SumOperation, "missing_members", lambda self, index, size: [], 100),
+        (ServedGroup, "find_operation", keeps_one_operation, 300),
         (Cluster, "helper", does_not_see_that_the_ps_is_another, 72),
     ],
 )
@@ -362,5 +362,5 @@ def test_planted_bugs_are_found(cls: type, name: str, mutant: Any, first: int, m
 def test_a_member_that_goes_on_after_it_was_told_to_stop_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds = range(40)
     assert not any(run(seed, Scenario.where_one_hears_late(seed)) for seed in seeds)
-    monkeypatch.setattr(GroupMember, "_told", does_not_freeze)
+    monkeypatch.setattr(GroupMember, "_take_group", does_not_freeze)
     assert any(run(seed, Scenario.where_one_hears_late(seed)) for seed in seeds), "no seed notices it"

@@ -152,13 +152,13 @@ def test_a_step_that_failed_leaves_the_network_usable() -> None:
 
 def test_a_pool_keeps_what_it_made_and_lets_go_of_shapes_that_are_no_longer_asked_for() -> None:
     pool = Pool(np.empty)
-    a, b = pool.take((2, 3), "float32"), pool.take((2, 3), "float32")
+    a, b = pool.take_array((2, 3), "float32"), pool.take_array((2, 3), "float32")
     assert a is not b
-    pool.give_back()
-    assert {id(pool.take((2, 3), "float32")), id(pool.take((2, 3), "float32"))} == {id(a), id(b)}
+    pool.free_arrays()
+    assert {id(pool.take_array((2, 3), "float32")), id(pool.take_array((2, 3), "float32"))} == {id(a), id(b)}
     for _ in range(KEPT_STEPS + 2):
-        pool.give_back()
-    pool.take((2, 3), "float32")
+        pool.free_arrays()
+    pool.take_array((2, 3), "float32")
     assert pool.made == 3
 
 

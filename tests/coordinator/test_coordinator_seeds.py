@@ -29,7 +29,7 @@ from dps.transport.sim.world import Fault
 from tests.coordinator import world as cluster
 from tests.seeds import chunks
 
-SERVED = "tests.coordinator.test_seeds"
+SERVED = "tests.coordinator.test_coordinator_seeds"
 OVER = ("ended", "killed")
 
 

@@ -25,6 +25,7 @@ with dps.Server.from_env() as server:
         try:
             for step in range(20):
                 if step == 10 and server.task == 2:
+                    time.sleep(1)  # its part of the last sum has left: else one of the others may have it alone
                     os.kill(os.getpid(), signal.SIGKILL)
                 began = time.monotonic()
                 variables.apply_gradients({"w": np.ones(50_000)})
@@ -45,8 +46,7 @@ def test_a_killed_worker_is_named_and_the_others_go_on_or_end(tmp_path: Path) ->
     told = r"\[worker:0\] .*worker:2 was silent for 1\.\d s; group 'MultiWorkerMirrored' goes on with worker:0"
     assert re.search(told, said), said
     assert "[worker:1] ended: worker:2 was silent for" in said and "on_loss='end' says" in said, said
-    made = next((n for n in (10, 9) if f"[worker:1] {n} steps, -{3 * n}.0" in said), 0)  # 9: the result died with it
-    assert made and f"[worker:0] 20 steps, -{3 * made + 20 - made}.0" in said, said
+    assert "[worker:1] 10 steps, -30.0" in said and "[worker:0] 20 steps, -40.0" in said, said
     assert done.returncode == 1 and "worker:2 was killed (SIGKILL)" in said, said
 
 

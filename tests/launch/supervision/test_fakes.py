@@ -22,7 +22,7 @@ from dps.launch.supervision.outcome import OVER, describe
 from dps.launch.supervision.plan import DATASET, EVALUATOR, SERVING, Job, RunPlan, small_plan
 from dps.launch.supervision.supervisor import Supervisor
 from dps.process.record import replace
-from tests.launch.test_local import until
+from tests.launch.clusters.test_local_processes import until
 
 
 class Task:

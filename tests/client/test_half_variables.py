@@ -14,7 +14,7 @@ import dps
 from dps.variables.plan import Plan
 from dps.variables.planning import plan_of
 from tests.in_process import cluster, on_all
-from tests.test_optimizers_through_ps import OPTIMIZERS, STEPS, Reference, first_values, gradients, mean
+from tests.training.test_optimizers_through_ps import OPTIMIZERS, STEPS, Reference, first_values, gradients, mean
 
 DTYPES: dict[str, Any] = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 EVERY_DTYPE = pytest.mark.parametrize("name", list(DTYPES))

@@ -19,7 +19,7 @@ def said(
 
 
 def join(roster: GroupRoster, task: int, *rest: int, **more: int) -> GroupIs:
-    return roster.join(said(task, *rest, **more), f"w{task}:1", "")
+    return roster.join_member(said(task, *rest, **more), f"w{task}:1", "")
 
 
 def formed(*tasks: int) -> GroupRoster:
@@ -42,7 +42,7 @@ def test_a_group_is_formed_when_all_have_come_and_frozen() -> None:
 
 def test_the_next_generation_begins_after_the_last_operation_that_some_member_has_completed() -> None:
     roster = formed(0, 1, 2)
-    roster.lost(1, "was silent for 1.0 s")
+    roster.remove_member(1, "was silent for 1.0 s")
     assert join(roster, 0, 1, 0, 4).forming == 2
     assert join(roster, 0, 1, 2, 4).generation == 1
     answer = join(roster, 2, 1, 2, 5)
@@ -57,39 +57,39 @@ def test_the_next_generation_begins_after_the_last_operation_that_some_member_ha
 def test_an_operation_that_only_a_lost_member_has_completed_is_repeated() -> None:
     roster = formed(0, 1)
     join(roster, 1, 1, 0, 5)
-    roster.lost(1, "was silent for 1.0 s")
+    roster.remove_member(1, "was silent for 1.0 s")
     assert join(roster, 0, 1, 2, 4).base == 4
 
 
 def test_who_has_left_in_order_takes_no_result_with_it_silently() -> None:
     roster = formed(0, 1)
-    assert not roster.leave(0, 100, 5)
-    roster.lost(0, "has left after 5 operations", 5)
+    assert not roster.request_leave(0, 100, 5)
+    roster.remove_member(0, "has left after 5 operations", 5)
     assert join(roster, 1, 1, 0, 4).forming == 2
     with pytest.raises(TaskLost, match="worker:0 has left group 'g' with the only result of operation 5"):
         join(roster, 1, 1, 2, 4)
     roster = formed(0, 1)
     join(roster, 1, 1, 0, 5)
-    assert roster.leave(0, 100, 5)
-    roster.lost(0, "has left after 5 operations", 5)
+    assert roster.request_leave(0, 100, 5)
+    roster.remove_member(0, "has left after 5 operations", 5)
     assert join(roster, 1, 1, 2, 5).generation == 2
 
 
 def test_a_member_that_was_lost_is_told_so_and_one_that_is_started_again_too() -> None:
     roster = formed(0, 1)
-    roster.lost(1, "was silent for 1.0 s")
+    roster.remove_member(1, "was silent for 1.0 s")
     for number in (101, 999):
         with pytest.raises(TaskLost, match=r"has gone on without worker:1, which was silent for 1.0 s; start all"):
             join(roster, 1, 1, 0, 0, member=number)
     with pytest.raises(TaskLost, match="has gone on without worker:1"):
-        roster.leave(1, 101, 3)
+        roster.request_leave(1, 101, 3)
 
 
 def test_after_the_last_one_has_left_a_new_group_can_be_formed() -> None:
     roster = formed(0, 1)
     for task in (0, 1):
-        roster.leave(task, 100 + task, 3)
-        roster.lost(task, "has left after 3 operations", 3)
+        roster.request_leave(task, 100 + task, 3)
+        roster.remove_member(task, "has left after 3 operations", 3)
     assert join(roster, 0, 0, 0, 0, member=7).forming == 3
     join(roster, 0, 0, 3, 0, member=7)
     answer = join(roster, 1, 0, 3, 0, member=8)
@@ -109,7 +109,7 @@ def test_who_is_waited_for_is_named() -> None:
     join(roster, 2, 1, 0, 3, doing="all_reduce (number 4)")
     answer = join(roster, 0, 1, 0, 3, doing="all_reduce (number 4)")
     assert answer.text == "worker:1 has not come to it"
-    roster.lost(1, "was silent for 1.0 s")
+    roster.remove_member(1, "was silent for 1.0 s")
     assert join(roster, 0, 1, 2, 3).text == "the group is formed anew, and waits for worker:2"
 
 
@@ -117,9 +117,11 @@ def test_a_restarted_chief_goes_on_with_what_members_say() -> None:
     known = [[0, 100, "w0:1", "t", "", 1, []], [1, 101, "w1:1", "t", "", 1, []]]
     roster = GroupRoster("g", [0, 1])
     message = said(0, 3, 0, 9)
-    answer = roster.join(JoinGroup(*[getattr(message, name) for name in message._fields[:-1]], known), "w0:1", "")
+    answer = roster.join_member(
+        JoinGroup(*[getattr(message, name) for name in message._fields[:-1]], known), "w0:1", ""
+    )
     assert (answer.generation, answer.forming) == (3, 0)
-    roster.lost(1, "was silent for 1.0 s")
+    roster.remove_member(1, "was silent for 1.0 s")
     join(roster, 0, 3, 0, 9)
     assert join(roster, 0, 3, 4, 9).generation == 4
 
@@ -132,7 +134,7 @@ PS = [0, "ps0:1", "ticket", "", "ps0:1"]
 def through(roster: GroupRoster, task: int, *rest: int, ps: Any = (), lacks: str = "") -> GroupIs:
     message = said(task, *rest)
     fields = [getattr(message, name) if name != "through" else True for name in message._fields]
-    return roster.join(JoinGroup(*fields), f"w{task}:1", "", ps, lacks)
+    return roster.join_member(JoinGroup(*fields), f"w{task}:1", "", ps, lacks)
 
 
 def test_a_group_that_sums_through_a_ps_waits_for_one_by_name() -> None:

@@ -16,7 +16,7 @@ import dps
 from dps.launch.programs.program import hear_of_the_end
 from dps.launch.supervision.outcome import OVER
 from dps.transport.clock import now
-from tests.launch.test_local import PROGRAM, launch, lines_until, rest, until
+from tests.launch.clusters.test_local_processes import PROGRAM, launch, lines_until, rest, until
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from dps.checkpoint import MemoryStorage
 from dps.errors import ConfigError
 from dps.training.compression import Bfloat16, Compressor, Float16, Int8, RandomK, TopK
 from dps.transport.sim import Compute, Kill
+from tests.client.test_reproducible import first_values, flat, gradient
 from tests.in_process import cluster, on_all
 from tests.test_bad_input import one_line, run
-from tests.test_reproducible import first_values, flat, gradient
 
 ALL: list[Compressor] = [Float16(), Bfloat16(), Int8(), Int8(feedback=False), TopK(0.1), RandomK(0.1)]
 

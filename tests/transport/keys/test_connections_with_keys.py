@@ -16,7 +16,7 @@ from dps.transport.endpoint import Connected, Delivery, Endpoint, Event, Refused
 from dps.transport.keys import files as key_files
 from dps.transport.keys.keyring import credentials, read
 from dps.transport.sockets.handshake import mechanism
-from tests.keys.conftest import Make
+from tests.transport.keys.conftest import Make
 
 SOON_S = 60.0
 

@@ -1,4 +1,4 @@
-"""The Local strategy is ParameterServer in local mode; the mode's own tests are in tests/test_local_mode.py."""
+"""The Local strategy is ParameterServer in local mode; the mode's own tests are in tests/client/test_local_mode.py."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ import pytest
 from dps.launch.runs.view import View, look
 from dps.transport.clock import now, wall
 from tests.chaos.cluster import MARK, marked
-from tests.launch.test_local import until
+from tests.launch.clusters.test_local_processes import until
 
 TRAINER = """
 import os, sys, time

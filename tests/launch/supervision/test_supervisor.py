@@ -19,7 +19,7 @@ from dps.launch.supervision.output import Output, without_name
 from dps.launch.supervision.plan import RunPlan, small_plan
 from dps.launch.supervision.supervisor import Supervisor
 from dps.process.config import THREADS, environment
-from tests.launch.test_local import until
+from tests.launch.clusters.test_local_processes import until
 
 TRAINER = """
 import sys, time

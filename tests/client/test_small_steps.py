@@ -381,3 +381,19 @@ def test_what_a_pulled_tree_holds_is_the_callers_own(made: list[bool]) -> None:
         np.testing.assert_array_equal(first["w"], kept)
         assert not np.shares_memory(first["w"], second["w"]) and not (second["b"]["c"] == 9.0).any()
     assert made == [True, True, True]
+
+
+@pytest.mark.parametrize("update", ["async", "sync"])
+def test_the_network_of_the_demo_goes_in_one_round_trip(made: list[bool], update: str) -> None:
+    shapes = [("hidden", (784, 128), (128,)), ("out", (128, 10), (10,))]
+    params = {name: {"w": np.zeros(w, np.float32), "b": np.zeros(b, np.float32)} for name, w, b in shapes}
+    assert sum(array.nbytes for layer in params.values() for array in layer.values()) == 407_080
+    with (
+        dps.Server.create_local_server() as server,
+        dps.Session(server, params, optimizer=dps.optim.SGD(0.5), update=update) as session,
+    ):
+        for _ in range(4):
+            session.step(params)
+            session.push(params)
+            session.pull()
+    assert made == [True] * 8, "one message and one answer for each push and step"

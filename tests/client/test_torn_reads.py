@@ -95,7 +95,7 @@ def between_processes(transport: str, how: str, shared: bool, seconds: float, fo
     with cluster(1, 1, transport, folder) as (worker,):
         reader = subprocess.Popen(
             [sys.executable, "-c", READER, worker.target, how, str(shared), str(seconds)], stdout=subprocess.PIPE,
-            text=True, cwd=Path(__file__).parent.parent,
+            text=True, cwd=Path(__file__).parents[2],
         )  # fmt: skip
         with dps.Session(
             worker, first_values(), optimizer=dps.optim.SGD(1.0), shared_memory=shared, timeout=30
@@ -129,7 +129,7 @@ def test_without_leases_reads_out_of_shared_memory_are_torn(tmp_path: Path, monk
 
 READER = """
 import sys, threading, dps
-from tests.test_torn_reads import read
+from tests.client.test_torn_reads import read
 _, target, how, shared, seconds = sys.argv
 with dps.Session(target, shared_memory=shared == "True", timeout=30) as session:
     print(*read(session, how, float(seconds), threading.Event()))

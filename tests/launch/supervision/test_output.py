@@ -18,7 +18,7 @@ import pytest
 from dps.launch.supervision import output as showing
 from dps.launch.supervision.output import Showing
 from dps.transport.clock import now
-from tests.launch.test_local import until
+from tests.launch.clusters.test_local_processes import until
 
 LINE = "x" * 989  # 1,000 bytes with "[worker:0] " and the newline
 

@@ -15,7 +15,7 @@ from dps.transport.keys import files as key_files
 from dps.transport.keys import keyring as keys
 from dps.transport.keys.keyring import credentials
 from dps.transport.message import ROLES
-from tests.keys.conftest import LATE_S, Make
+from tests.transport.keys.conftest import LATE_S, Make
 
 SOON_S = 20.0
 LINKS = [("worker", "chief"), ("ps", "chief"), ("chief", "worker"), ("chief", "ps"), ("worker", "ps")]
