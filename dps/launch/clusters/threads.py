@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from dps.launch.clusters.run import LocalRun, failure_of
+from dps.calls.failures import failure_of
+from dps.launch.clusters.run import LocalRun
 from dps.launch.programs.leaving import leave
 from dps.launch.supervision.output import Output
 from dps.process import telemetry
