@@ -432,17 +432,52 @@ def test_every_place_in_the_code_that_the_architecture_page_names_is_there() -> 
         assert (ROOT / file).exists(), f"docs/architecture.md names {file}, which is not there"
 
 
-def test_every_method_that_the_architecture_page_names_without_its_file_is_there() -> None:
-    named = set(re.findall(r"`([A-Z]\w+)\.(\w+)`", (DOCS / "architecture.md").read_text()))
-    assert len(named) > 20
-    found = set()
-    for text in (path.read_text() for path in (ROOT / "dps").rglob("*.py")):
-        for owner in {owner for owner, _ in named if f"class {owner}" in text}:
-            classes = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.ClassDef) and n.name == owner]
-            inner = [node for each in classes for node in ast.walk(each)]
-            found |= {(owner, node.name) for node in inner if isinstance(node, ast.FunctionDef)}
-            found |= {(owner, node.attr) for node in inner if isinstance(node, ast.Attribute)}
-    assert not named - found, f"docs/architecture.md names {named - found}, which are not there"
+DECISIONS = sorted((DOCS / "decisions").glob("0*.md"))
+NAMING = [DOCS / "architecture.md", DOCS / "security.md", DOCS / "glossary.md", ROOT / "CONTRIBUTING.md", *DECISIONS]
+"""Pages that name files, classes and methods of the code."""
+NOT_OURS = {"None", "SECURITY.md", "breakpoint()", "state_dict()"}
+ONCE = {"Look", "Shown", "Step", "Stepped"}
+"""What decisions name because it is no longer there."""
+
+
+@cache
+def code_names() -> tuple[dict[str, set[str]], set[str]]:
+    """The names within each class of dps (classes of one name are one here), and the names of all of dps."""
+    classes, every = dict[str, set[str]](), set[str]()
+    for path in sorted((ROOT / "dps").rglob("*.py")):
+        pending: list[tuple[ast.AST, tuple[set[str], ...]]] = [(ast.parse(read(path)), (every,))]
+        while pending:
+            node, within = pending.pop()
+            found = getattr(node, "name", None) or getattr(node, "attr", None) or getattr(node, "id", None)
+            found = found or getattr(node, "arg", None)
+            for names in within if isinstance(found, str) else ():
+                names.add(found)
+            if isinstance(node, ast.ClassDef):
+                within = (*within, classes.setdefault(node.name, set()))
+            pending += [(child, within) for child in ast.iter_child_nodes(node)]
+    return classes, every
+
+
+@pytest.mark.parametrize("page", NAMING, ids=name_of)
+def test_every_file_class_and_method_that_a_page_names_is_there(page: Path) -> None:
+    text = re.sub(r"^```(?!text).*?^```$", "", read(page), flags=re.S | re.M)
+    spans = re.findall(r"`([^`\n]+)`", text)
+    files = set(re.findall(r"\b(?:dps|tests|benchmarks)/[\w/-]+\.(?:py|txt)\b", text))
+    files |= {f"dps/**/{span}" for span in spans if re.fullmatch(r"[a-z_/]+\.py", span) and not (ROOT / span).exists()}
+    gone = {file for file in files if not any(ROOT.glob(file))}
+    classes, known = code_names()
+    for owner, name in {pair for span in spans for pair in re.findall(r"\b([A-Z]\w+)\.(\w+)", span)}:
+        if name not in classes.get(owner, {name}) or owner not in known:
+            gone.add(f"{owner}.{name}")
+    if page.parent.name == "decisions":
+        gone |= {span for span in spans if re.fullmatch(r"(?:[A-Z][a-z]+)+", span)} - known
+    gone |= {span for span in spans if re.fullmatch(r"_?[a-z]+(?:_[a-z]+)*\(\)", span) and span[:-2] not in known}
+    gone -= NOT_OURS | ONCE
+    assert not gone, f"{name_of(page)} names {', '.join(sorted(gone))}, which are not there"
+
+
+def test_the_architecture_page_names_methods() -> None:
+    assert len(set(re.findall(r"`([A-Z]\w+)\.(\w+)`", read(DOCS / "architecture.md")))) > 20
 
 
 def test_every_picture_is_shown_and_has_no_background_of_its_own() -> None:

@@ -1,4 +1,4 @@
-"""Sizes of the code: files up to 500 lines, functions up to 9 parameters, classes up to 12 attributes.
+"""Sizes of the code: files up to 500 lines and few below 40, functions up to 9 parameters, classes up to 12 attributes.
 
 What is larger says why, in a comment or docstring beside it that begins with `More than 9 parameters:` or `More than 12
 attributes:` (CONTRIBUTING.md). A file over 500 lines is split.
@@ -15,6 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "dps").rglob("*.py"))
 LINES, PARAMETERS, ATTRIBUTES = 500, 9, 12
+SMALL, MOST_SMALL = 40, 19
+"""How many modules, `__init__` apart, may have fewer than 40 lines."""
 
 
 @cache
@@ -74,6 +76,12 @@ def too_large(path: Path) -> Iterator[str]:
 def test_nothing_is_larger_than_it_may_be() -> None:
     larger = [text for path in FILES for text in too_large(path)]
     assert not larger, "\n".join(larger)
+
+
+def test_few_modules_are_fragments() -> None:
+    small = {str(f.relative_to(ROOT)): source(f).count("\n") for f in FILES if f.name != "__init__.py"}
+    small = {name: lines for name, lines in small.items() if lines < SMALL}
+    assert len(small) <= MOST_SMALL, f"{len(small)} modules have fewer than {SMALL} lines; fold some: {sorted(small)}"
 
 
 REASON = re.compile(r"More than (\d+) (parameters|attributes):")

@@ -9,10 +9,10 @@ from dps.chief.cluster import Cluster
 from dps.chief.epochs import Epochs
 from dps.chief.members import RunMembers
 from dps.chief.registration import check_claim, check_name
-from dps.chief.run import INITIALISE, RUN, check_fits, read_journal
+from dps.chief.run import check_fits, read_journal
 from dps.chief.sessions import ClientSession, Sessions
 from dps.errors import CheckpointError, DpsError
-from dps.messages.runs import CloseSession, OpenSession
+from dps.messages.runs import INITIALISE, RUN, CloseSession, OpenSession
 from dps.process.telemetry import log
 
 EARLY = 4096

@@ -10,10 +10,10 @@ from dps.checkpoint import candidates
 from dps.chief.cluster import Cluster
 from dps.chief.epochs import Epochs
 from dps.chief.members import RunMembers
-from dps.chief.run import END, FAILED, HOLD, RUN, SETTLE, Run
+from dps.chief.run import Run
 from dps.chief.sessions import Sessions
 from dps.errors import CheckpointError, TaskLost
-from dps.messages.runs import AGENT, Drain, StopTask
+from dps.messages.runs import AGENT, END, FAILED, HOLD, RUN, SETTLE, Drain, StopTask
 from dps.process.telemetry import log
 
 STOP_S = 10.0

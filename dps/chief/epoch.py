@@ -12,10 +12,10 @@ from dps.actors.ref import Ref
 from dps.chief.checkpoints import Checkpoints
 from dps.chief.cluster import KnownNode
 from dps.chief.members import EpochRoster, RunMembers
-from dps.chief.run import CONFIGURE, HOLD, INITIALISE, RUN, SETTLE, Run
+from dps.chief.run import Run
 from dps.chief.sessions import ClientSession
 from dps.errors import CheckpointError, ConfigError
-from dps.messages.runs import Configure, Configured, SessionOpened
+from dps.messages.runs import CONFIGURE, HOLD, INITIALISE, RUN, SETTLE, Configure, Configured, SessionOpened
 from dps.messages.sessions import PS
 from dps.transport.message import Message
 from dps.variables.plan import as_applied

@@ -13,11 +13,11 @@ from dps.chief.cluster import Cluster
 from dps.chief.epoch import Epoch, LostSteps
 from dps.chief.lead import Lead
 from dps.chief.members import RunMembers
-from dps.chief.run import GATHER, HOLD, INITIALISE, OPEN, RUN, TRAINS, Agreement, Run, has_ended, read_journal, step_of
+from dps.chief.run import Agreement, Run, has_ended, read_journal, step_of
 from dps.chief.sessions import ClientSession, Sessions
 from dps.chief.takeover import AppliedPushes, SessionsElsewhere, Takeover
 from dps.errors import Aborted, CheckpointError, ConfigError, DpsError
-from dps.messages.runs import ConfiguredBefore
+from dps.messages.runs import GATHER, HOLD, INITIALISE, OPEN, RUN, TRAINS, ConfiguredBefore
 from dps.process.telemetry import log
 from dps.variables.plan import Plan
 from dps.variables.saved import check_saved

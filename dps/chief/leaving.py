@@ -11,8 +11,7 @@ from dps.chief.cluster import Cluster
 from dps.chief.ending import RunEnding
 from dps.chief.epoch import Epoch
 from dps.chief.epochs import Epochs
-from dps.chief.run import HOLD, RUN, SETTLE
-from dps.messages.runs import StopTask
+from dps.messages.runs import HOLD, RUN, SETTLE, StopTask
 
 HEAR_S = 1.0
 """How long a ps waits for permission to leave. If all tasks got a Ctrl-C, it reaches the chief within this time, and

@@ -150,19 +150,6 @@ def write_journal(storage: Storage, checkpoint_dir: str, epoch: int, members: Ru
     Journal(storage, checkpoint_dir).save(state)
 
 
-GATHER = "gathering the ps"
-OPEN = "waiting for a session"
-CONFIGURE = "configuring the ps"
-INITIALISE = "initialising"
-RUN = "training"
-SETTLE = "completing pushes for a ps that leaves"
-HOLD = "saving for a ps that leaves"
-TRAINS = RUN, SETTLE
-"""The phases in which pushes are applied."""
-END = "ending"
-FAILED = "failed"
-
-
 class Agreement:
     """The update mode, set by the first task that gives one: a flag of a ps or the chief, or the first session."""
 

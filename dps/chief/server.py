@@ -15,12 +15,15 @@ from dps.chief.epochs import Epochs
 from dps.chief.leaving import Leaving
 from dps.chief.members import RunMembers
 from dps.chief.registration import Registration, check_claim, check_name
-from dps.chief.run import END, FAILED, TRAINS, Agreement
+from dps.chief.run import Agreement
 from dps.chief.sessions import ClientSession, Sessions
 from dps.chief.waits import AbsentWorkers, MissingTasks
 from dps.errors import TaskLost, Unavailable
 from dps.messages.runs import (
+    END,
+    FAILED,
     SERVED,
+    TRAINS,
     AskCluster,
     AskState,
     AskStats,

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from dps.errors import ConfigError, NotAuthenticated, Unavailable
+from dps.messages.runs import MOST_USES
 from dps.transport.keys.keyring import JoinedKey
 
 ROLES = ("worker", "reader")
 """What a token may make of who joins."""
-MOST_USES, LONGEST_S = 10_000, 30 * 86400.0
+LONGEST_S = 30 * 86400.0
 MOST, MOST_JOINED = 1000, 10_000
 """The most tokens that are known at one time, those that are over included, and the most keys that have joined."""
 FORMAT = 1

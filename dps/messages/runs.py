@@ -28,6 +28,22 @@ OPERATORS, ENROLMENT = "operators", "enrolment"
 NO_NOTES: dict[str, Any] = {}
 """An empty default, as NOTHING."""
 
+# Phases of a run, as the chief's status says them to people.
+GATHER = "gathering the ps"
+OPEN = "waiting for a session"
+CONFIGURE = "configuring the ps"
+INITIALISE = "initialising"
+RUN = "training"
+SETTLE = "completing pushes for a ps that leaves"
+HOLD = "saving for a ps that leaves"
+TRAINS = RUN, SETTLE
+"""The phases in which pushes are applied."""
+END = "ending"
+FAILED = "failed"
+
+MOST_USES = 10_000
+"""How often a join token may be used, at most."""
+
 
 # -- chief to ps ------------------------------------------------------------------------------------------
 

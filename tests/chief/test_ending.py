@@ -6,9 +6,8 @@ import pytest
 
 from dps.actors.answers import Done
 from dps.chief.ending import LAST_SAVE_TRIES
-from dps.chief.run import END, FAILED, RUN
 from dps.errors import CheckpointError, TaskLost
-from dps.messages.runs import SERVED, CloseSession, CutShard, Leave, Register, StopTask
+from dps.messages.runs import END, FAILED, RUN, SERVED, CloseSession, CutShard, Leave, Register, StopTask
 from tests.chief.led import Led
 
 

@@ -10,9 +10,15 @@ import pytest
 from dps.actors.answers import Done, Waiting
 from dps.checkpoint import Journal, candidates, load
 from dps.checkpoint.manifest import encode
-from dps.chief.run import CONFIGURE, END, FAILED, GATHER, INITIALISE, OPEN, RUN
 from dps.errors import Aborted, CheckpointError, ConfigError, DeadlineExceeded, TaskLost
 from dps.messages.runs import (
+    CONFIGURE,
+    END,
+    FAILED,
+    GATHER,
+    INITIALISE,
+    OPEN,
+    RUN,
     AskStatus,
     Configure,
     Configured,

@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 from dps.actors.answers import Done
-from dps.chief.run import END, GATHER, HOLD, RUN, SETTLE
 from dps.chief.takeover import AppliedPushes
-from dps.messages.runs import CutShard, Drain, Leave, Members, MembersKnown, OpenSession, SessionOpened, StopTask
+from dps.messages.runs import (
+    END,
+    GATHER,
+    HOLD,
+    RUN,
+    SETTLE,
+    CutShard,
+    Drain,
+    Leave,
+    Members,
+    MembersKnown,
+    OpenSession,
+    SessionOpened,
+    StopTask,
+)
 from dps.training.update_modes import SyncReplicas, to_wire
 from tests.chief.led import Led, plan
 

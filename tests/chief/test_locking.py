@@ -13,8 +13,8 @@ import pytest
 from dps.actors.answers import Waiting
 from dps.checkpoint import MemoryStorage
 from dps.checkpoint.lock import BEAT_S, SILENT_S, LockTaken
-from dps.chief.run import CONFIGURE, FAILED, OPEN, RUN
 from dps.errors import CheckpointError
+from dps.messages.runs import CONFIGURE, FAILED, OPEN, RUN
 from dps.transport.endpoint import ProcessLocation
 from tests.chief.led import Led
 

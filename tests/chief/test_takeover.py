@@ -9,9 +9,15 @@ import pytest
 
 from dps.actors.answers import Done, Waiting
 from dps.chief.members import RunMembers
-from dps.chief.run import CONFIGURE, END, FAILED, GATHER, OPEN, RUN, write_journal
+from dps.chief.run import write_journal
 from dps.errors import DeadlineExceeded, TaskLost
 from dps.messages.runs import (
+    CONFIGURE,
+    END,
+    FAILED,
+    GATHER,
+    OPEN,
+    RUN,
     AskServing,
     AskState,
     CloseSession,

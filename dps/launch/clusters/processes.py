@@ -50,11 +50,11 @@ class Processes:
 
     def _line(self, name: str, text: str) -> None:
         with aside(self._output.stream):
-            self._output.line(name, text)
+            self._output.print_line(name, text)
 
     def _watch(self) -> None:
         while not self._over.is_set():
-            self.supervisor.turn(0.1)
+            self.supervisor.handle_next_end(0.1)
 
     def states(self) -> dict[str, str]:
         """The states of the chief and the ps."""
@@ -62,7 +62,7 @@ class Processes:
 
     def run(self, run: LocalRun, train: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Run `train(server, *args, **named)` in a process for each worker; returns at once."""
-        if lost := self.supervisor.tasks.lost():
+        if lost := self.supervisor.tasks.lost_task():
             raise TaskLost(f"{lost} of this cluster is gone; stop it and start another one")
         function, code = path_of(train)
         name = function or getattr(train, "__qualname__", repr(train))

@@ -75,7 +75,7 @@ class Threads:
         self.workers[task].cancel(f"worker:{task} was ended by run.stop()")
 
     def say(self, text: str) -> None:
-        self._output.line("dps", text)
+        self._output.print_line("dps", text)
 
     def stop(self) -> None:
         """End all tasks. Blocks."""
