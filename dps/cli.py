@@ -243,9 +243,9 @@ def run_doctor(args: argparse.Namespace) -> int:
 
     with tell_if_slow(f"checks the way to {args.chief}" if args.chief else "checks this machine"):
         if args.chief:
-            from dps.monitor.way import Way
+            from dps.monitor.way import ConnectionCheck
 
-            found = Way(args.chief, dict(os.environ)).check()
+            found = ConnectionCheck(args.chief, dict(os.environ)).run_checks()
         else:
             from dps.monitor.doctor import findings
 

@@ -52,7 +52,7 @@ def has_variables(chief: str) -> bool:
         caller.close()
 
 
-class Asking:
+class StatusClient:
     """Asks the tasks of one cluster for their counters, for an operator. Close it, or use it in a with block."""
 
     def __init__(self, chief: str, name: str, answer_s: float | None = None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from dps.cluster.identity import DEFAULT_CHIEF
 from dps.errors import DeadlineExceeded, DpsError
-from dps.launch.commands.operating import Asking
+from dps.launch.commands.operating import StatusClient
 from dps.launch.runs import asked, folder, table
 from dps.launch.runs.keeper import use_keys
 from dps.launch.runs.times import local
@@ -73,7 +73,7 @@ def training_now(view: View) -> tuple[dict[str, Any], str]:
     use_keys(view.path, asked.read_variables(view.path))
     try:
         with (
-            Asking(address, "dps status", ANSWER_S) as asking,
+            StatusClient(address, "dps status", ANSWER_S) as asking,
             tell_if_slow(f"asks the chief of run {view.id} and its ps"),
         ):
             chief = asking.ask_chief()
@@ -120,7 +120,7 @@ def checkpoint_text(training: Mapping[str, Any]) -> str:
 
 def show_cluster(address: str, as_json: bool) -> int:
     """The cluster of a chief."""
-    with Asking(address, "dps status") as asking, tell_if_slow(f"asks the chief at {address} and its ps"):
+    with StatusClient(address, "dps status") as asking, tell_if_slow(f"asks the chief at {address} and its ps"):
         chief = asking.ask_chief()
         ps = asking.ask_ps(chief)
     training = training_of(chief, ps)
