@@ -83,7 +83,7 @@ def measured(setting: Setting, work: str, seconds: float, threads: str, profiled
         with setting.session(server) as session:
             call = setting.calls(session)[work]
             for beside in others:
-                beside.begin(work)
+                beside.begin_work(work)
             for _ in range(5):
                 call()
             ps.ask("begin")

@@ -59,7 +59,7 @@ class Cluster:
         rest_s, number = RESTS.get(count, 0.0), count
         count = max(1, count)
         for beside in self.others[: count - 1]:
-            beside.begin(WORK)
+            beside.begin_work(WORK)
         for _ in range(5):
             self.push()
         busy, ours, own, theirs = _busy_s(), _ours_s(), cpu_s(os.getpid()), sum(map(cpu_s, self.ps))
@@ -76,7 +76,7 @@ class Cluster:
         wall = time.perf_counter() - began
         own, theirs = cpu_s(os.getpid()) - own - resting, sum(map(cpu_s, self.ps)) - theirs
         taken = max(0.0, _busy_s() - busy - (_ours_s() - ours)) / wall
-        per_s = len(took) / wall + sum([beside.idle() for beside in self.others[: count - 1]])
+        per_s = len(took) / wall + sum([beside.end_work() for beside in self.others[: count - 1]])
         return Sample(number, per_s, statistics.median(took), own / len(took), theirs / wall / per_s, taken)
 
 

@@ -13,7 +13,7 @@ from dps.errors import DpsError, MissingExtra
 from dps.launch import engines
 from dps.launch.commands.runs import RUNS, add_json, run_status
 from dps.launch.commands.runs import add as add_runs
-from dps.launch.supervision.output import slow
+from dps.launch.supervision.output import tell_if_slow
 from dps.process.config import THREADS
 from dps.process.flags import EXIT_CODES, Parser, add_addresses, addresses, guarded
 from dps.role import DEFAULT_CHIEF
@@ -168,7 +168,7 @@ def add_token(token: argparse.ArgumentParser) -> None:
 def run_token(args: argparse.Namespace) -> int:
     from dps.launch.commands.operating import make_token
 
-    with slow(f"asks the chief at {args.chief}"):
+    with tell_if_slow(f"asks the chief at {args.chief}"):
         token = make_token(args.chief, args.role, args.uses, args.ttl)
     print(token)
     return 0
@@ -241,11 +241,11 @@ def run_doctor(args: argparse.Namespace) -> int:
     import json
     from dataclasses import asdict
 
-    with slow(f"checks the way to {args.chief}" if args.chief else "checks this machine"):
+    with tell_if_slow(f"checks the way to {args.chief}" if args.chief else "checks this machine"):
         if args.chief:
-            from dps.monitor.way import Way
+            from dps.monitor.way import ConnectionCheck
 
-            found = Way(args.chief, dict(os.environ)).check()
+            found = ConnectionCheck(args.chief, dict(os.environ)).run_checks()
         else:
             from dps.monitor.doctor import findings
 
@@ -283,7 +283,7 @@ def run_simulate(args: argparse.Namespace) -> int:
     from dps.process.functions import load
     from dps.transport.sim import Compute
 
-    with slow(f"simulates {args.ps} ps and {args.workers} workers"):
+    with tell_if_slow(f"simulates {args.ps} ps and {args.workers} workers"):
         run = simulate(
             load(args.function), ps=args.ps, workers=args.workers, seed=args.seed, update=args.update,
             compute=Compute(args.compute, 0.1),

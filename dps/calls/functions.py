@@ -15,7 +15,6 @@ from dps.process.functions import load, module_of
 from dps.variables.items import Special, pack, unpack
 
 if TYPE_CHECKING:
-    from dps.calls.messages import Call
     from dps.transport.wire import Array
 
 
@@ -82,6 +81,8 @@ value that the worker keeps for the client; a number of numpy's."""
 
 Packed = tuple[bytes, "tuple[Array, ...]"]
 """A form and its arrays."""
+Mark = Callable[[int, Any], Any]
+"""Returns what a code and its content stand for."""
 
 
 def pack_arguments(function: str, args: tuple[Any, ...], kwargs: dict[str, Any], special: Special) -> Packed:
@@ -89,38 +90,42 @@ def pack_arguments(function: str, args: tuple[Any, ...], kwargs: dict[str, Any],
     return _packed([list(args), kwargs], f"{function}: an argument", special)
 
 
-def unpack_arguments(call: Call, special: Callable[[int, Any], Any]) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a call. `special` returns the session for SESSION, and the value that RESOURCE names."""
-    own = len(call.arrays) - sum(count for _, count in call.values)
-    values, start = [], own
-    for form, count in call.values:
-        values.append(unpack_value(form, call.arrays[start : start + count]))
+def unpack_arguments(
+    form: bytes, arrays: Sequence[Array], values: Sequence[tuple[bytes, int]] = (), special: Mark | None = None
+) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call. `values`: of earlier calls' results among them, the form and the number of arrays, which
+    are the last ones. `special` returns the session for SESSION, and the value that RESOURCE names."""
+    start = own = len(arrays) - sum(count for _, count in values)
+    found = []
+    for result, count in values:
+        found.append(unpack_value(result, arrays[start : start + count]))
         start += count
 
     def leaf(code: int, content: Any) -> Any:
         if code == VALUE:
-            return values[content]
+            return found[content]
         return _plain_leaf(code, content, special)
 
-    args, kwargs = unpack(call.form, call.arrays[:own], leaf)
+    args, kwargs = unpack(form, arrays[:own], leaf)
     return args, kwargs
 
 
-def pack_value(value: Any, function: str) -> Packed:
+def pack_value(value: Any, function: str, special: Special | None = None) -> Packed:
     """A function's value as it travels; arrays are copied. Raises TypeError for what cannot travel."""
-    return _packed(value, f"{function}: the value that it returned", lambda leaf: None)
+    return _packed(value, f"{function}: the value that it returned", special)
 
 
-def unpack_value(form: bytes, arrays: tuple[Array, ...]) -> Any:
+def unpack_value(form: bytes, arrays: Sequence[Array]) -> Any:
     """A function's value; its arrays are the caller's own."""
     return unpack(form, arrays, lambda code, content: _plain_leaf(code, content, None))
 
 
-def _packed(value: Any, what: str, special: Special) -> Packed:
+def _packed(value: Any, what: str, special: Special | None) -> Packed:
     def leaf(found: Any) -> tuple[int, Any] | None:
-        if isinstance(found, np.bool | np.integer | np.float64 | np.float32 | np.float16):
+        mark = None if special is None else special(found)
+        if mark is None and isinstance(found, np.bool | np.integer | np.float64 | np.float32 | np.float16):
             return NUMBER, [found.dtype.name, found.item()]
-        return special(found)
+        return mark
 
     try:
         form, arrays = pack(value, leaf)
@@ -131,7 +136,7 @@ def _packed(value: Any, what: str, special: Special) -> Packed:
     return form, tuple(array.copy() for array in arrays)
 
 
-def _plain_leaf(code: int, content: Any, special: Callable[[int, Any], Any] | None) -> Any:
+def _plain_leaf(code: int, content: Any, special: Mark | None) -> Any:
     if code == NUMBER:
         return np.dtype(content[0]).type(content[1])
     if special is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dps.errors import RemoteError, remote_error
 from dps.transport.message import ANSWER, WORKERS, Message
 from dps.transport.wire import Array
 
@@ -64,6 +65,10 @@ class Raised(Message, kind=124, roles=ANSWER):
     """The traceback from the function's own frame on; "" if it was not run."""
     of_ps: bool
     """Whether it was raised because a ps did not answer."""
+
+    def exception(self) -> RemoteError:
+        """The error as this task raises it."""
+        return remote_error(self.error, self.text, self.task, self.traceback)
 
 
 class LeaveCalls(Message, kind=125, roles=WORKERS):

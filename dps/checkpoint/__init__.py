@@ -12,7 +12,16 @@ from dps.process.lazy_imports import at_first_use
 
 if TYPE_CHECKING:
     from dps.checkpoint.files import folder_name, parse_folder_name, shard_file_name, tensor_name
-    from dps.checkpoint.folder import candidates, commit, keep_position, load, load_told, newest_whole, retain
+    from dps.checkpoint.folder import (
+        candidates,
+        commit,
+        keep_position,
+        last_epoch,
+        load,
+        load_told,
+        newest_whole,
+        retain,
+    )
     from dps.checkpoint.journal import Journal, JournalState
     from dps.checkpoint.manifest import Manifest, SavedPart, SavedShard, SavedVariable
     from dps.checkpoint.memory import MemoryStorage
@@ -49,6 +58,7 @@ __all__ = [
     "commit",
     "folder_name",
     "keep_position",
+    "last_epoch",
     "load",
     "load_told",
     "newest_whole",
@@ -69,6 +79,7 @@ if not TYPE_CHECKING:
         __name__,
         {
             "candidates": "folder", "commit": "folder", "keep_position": "folder",
+            "last_epoch": "folder",
             "load": "folder", "load_told": "folder", "newest_whole": "folder", "retain": "folder",
             "Journal": "journal", "JournalState": "journal",
             "Manifest": "manifest", "SavedPart": "manifest", "SavedShard": "manifest", "SavedVariable": "manifest",

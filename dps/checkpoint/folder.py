@@ -60,6 +60,12 @@ def candidates(storage: Storage, checkpoint_dir: str) -> list[str]:
     return [name for _, name in sorted(found, reverse=True)]
 
 
+def last_epoch(storage: Storage, checkpoint_dir: str) -> int:
+    """The highest run epoch of the checkpoint folders, by name alone: finished or not; 0 without any."""
+    names = candidates(storage, checkpoint_dir)
+    return max((found[0] for name in names if (found := parse_folder_name(name)) is not None), default=0)
+
+
 def load(storage: Storage, checkpoint_dir: str, name: str, verify: bool = True) -> Manifest:
     """The manifest of checkpoint `name`. Raises CheckpointError, with the reason, if the checkpoint is not whole.
 

@@ -7,17 +7,17 @@ and a ps drops its push records only after its end is written here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dps.checkpoint.files import JOURNAL_FILE, join, seal, unseal
 from dps.checkpoint.storage import Storage
 from dps.errors import CheckpointError
+from dps.process.record import made, record, replace
 
 FORMAT_VERSION = 1
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class JournalState:
     """One state of the run. `settings` is free-form and JSON-able (tuples in it come back as lists).
 
@@ -30,11 +30,11 @@ class JournalState:
     run_epoch: int = 0
     next_incarnation: int = 1
     ended: tuple[tuple[int, int], ...] = ()
-    members: Mapping[str, int] = field(default_factory=dict)
+    members: Mapping[str, int] = made(default_factory=dict)
     finished: tuple[str, ...] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = made(default_factory=dict)
     given_up: tuple[str, ...] = ()
-    tickets: Mapping[str, str] = field(default_factory=dict)
+    tickets: Mapping[str, str] = made(default_factory=dict)
 
     def __post_init__(self) -> None:
         numbers = [self.run_epoch, self.next_incarnation, *self.members.values()]

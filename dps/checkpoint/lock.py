@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 
 from dps.checkpoint.files import LOCK_FILE, join
 from dps.checkpoint.storage import Claim, Storage
 from dps.errors import CheckpointError
+from dps.process.record import as_dict, fields_of, record
 
 BEAT_S = 3.0
 """How often a holder must call `beat`."""
@@ -31,7 +31,7 @@ class LockTaken(CheckpointError):
     """Another run has the lock."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Owner:
     """The holder of a lock: a chief's process. `process`, `boot` and `keeper` tell processes and machines apart."""
 
@@ -173,7 +173,7 @@ class RunLock:
         content = claim.read()
         found = _parsed(content)
         if found is not None and self._is_own(found):
-            self._owner = Owner(**{**asdict(self._owner), "run": found.run, "since": found.since})
+            self._owner = Owner(**{**as_dict(self._owner), "run": found.run, "since": found.since})
             return True
         if found is not None and claim.alone and self._is_gone(found):
             return True
@@ -207,7 +207,7 @@ class RunLock:
 
     def _write(self, claim: Claim) -> None:
         self._beats += 1
-        text = json.dumps({**asdict(self._owner), "beat": self._beats}, indent=1)
+        text = json.dumps({**as_dict(self._owner), "beat": self._beats}, indent=1)
         claim.write(text.ljust(NBYTES - 1).encode() + b"\n")
 
     def _content(self) -> bytes:
@@ -225,7 +225,7 @@ def _parsed(content: bytes) -> Owner | None:
         return None
     if not isinstance(body, Mapping):
         return None
-    values = {field.name: body.get(field.name) for field in fields(Owner)}
+    values = {name: body.get(name) for name in fields_of(Owner)}
     numbers = values["pid"], values["keeper"]
     texts = [value for name, value in values.items() if name not in ("pid", "keeper")]
     if not all(type(number) is int for number in numbers) or not all(isinstance(text, str) for text in texts):

@@ -15,6 +15,7 @@ from dps.checkpoint.files import folder_name, seal, shard_file_name, tensor_name
 from dps.checkpoint.shard import ShardFile
 from dps.errors import CheckpointError
 from dps.process import config
+from dps.process.record import record
 
 FORMAT_VERSION = 1
 _put = object.__setattr__
@@ -22,6 +23,7 @@ _VARIABLES = "variables"
 _NAME, _AFTER_NAME = '{"name": ', ', "dtype": '
 
 
+# Dataclasses with slots, not records: there may be 100,000 parts, and a manifest computes one of its fields.
 @dataclass(frozen=True, slots=True)
 class SavedPart:
     """Rows `row0` to `row0 + rows` of a variable, in shard file number `shard`; `t` optimizer steps were applied.
@@ -85,7 +87,7 @@ class SavedVariable:
         return tensor_name(self.name, part.index, len(self.parts), slot)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SavedShard:
     """A shard's file and the version counter that its values had."""
 

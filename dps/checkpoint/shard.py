@@ -14,7 +14,6 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +22,7 @@ import numpy.typing as npt
 from dps.checkpoint.files import MANIFEST_FILE, join, shard_file_name
 from dps.checkpoint.storage import Storage
 from dps.errors import CheckpointError
+from dps.process.record import record
 
 DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
@@ -39,7 +39,7 @@ _PIECE_NBYTES = 16 << 20
 Array = npt.NDArray[Any]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ShardFile:
     """A written shard: its name in the checkpoint's folder, its size and its SHA-256 in hex (as sha256sum prints)."""
 
@@ -57,7 +57,7 @@ class TensorEntry(NamedTuple):
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ShardHeader:
     """A shard file's table of contents, checked against the size of the file."""
 
@@ -220,7 +220,7 @@ PIECE_NBYTES = 1 << 20
 _CODES = {name: code for code, name in DTYPES.items()}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TensorRun:
     """Consecutive tensors of one dtype in `values`, with their names and shapes in order."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from dps.actors.answers import Done
 from dps.actors.node import Node
 from dps.actors.ref import Ref
@@ -31,6 +29,7 @@ from dps.process import config
 from dps.process.telemetry import log
 from dps.transport.message import Message
 from dps.variables.plan import Plan
+from dps.variables.saved import describe_variable
 
 SAVE_TIMEOUT_S = 120.0
 POSITION_NBYTES = 1 << 20
@@ -163,8 +162,6 @@ class Checkpoints:
 
     @config.building()
     def _manifest(self, step: int, revision: int, cuts: dict[int, Any], files: dict[int, Any]) -> Manifest:
-        from dps.training.averages import slots_of
-
         applied: dict[int, int] = {}
         for ps, layout in self.plan.layouts.items():
             here = [part.index for arena in layout.arenas for part in arena.parts]
@@ -176,10 +173,7 @@ class Checkpoints:
             key = spec.shape, spec.dtype, id(spec.optimizer), *saved
             found = alike.get(key)  # very many variables may have the same parts
             if found is None:
-                slots = slots_of(spec.optimizer)
-                dtype = np.dtype(spec.dtype).name
-                split = tuple(SavedPart(i, *part) for i, part in enumerate(saved))
-                found = alike[key] = SavedVariable(spec.name, dtype, spec.shape, split, spec.optimizer, slots)
+                found = alike[key] = describe_variable(spec, [SavedPart(i, *part) for i, part in enumerate(saved)])
             variables.append(found.named(spec.name))
         shards = tuple(
             SavedShard(ShardFile(files[ps].file, files[ps].nbytes, files[ps].digest), cuts[ps].counter)

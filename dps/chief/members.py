@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from dps.actors.authorization import role_of
@@ -11,13 +10,14 @@ from dps.actors.node import Node
 from dps.actors.ref import Ref
 from dps.errors import Aborted
 from dps.messages.runs import Members, MembersKnown
+from dps.process.record import record
 from dps.transport.message import Message
 
 COME_S = 3.0
 """How long a restarted chief keeps the places of the processes that an earlier one knew. They register every 2 s."""
 
 
-@dataclass(frozen=True)
+@record
 class Live:
     """An admitted session."""
 

@@ -12,6 +12,7 @@ from dps.checkpoint import (
     Manifest,
     Storage,
     candidates,
+    last_epoch,
     load,
     newest_whole,
     parse_folder_name,
@@ -88,11 +89,10 @@ def read_journal(storage: Storage, checkpoint_dir: str, members: RunMembers, sam
 
     `same_run`: this chief continues that chief's run, if it had not ended. Otherwise only the numbers are used.
     """
-    found = [parse_folder_name(name) for name in candidates(storage, checkpoint_dir)]
-    epochs = [epoch for epoch, _ in (f for f in found if f is not None)]
+    epoch = last_epoch(storage, checkpoint_dir)
     state = Journal(storage, checkpoint_dir).load()
     if state is None:
-        return max(epochs, default=0)
+        return epoch
     members.next_incarnation = max(members.next_incarnation, state.next_incarnation)
     if same_run and state.settings.get("ended") is False:
         members.has_ended, members.expected_tickets = state.has_ended, dict(state.tickets)
@@ -104,7 +104,7 @@ def read_journal(storage: Storage, checkpoint_dir: str, members: RunMembers, sam
             members.done_elsewhere(name)
         for name in state.given_up:
             members.give_up(name)
-    return max([*epochs, state.run_epoch])
+    return max(epoch, state.run_epoch)
 
 
 def has_ended(storage: Storage, checkpoint_dir: str, epoch: int) -> bool:

@@ -10,7 +10,7 @@ from dps.actors.ref import Ref
 from dps.calls.functions import SESSION, pack_arguments, unpack_value
 from dps.calls.messages import CALLS, NOT_OF_A_READER, AskCall, Call, CallMissing, Raised, Returned
 from dps.cluster.device import current_device
-from dps.errors import ConfigError, PermissionDenied, Unavailable, remote_error
+from dps.errors import ConfigError, PermissionDenied, Unavailable
 from dps.messages.runs import ClusterIs
 from dps.process.functions import import_path
 from dps.transport.message import Message
@@ -50,7 +50,7 @@ class Calling:
             if isinstance(answer, Returned):
                 return unpack_value(answer.form, answer.arrays)
             if isinstance(answer, Raised):
-                raise remote_error(answer.error, answer.text, answer.task, answer.traceback)
+                raise answer.exception()
             assert isinstance(answer, Failed), answer
             self._check_serves(task, answer, began)
             home.runtime.sleep(AGAIN_S)

@@ -171,9 +171,8 @@ class Dispatcher(Actor):
             value = answer.form, answer.arrays
             self._event(lambda: schedule.returned(address, call, value))
         elif isinstance(answer, Raised):
-            raised = answer.error, answer.text, answer.task, answer.traceback
-            of_ps = answer.of_ps
-            self._event(lambda: schedule.raised(address, call, lambda: remote_error(*raised), of_ps))
+            error, of_ps = answer.exception, answer.of_ps
+            self._event(lambda: schedule.raised(address, call, error, of_ps))
         else:
             name, text = type(answer).__name__, f"{type(answer).__name__}: {answer} (in {call.function})"
             task = self.names.get(address, address)

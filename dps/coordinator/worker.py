@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import traceback
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from dps.calls.actor import CallsActor
+from dps.calls.failures import traceback_of
 from dps.calls.functions import SESSION, ServedFunctions, pack_value, unpack_arguments
 from dps.calls.messages import CALLS, Call, Raised, Returned
 from dps.client.session import Session, join_run
@@ -80,7 +81,8 @@ class Worker:
         self._server.runtime.record("runs", function=call.function, number=call.number, client=call.name)
         try:
             function = self._served.find(call.function)
-            args, kwargs = unpack_arguments(call, lambda code, content: self._special(call.client, code, content))
+            special = partial(self._special, call.client)
+            args, kwargs = unpack_arguments(call.form, call.arrays, call.values, special)
         except Exception as error:
             return self._raised(call, error, isinstance(error, DpsError))
         try:
@@ -95,8 +97,7 @@ class Worker:
     def _raised(self, call: Call, error: BaseException, plain: bool = False) -> Raised:
         """The answer for an error. `plain`: no frame of the program is part of its traceback."""
         task = self._server.name
-        own = error.__traceback__.tb_next if error.__traceback__ is not None else None
-        trace = "" if plain else "".join(traceback.format_exception(type(error), error, own)).rstrip()
+        trace = "" if plain else traceback_of(error)
         text = f"{type(error).__name__}: {error} (in {call.function} on {task})"
         return Raised(call.number, usual_name(error), text, task, trace, isinstance(error, OF_PS))
 

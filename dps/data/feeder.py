@@ -24,7 +24,7 @@ from dps.data.prefetching import Handover
 from dps.errors import Aborted, ConfigError, DataError
 from dps.process.telemetry import FIRST_S, log
 from dps.queues.directory import ANNOUNCE_S, DIRECTORY, Announce
-from dps.queues.line import Action, Client, Ended, Given, Line
+from dps.queues.line import Action, Client, Ended, Given, QueueState
 from dps.variables.items import pack
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Feed:
     def begin_epoch(self, position: dict[str, Any]) -> None:
         """Begin the epoch of a position; the reader reads from there on."""
         start = checked_position(position)
-        self.line = Line(self._name, self._ahead)
+        self.line = QueueState(self._name, self._ahead)
         self.line.add_client(READER, "the reader", "")
         self.epoch: int = start["from"]["epoch"]
         self._skipped = set(start["finished"])

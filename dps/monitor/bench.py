@@ -229,10 +229,10 @@ def _turn(name: str, call: Any, others: list[ExtraWorker], sync: bool) -> Turn:
 
     def begin() -> None:
         for beside in others:
-            beside.begin(name)
+            beside.begin_work(name)
 
     def end() -> float:
-        return 0.0 if sync else sum(beside.idle() for beside in others)
+        return 0.0 if sync else sum(beside.end_work() for beside in others)
 
     return Turn(call, begin, end)
 

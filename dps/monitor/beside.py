@@ -27,12 +27,12 @@ class ExtraWorker:
         self.orders: queue.Queue[str] = queue.Queue()
         self.answers: queue.Queue[float] = queue.Queue()
 
-    def begin(self, work: str) -> None:
+    def begin_work(self, work: str) -> None:
         """Make the worker repeat a work until the next order."""
         self.orders.put(work)
 
-    def idle(self) -> float:
-        """Stop the worker after its current call; returns calls per second since `begin`. Blocks."""
+    def end_work(self) -> float:
+        """Stop the worker after its current call; returns calls per second since `begin_work`. Blocks."""
         self.orders.put(IDLE)
         return self.answers.get(timeout=PATIENCE_S)
 
@@ -80,8 +80,8 @@ def _worker(target: str, setting: Setting, task: int) -> Iterator[ExtraWorker]:
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=config.environment()
     ) as process:
-        threading.Thread(target=_told, args=(process, beside), daemon=True).start()
-        threading.Thread(target=_heard, args=(process, beside), daemon=True).start()
+        threading.Thread(target=_send_orders, args=(process, beside), daemon=True).start()
+        threading.Thread(target=_read_answers, args=(process, beside), daemon=True).start()
         try:
             yield beside
             process.wait(PATIENCE_S)
@@ -89,7 +89,7 @@ def _worker(target: str, setting: Setting, task: int) -> Iterator[ExtraWorker]:
             process.kill()
 
 
-def _told(process: subprocess.Popen[str], beside: ExtraWorker) -> None:
+def _send_orders(process: subprocess.Popen[str], beside: ExtraWorker) -> None:
     assert process.stdin is not None
     order = ""
     with contextlib.suppress(BrokenPipeError, ValueError):
@@ -99,7 +99,7 @@ def _told(process: subprocess.Popen[str], beside: ExtraWorker) -> None:
             process.stdin.flush()
 
 
-def _heard(process: subprocess.Popen[str], beside: ExtraWorker) -> None:
+def _read_answers(process: subprocess.Popen[str], beside: ExtraWorker) -> None:
     assert process.stdout is not None
     with contextlib.suppress(ValueError):
         for line in process.stdout:

@@ -36,7 +36,7 @@ CLOCK_S = 1.0
 """Clocks need not agree; beyond this, times in logs and file names confuse people."""
 
 
-class Way:
+class ConnectionCheck:
     """The checks of one chief, in order; one that fails ends them."""
 
     def __init__(self, chief: str, environ: dict[str, str]) -> None:
@@ -45,59 +45,59 @@ class Way:
         self._runtime = runtime()
         self.findings: list[Finding] = []
 
-    def check(self) -> list[Finding]:
+    def run_checks(self) -> list[Finding]:
         """All findings. Blocks, at most for some ten seconds. Raises UnknownHost for a name without an address."""
-        if self._address.scheme == "tcp" and not (self._finds_name() and self._finds_port()):
+        if self._address.scheme == "tcp" and not (self._check_name() and self._check_port()):
             return self.findings
         try:
             caller = Caller(self._runtime, "dps doctor", keys_for(self._chief, "operator", "worker", "reader"))
         except DpsError as error:
-            self._wrong("keys", str(error), "the folder of keys of this machine is --keys, or DPS_KEYS")
+            self._add_failure("keys", str(error), "the folder of keys of this machine is --keys, or DPS_KEYS")
             return self.findings
         try:
-            if self._finds_versions(caller):
-                self._finds_round_trip(caller)
-                self._finds_bandwidth(caller)
-                self._finds_machine(caller)
-                self._finds_ps(caller)
-                self._finds_keys()
+            if self._check_versions(caller):
+                self._check_round_trip(caller)
+                self._check_bandwidth(caller)
+                self._check_machine(caller)
+                self._check_ps(caller)
+                self._check_keys()
         except NotAuthenticated as error:
-            self._wrong("keys", str(error), "give --keys the folder of this machine's keys")
+            self._add_failure("keys", str(error), "give --keys the folder of this machine's keys")
         except DpsError as error:
-            self._wrong("answers", str(error), "look at the chief's log, and run this again")
+            self._add_failure("answers", str(error), "look at the chief's log, and run this again")
         finally:
             caller.close()
         return self.findings
 
-    def _wrong(self, name: str, found: str, advice: str) -> bool:
+    def _add_failure(self, name: str, found: str, advice: str) -> bool:
         self.findings.append(Finding(name, found, advice, wrong=True))
         return False
 
-    def _finds(self, name: str, found: str, advice: str = "", command: str = "") -> None:
+    def _add_finding(self, name: str, found: str, advice: str = "", command: str = "") -> None:
         self.findings.append(Finding(name, found, advice, command))
 
-    def _finds_name(self) -> bool:
+    def _check_name(self) -> bool:
         host = self._address.host
         self._host = resolve(host)
         try:
             source = self._host if is_loopback(self._host) else reaching(self._host)
         except Unavailable as error:
-            return self._wrong("name", str(error), "give --chief the address that the chief prints at its start")
-        self._finds("name", f"{host} is {self._host}, reached from {source}")
+            return self._add_failure("name", str(error), "give --chief the address that the chief prints at its start")
+        self._add_finding("name", f"{host} is {self._host}, reached from {source}")
         return True
 
-    def _finds_port(self) -> bool:
+    def _check_port(self) -> bool:
         port = self._address.port
         try:
             zmtp = greets(self._host, port, ANSWER_S)
         except Unavailable as error:
             what = f"is the chief started there, on --bind 0.0.0.0:{port}? Is port {port} open in its firewall?"
-            return self._wrong("port", str(error), what)
+            return self._add_failure("port", str(error), what)
         if not zmtp:
-            return self._wrong(
+            return self._add_failure(
                 "port", f"{port} is open, but the program that listens there is not dps", "look at the port's number"
             )
-        self._finds("port", f"{port} is open")
+        self._add_finding("port", f"{port} is open")
         return True
 
     def _ask(self, caller: Caller, nbytes: int = 0) -> Examined:
@@ -109,42 +109,44 @@ class Way:
     def _to(self) -> Ref:
         return Ref(self._chief, EXAMINER)
 
-    def _finds_versions(self, caller: Caller) -> bool:
+    def _check_versions(self, caller: Caller) -> bool:
         try:
             before = self._runtime.wall()
             answer = self._ask(caller)
             began = self._runtime.wall()
         except DeadlineExceeded:
-            return self._wrong("answers", f"no chief answered for {ANSWER_S:g} s", "is that address a chief's?")
+            return self._add_failure("answers", f"no chief answered for {ANSWER_S:g} s", "is that address a chief's?")
         except NotAuthenticated:
             raise
         except DpsError as error:
-            return self._wrong("versions", str(error), "install the same dps on all machines")
+            return self._add_failure("versions", str(error), "install the same dps on all machines")
         if answer.version != version():
             found = f"dps {version()} here, {answer.version} there"
-            return self._wrong("versions", found, "install the same dps on all machines")
-        self._finds("versions", f"dps {version()}, here and there")
-        self._finds_clock(answer.wall_s - (before + began) / 2)
+            return self._add_failure("versions", found, "install the same dps on all machines")
+        self._add_finding("versions", f"dps {version()}, here and there")
+        self._check_clock(answer.wall_s - (before + began) / 2)
         return True
 
-    def _finds_clock(self, ahead_s: float) -> None:
+    def _check_clock(self, ahead_s: float) -> None:
         found = f"{abs(ahead_s):.3f} s {'ahead' if ahead_s >= 0 else 'behind'} there"
         why = "times in logs and file names differ; nothing else depends on them"
-        self._finds("clock", found, *((why, "timedatectl set-ntp true") if abs(ahead_s) > CLOCK_S else ()))
+        self._add_finding("clock", found, *((why, "timedatectl set-ntp true") if abs(ahead_s) > CLOCK_S else ()))
 
-    def _finds_round_trip(self, caller: Caller) -> None:
+    def _check_round_trip(self, caller: Caller) -> None:
         took = []
         for _ in range(ROUNDS):
             began = self._runtime.now()
             self._ask(caller)
             took.append(self._runtime.now() - began)
-        self._finds("round trip", f"{1e3 * median(took):.2f} ms (median of {ROUNDS}), slowest {1e3 * max(took):.2f} ms")
+        self._add_finding(
+            "round trip", f"{1e3 * median(took):.2f} ms (median of {ROUNDS}), slowest {1e3 * max(took):.2f} ms"
+        )
 
-    def _finds_bandwidth(self, caller: Caller) -> None:
+    def _check_bandwidth(self, caller: Caller) -> None:
         up, down = self._rate(caller, LONGEST_NBYTES, 0), self._rate(caller, 0, LONGEST_NBYTES)
         here = self._address.scheme != "tcp" or is_loopback(self._host)
         found = f"{up / 1e6:.0f} MB/s to the chief, {down / 1e6:.0f} MB/s from it"
-        self._finds("bandwidth", found, "" if here else compression_advice(up, down))
+        self._add_finding("bandwidth", found, "" if here else compression_advice(up, down))
 
     def _rate(self, caller: Caller, sent: int, got: int) -> float:
         """Bytes a second of messages that bring so many bytes there, and so many back."""
@@ -166,17 +168,17 @@ class Way:
                 on_the_way.append(caller.start(self._to, message, feed, resend_s=ANSWER_S))
         return moved / (self._runtime.now() - began)
 
-    def _finds_machine(self, caller: Caller) -> None:
+    def _check_machine(self, caller: Caller) -> None:
         own = marked(self._runtime)
         if own is None:
-            return self._finds("machine", "sockets carry everything: no memory can be shared here")
+            return self._add_finding("machine", "sockets carry everything: no memory can be shared here")
         answer = caller.ask(self._to, Examine(0, own.name), ANSWER_S)
         assert isinstance(answer, Examined)
         if answer.proof == expected(own, ASKED, []):
-            return self._finds("machine", f"the same as here ({answer.host}): tasks share memory")
-        return self._finds("machine", f"another one than here, or another container ({answer.host}): sockets")
+            return self._add_finding("machine", f"the same as here ({answer.host}): tasks share memory")
+        return self._add_finding("machine", f"another one than here, or another container ({answer.host}): sockets")
 
-    def _finds_ps(self, caller: Caller) -> None:
+    def _check_ps(self, caller: Caller) -> None:
         """One line for each ps: whether it can be reached from here."""
         answer = caller.ask(Ref(self._chief, CHIEF), AskCluster(), ANSWER_S)
         assert isinstance(answer, ClusterIs)
@@ -185,22 +187,22 @@ class Way:
             for (name, address), problem in zip(ps.items(), threads.map(unreachable, ps.values()), strict=True):
                 if problem:
                     what = f"{address}, where it told the chief that it is: {problem}"
-                    self._wrong(name, what, to_reach(name, address))
+                    self._add_failure(name, what, to_reach(name, address))
                 else:
-                    self._finds(name, f"{address} can be reached from here")
+                    self._add_finding(name, f"{address} can be reached from here")
 
-    def _finds_keys(self) -> None:
+    def _check_keys(self) -> None:
         if keys := self._environ.get("DPS_KEYS"):
-            self._finds("keys", f"those of {keys}: every connection is encrypted")
+            self._add_finding("keys", f"those of {keys}: every connection is encrypted")
         elif self._address.scheme != "tcp":
-            self._finds("keys", "none: who may enter the socket's folder may connect")
+            self._add_finding("keys", "none: who may enter the socket's folder may connect")
         elif is_loopback(self._host) and not trusts_network(self._environ):
-            self._finds("keys", "this user's own: other accounts of this machine cannot connect")
+            self._add_finding("keys", "this user's own: other accounts of this machine cannot connect")
         elif trusts_network(self._environ):
-            self._finds("keys", "none (trusted network): whoever reaches the tasks can change the run")
+            self._add_finding("keys", "none (trusted network): whoever reaches the tasks can change the run")
         else:
             why = "a task here is refused unless it gets --trusted-network, or this is set; better: dps keys new DIR"
-            self._finds("keys", "none", why, "export DPS_TRUSTED_NETWORK=1")
+            self._add_finding("keys", "none", why, "export DPS_TRUSTED_NETWORK=1")
 
 
 def unreachable(address: str) -> str:

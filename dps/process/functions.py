@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import linecache
@@ -110,18 +111,14 @@ def _file(path: str, target: str) -> ModuleType:
 
 def path_of(function: Callable[..., Any]) -> tuple[str, bytes]:
     """A function's path, "module:name" or "file.py:name". If it has none, its code, if cloudpickle is installed."""
-    module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
-    main = sys.modules.get("__main__")
-    main_file, main_spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
-    if module == "__main__" and main_spec is not None:  # python -m package.module
-        module = main_spec.name
-    if name.isidentifier() and module and module != "__main__":
-        return f"{module}:{name}", b""
-    if name.isidentifier() and module == "__main__" and main_file and main_file.endswith(".py"):
-        return f"{os.path.abspath(main_file)}:{name}", b""
+    with contextlib.suppress(ConfigError):
+        path = import_path(function)
+        if not path.startswith("__main__:"):
+            return path, b""
     try:
         code: bytes = importlib.import_module("cloudpickle").dumps(function)
     except ImportError:
+        name = getattr(function, "__qualname__", "")
         raise ConfigError(
             f"{name or function!r} has no path that another process could import; put it at the top of a .py file, or "
             "install dps[notebook]"

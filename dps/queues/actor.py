@@ -6,7 +6,7 @@ from dps.actors.actor import Actor
 from dps.actors.answers import Waiting
 from dps.actors.ref import Sender
 from dps.errors import Aborted, ConfigError, QueueClosed
-from dps.queues.line import MISSING, REFUSED, Action, Client, Ended, Given, Line, check_capacity
+from dps.queues.line import MISSING, REFUSED, Action, Client, Ended, Given, QueueState, check_capacity
 from dps.queues.messages import (
     AskPut,
     AskSize,
@@ -35,7 +35,7 @@ class QueuesActor(Actor):
     """All queues of the run, by name."""
 
     def __init__(self) -> None:
-        self.lines: dict[str, Line] = {}
+        self.lines: dict[str, QueueState] = {}
         self._put_at: dict[str, float] = {}
         self._got_at: dict[str, float] = {}
 
@@ -48,7 +48,7 @@ class QueuesActor(Actor):
                 raise ConfigError(f"queue: got a name of {len(message.queue)} characters, wanted 1 to {LONGEST_NAME}")
             if message.capacity < 0:
                 raise ConfigError(f"queue {message.queue!r}: got capacity {message.capacity}, wanted 1 or more")
-            line = self.lines[message.queue] = Line(message.queue, message.capacity or CAPACITY)
+            line = self.lines[message.queue] = QueueState(message.queue, message.capacity or CAPACITY)
         check_capacity(line, message.capacity)
         client = sender.client(message.client)
         line.add_client(client, message.name, self.node.dials(message.address))
@@ -66,13 +66,13 @@ class QueuesActor(Actor):
             self._carry_out_actions(name, line.drop_node(address))
         self.node.unwatch(address)
 
-    def _find_queue(self, name: str) -> Line:
+    def _find_queue(self, name: str) -> QueueState:
         line = self.lines.get(name)
         if line is None:
             raise Aborted(f"queue {name!r} is not there any more: the chief was started again, and the items are lost")
         return line
 
-    def _watch_client(self, name: str, client: Client) -> Line:
+    def _watch_client(self, name: str, client: Client) -> QueueState:
         """The queue that a client's message names. The client's node is watched from then on, because it may have been
         lost before."""
         line = self._find_queue(name)
@@ -94,7 +94,7 @@ class QueuesActor(Actor):
         self._carry_out_actions(message.queue, line.find_put_result(client, message.number, sender))
         self._tell_put_waiting(line, client, message.number, sender)
 
-    def _tell_put_waiting(self, line: Line, client: Client, number: int, sender: Sender) -> None:
+    def _tell_put_waiting(self, line: QueueState, client: Client, number: int, sender: Sender) -> None:
         if line.is_put_waiting(client, number):
             self.node.answer(sender, Waiting(self._full_text(line)))
 
@@ -145,13 +145,13 @@ class QueuesActor(Actor):
                 self._put_at[name] = now
                 self.node.answer(action.asker)
 
-    def _full_text(self, line: Line) -> str:
+    def _full_text(self, line: QueueState) -> str:
         text = f"queue {line.name!r} is full ({len(line.items)} of {line.capacity} items); "
         if not line.last_got:
             return f"{text}nobody has got one yet"
         return f"{text}the last one was got by {line.last_got} {self.node.now() - self._got_at[line.name]:.0f} s ago"
 
-    def _empty_text(self, line: Line) -> str:
+    def _empty_text(self, line: QueueState) -> str:
         if not line.last_put:
             return f"queue {line.name!r} is empty; nobody has put anything yet"
         ago = self.node.now() - self._put_at[line.name]

@@ -72,7 +72,7 @@ class Known:
     """The gets from the floor on whose items are the client's."""
 
 
-class Line:
+class QueueState:
     """One queue and its clients. An `asker` is the sender to whom an action is answered; the last one of a request
     counts."""
 
@@ -262,7 +262,7 @@ class Line:
             yield from client.given.values()
 
 
-def check_capacity(line: Line, capacity: int) -> None:
+def check_capacity(line: QueueState, capacity: int) -> None:
     """Raise ConfigError if a client wants another capacity than the queue has."""
     if capacity and capacity != line.capacity:
         raise ConfigError(

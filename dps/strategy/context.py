@@ -26,7 +26,7 @@ class StepOver(BaseException):
     """Ends a replica that waits for one that has ended. Programs do not catch it by mistake: it is no Exception."""
 
 
-class Meeting:
+class ReplicaBarrier:
     """The barriers of one step, of `count` replicas. `what` names a barrier; all replicas must come to the same one.
 
     The last replica to come calls `decide` with the values of all, in replica order, and gives each its result. The
@@ -179,7 +179,7 @@ class ReplicaContext:
         ```
     """
 
-    def __init__(self, strategy: Strategy, replica_id: int, meeting: Meeting | None = None) -> None:
+    def __init__(self, strategy: Strategy, replica_id: int, meeting: ReplicaBarrier | None = None) -> None:
         self.strategy, self.replica_id, self._meeting = strategy, replica_id, meeting
 
     @property

@@ -9,7 +9,7 @@ from typing import Any, Self
 from dps.cluster.device import Device, device
 from dps.errors import ConfigError
 from dps.messages.replies import Push
-from dps.strategy.context import Meeting, ReplicaContext, StepOver, enter_scope, replica_now, scope_now
+from dps.strategy.context import ReplicaBarrier, ReplicaContext, StepOver, enter_scope, replica_now, scope_now
 from dps.strategy.input import Distributed, InputContext, batches_of_function, split_batches
 from dps.strategy.reduction import gather_values, op_of, reduce_values
 from dps.strategy.values import MirroredValue, PerReplica, each_leaf, of_replica, regroup_results
@@ -212,7 +212,7 @@ class Strategy:
         return regroup_results(self._run_together(function, given))
 
     def _run_together(self, function: Callable[..., Any], given: Sequence[Any]) -> list[Any]:
-        meeting = Meeting(len(given), self.timeout)
+        meeting = ReplicaBarrier(len(given), self.timeout)
 
         def work(replica: int) -> None:
             try:
@@ -232,7 +232,7 @@ class Strategy:
             raise
 
     def _as_replica(
-        self, replica: int, meeting: Meeting | None, function: Callable[..., Any], args: Any, kwargs: Any
+        self, replica: int, meeting: ReplicaBarrier | None, function: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
         with enter_scope(self, ReplicaContext(self, replica, meeting)), device(self.devices[replica]):
             return function(*args, **kwargs)

@@ -11,12 +11,10 @@ from dps.checkpoint import (
     Manifest,
     SavedPart,
     SavedShard,
-    SavedVariable,
-    candidates,
     commit,
     folder_name,
+    last_epoch,
     newest_whole,
-    parse_folder_name,
     part_t,
     read_part,
     retain,
@@ -30,11 +28,12 @@ from dps.process.telemetry import log
 from dps.strategy.mirrored_variables import ONLY_FIRST, MirroredVariables
 from dps.strategy.reduction import sum_gradients
 from dps.task.server import Server
-from dps.training.optimizers import Optimizer, from_wire
+from dps.training.averages import slots_of
+from dps.training.optimizers import Optimizer
 from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
 from dps.variables.plan import Plan
-from dps.variables.saved import check_saved
+from dps.variables.saved import check_saved, describe_variable
 from dps.variables.tree import Rows
 
 if TYPE_CHECKING:
@@ -236,8 +235,7 @@ class WorkerCheckpoints:
     def _epoch_number(self) -> int:
         """The number of this run's epoch."""
         if not self._epoch:
-            names = candidates(self._storage, self._folder)
-            self._epoch = 1 + max([parsed[0] for name in names if (parsed := parse_folder_name(name))], default=0)
+            self._epoch = 1 + last_epoch(self._storage, self._folder)
         return self._epoch
 
     def restore_newest(self, plan: Plan, put: Callable[[str, str, Array, int], None]) -> int:
@@ -252,7 +250,7 @@ class WorkerCheckpoints:
             rows = spec.shape[0] if spec.shape else 1
             applied = part_t(manifest, spec.name, 0, rows)
             saved = manifest.variable(spec.name).slots
-            for slot in ("", *(slot for slot in _slots(spec.optimizer) if slot in saved)):
+            for slot in ("", *(slot for slot in slots_of(spec.optimizer) if slot in saved)):
                 args = self._storage, self._folder, manifest, spec.name, 0, rows, slot or None
                 put(spec.name, slot, np.asarray(read_part(*args)), applied)
         log.info("restored %s/%s", self._folder, manifest.name)
@@ -274,13 +272,9 @@ class WorkerCheckpoints:
             tensors[tensor_name(variable, 0, 1, slot or None)] = array.reshape(shape[:1] if by_rows else shape)
         file = write_shard(self._storage, join(self._folder, name), 0, 1, tensors, {})
         variables = tuple(
-            SavedVariable(
-                spec.name, np.dtype(spec.dtype).name, spec.shape,
-                (SavedPart(0, 0, spec.shape[0] if spec.shape else 1, 0, applied[spec.name]),),
-                spec.optimizer, _slots(spec.optimizer),
-            )
+            describe_variable(spec, [SavedPart(0, 0, spec.shape[0] if spec.shape else 1, 0, applied[spec.name])])
             for spec in plan.variables
-        )  # fmt: skip
+        )
         about = dict[str, object](), self._runtime.wall(), True
         manifest = Manifest(step, self._epoch, (SavedShard(file, step),), variables, *about, tied=dict(plan.tied))
         commit(self._storage, self._folder, manifest, position)
@@ -288,7 +282,3 @@ class WorkerCheckpoints:
         self._saved = name
         log.info("saved %s/%s", self._folder, name)
         return name
-
-
-def _slots(optimizer: Mapping[str, object] | None) -> tuple[str, ...]:
-    return () if optimizer is None else tuple(from_wire(optimizer).slots)

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-ARRAY, TUPLE = 1, 2
+PLAIN, ARRAY, TUPLE = 0, 1, 2
 """Codes of msgpack's extensions: the number of an array, and the form of a list that is a tuple. Higher codes belong to
-those who `pack` with `special`."""
+those who `pack` with `special`. PLAIN is none: the content itself travels in place of the leaf."""
 
 Special = Callable[[Any], "tuple[int, Any] | None"]
 """Returns the code and the plain content by which a leaf travels; None for one that is not special."""
@@ -28,11 +28,13 @@ def pack(value: Any, special: Special | None = None) -> tuple[bytes, tuple[Array
     """The form and the arrays of a value, which are not copied. TypeError names what cannot travel."""
     arrays: list[Array] = []
 
-    def plain(leaf: Any) -> msgpack.ExtType:
+    def plain(leaf: Any) -> Any:
         if isinstance(leaf, tuple):
             return msgpack.ExtType(TUPLE, packed(list(leaf)))
+        if isinstance(leaf, dict):  # of a class of its own, such as a Counter
+            return dict(leaf)
         if special is not None and (found := special(leaf)) is not None:
-            return msgpack.ExtType(found[0], packed(found[1]))
+            return found[1] if found[0] == PLAIN else msgpack.ExtType(found[0], packed(found[1]))
         if not (isinstance(leaf, np.ndarray | np.generic) or is_tensor(leaf)):
             raise TypeError(
                 f"a {type(leaf).__name__} cannot travel between tasks; wanted numbers, text, bytes, lists, tuples, "

@@ -1,13 +1,23 @@
-"""Checks that a checkpoint holds the variables of a plan with the same shapes and dtypes. Errors name both sides."""
+"""The variables of a plan in checkpoints: described for a manifest, and compared with one. Errors name both sides."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from dps.checkpoint import Manifest, SavedVariable
+from dps.checkpoint import Manifest, SavedPart, SavedVariable
 from dps.errors import CheckpointError
 from dps.variables.columns import VariableSpec
 from dps.variables.plan import Plan
+
+
+def describe_variable(spec: VariableSpec, parts: Sequence[SavedPart]) -> SavedVariable:
+    """A variable of the plan as a manifest describes it."""
+    from dps.training.averages import slots_of
+
+    dtype, slots = np.dtype(spec.dtype).name, slots_of(spec.optimizer)
+    return SavedVariable(spec.name, dtype, spec.shape, tuple(parts), spec.optimizer, slots)
 
 
 def check_saved(plan: Plan, checkpoint_dir: str, manifest: Manifest) -> None:

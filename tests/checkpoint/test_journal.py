@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import errno
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 from dps.checkpoint import Journal, JournalState, LocalStorage, MemoryStorage
 from dps.checkpoint.files import seal
 from dps.errors import CheckpointError
+from dps.process.record import replace
 
 STATE = JournalState(
     run_epoch=3,

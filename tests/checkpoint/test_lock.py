@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from dps.checkpoint import LocalStorage, MemoryStorage, Storage
 from dps.checkpoint import claim as claims
 from dps.checkpoint.lock import BEAT_S, HELD, LOST, SILENT_S, LockTaken, Owner, RunLock, moment
 from dps.errors import CheckpointError
+from dps.process.record import as_dict, replace
 
 FIRST = Owner("aa", "1", "box", "boot", 11, 0, "127.0.0.1:2220", moment(0.0))
 SECOND = Owner("bb", "2", "box", "boot", 12, 0, "127.0.0.1:2221", moment(60.0))
@@ -90,7 +90,7 @@ def test_a_beat_changes_the_file_and_nothing_else_of_it(storage: Storage, root: 
     assert lock.beat(BEAT_S) == "" and lock.beat(2 * BEAT_S) == ""
     after = content(storage, root)
     assert before != after and len(before) == len(after)
-    assert json.loads(after) == {**json.loads(before), "beat": 3} == {**asdict(FIRST), "beat": 3}
+    assert json.loads(after) == {**json.loads(before), "beat": 3} == {**as_dict(FIRST), "beat": 3}
 
 
 # -- runs that are gone --------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def test_a_restarted_chief_whose_lock_another_run_has_taken_meanwhile_is_refused
 def test_what_names_nobody_of_this_machine_is_broken_when_it_did_not_change_for_a_while(
     storage: Storage, root: str, left: bytes
 ) -> None:
-    left = json.dumps(asdict(ELSEWHERE)).encode() if left == b"elsewhere" else left
+    left = json.dumps(as_dict(ELSEWHERE)).encode() if left == b"elsewhere" else left
     storage.write(f"{root}/run.lock", [left])
     lock, start = RunLock(storage, root, FIRST), 1e6  # the clock of this chief alone
     assert not lock.take(start) and f"within {SILENT_S:.0f} s" in lock.text
@@ -150,7 +150,7 @@ def test_what_names_nobody_of_this_machine_is_broken_when_it_did_not_change_for_
 
 
 def test_a_change_while_it_is_watched_shows_that_the_run_goes_on(storage: Storage, root: str) -> None:
-    body = {**asdict(ELSEWHERE), "beat": 7}
+    body = {**as_dict(ELSEWHERE), "beat": 7}
     storage.write(f"{root}/run.lock", [json.dumps(body).encode()])
     lock = RunLock(storage, root, FIRST)
     assert not lock.take(0.0)

@@ -29,7 +29,7 @@ def chief(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def found(chief: str, environ: dict[str, str] | None = None) -> dict[str, Finding]:
-    return {finding.name: finding for finding in way.Way(chief, environ or {}).check()}
+    return {finding.name: finding for finding in way.ConnectionCheck(chief, environ or {}).run_checks()}
 
 
 def test_of_a_chief_that_is_well_every_line_is_there_and_none_is_wrong(

@@ -6,6 +6,8 @@ import copy
 import functools
 import inspect
 import pickle
+import subprocess
+import sys
 from typing import Any, ClassVar
 
 import pytest
@@ -108,3 +110,26 @@ def test_a_record_can_be_matched_by_place() -> None:
     match Point(1, 5):
         case Point(x, y):
             assert (x, y) == (1, 5)
+
+
+FROZEN = """
+import sys, dataclasses, dps, dps.role, dps.ps.server, dps.chief.server
+dps.Session
+for module in [module for name, module in sys.modules.items() if name.startswith("dps.")]:
+    for cls in [each for each in vars(module).values() if isinstance(each, type) and dataclasses.is_dataclass(each)]:
+        if cls.__module__ == module.__name__ and cls.__dataclass_params__.frozen:
+            print(cls.__module__ + "." + cls.__name__)
+"""
+NO_RECORDS = {
+    "dps.checkpoint.manifest.Manifest": "computes one of its fields, and ignores one when it is compared",
+    "dps.checkpoint.manifest.SavedPart": "one for each part of 100,000 variables: slots save memory",
+    "dps.checkpoint.manifest.SavedVariable": "as SavedPart",
+    "dps.kernels.jit.CompileCounts": "in a room where nothing of dps.process is imported",
+    "dps.kernels.optimizers._Binding": "as CompileCounts",
+}
+"""Frozen dataclasses that tasks load at their start, and why they are no records."""
+
+
+def test_immutable_data_that_a_task_loads_at_its_start_is_a_record() -> None:
+    found = subprocess.run([sys.executable, "-c", FROZEN], stdout=-1, text=True, check=True).stdout.split()
+    assert set(found) <= set(NO_RECORDS)

@@ -10,11 +10,11 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dps.errors import Aborted, ProtocolError
-from dps.queues.line import ACCEPTED, REFUSED, WAITING, Action, Ended, Given, Line, PutDone
+from dps.queues.line import ACCEPTED, REFUSED, WAITING, Action, Ended, Given, PutDone, QueueState
 
 
-def opened(capacity: int = 2, clients: int = 3) -> Line:
-    line = Line("q", capacity)
+def opened(capacity: int = 2, clients: int = 3) -> QueueState:
+    line = QueueState("q", capacity)
     for client in range(1, clients + 1):
         line.add_client(client, f"worker:{client}", f"node{client}")
     return line

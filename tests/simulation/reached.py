@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 LISTED = Path(__file__).with_name("not_reached.txt")
 ROOMS = {
-    "cargo": ["client/cargo.py", "client/loading.py", "client/partial.py", "client/dense.py", "client/pushing.py"],
+    "cargo": ["client/cargo.py", "client/loading.py", "client/assembly.py", "client/pushing.py"],
     "intake": ["ps/intake/*.py"],
     "modes": ["ps/modes/*.py"],
     "store": ["ps/store/*.py"],
 }
-ELSEWHERE = {"crew.py", "free_cores.py", "device_memory.py", "exchanges.py"}
+ELSEWHERE = {"thread_pool.py", "device_memory.py", "exchanges.py"}
 """Of the store: threads and the memory of GPUs, which have property tests. Of the modes: what strategies exchange in
 sync, which has seeds of its own (tests/strategy/test_reduced_under_faults.py)."""
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import dps
-from dps.queues.line import Line
+from dps.queues.line import QueueState
 from dps.transport.sim import Kill, Network, Partition, Pause, World
 from dps.transport.sim.world import Fault
 from tests.seeds import chunks
@@ -201,21 +201,21 @@ def test_a_chief_that_is_lost_is_named_and_its_queues_are_gone_with_it() -> None
     assert told == ["worker:0: get: the chief at chief:2220 does not answer; waited 3.0 s"]
 
 
-def always_yours(line: Line, client: int, number: int) -> Any:
+def always_yours(line: QueueState, client: int, number: int) -> Any:
     return True, finish(line, client, number)[1]
 
 
-def put_anew(line: Line, client: int, number: int, value: Any, asker: Any) -> Any:
+def put_anew(line: QueueState, client: int, number: int, value: Any, asker: Any) -> Any:
     line.clients[client].put_number = 0
     return put(line, client, number, value, asker)
 
 
-def thrown_away(line: Line, known: Any, numbers: list[int]) -> None:
+def thrown_away(line: QueueState, known: Any, numbers: list[int]) -> None:
     for number in numbers:
         known.given.pop(number)
 
 
-finish, put = Line.finish_get, Line.put
+finish, put = QueueState.finish_get, QueueState.put
 
 
 @pytest.mark.timeout(600)
@@ -229,5 +229,5 @@ finish, put = Line.finish_get, Line.put
     ],
 )
 def test_a_queue_that_forgets_a_rule_is_caught(name: str, mutant: Any) -> None:
-    with patch.object(Line, name, mutant):
+    with patch.object(QueueState, name, mutant):
         assert any(run(seed) for seed in range(200))

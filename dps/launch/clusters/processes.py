@@ -10,10 +10,12 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from dps.calls.failures import Failure, failure_of
+from dps.calls.functions import pack_arguments, unpack_value
 from dps.errors import TaskLost
 from dps.launch.clusters.progress import aside
-from dps.launch.clusters.run import Failure, LocalRun, failure_of
-from dps.launch.clusters.worker import pack, receive, send
+from dps.launch.clusters.run import LocalRun
+from dps.launch.clusters.worker import as_number, receive, send
 from dps.launch.supervision.engine import Engine, Started
 from dps.launch.supervision.outcome import describe
 from dps.launch.supervision.output import Output
@@ -48,11 +50,11 @@ class Processes:
 
     def _line(self, name: str, text: str) -> None:
         with aside(self._output.stream):
-            self._output.line(name, text)
+            self._output.print_line(name, text)
 
     def _watch(self) -> None:
         while not self._over.is_set():
-            self.supervisor.turn(0.1)
+            self.supervisor.handle_next_end(0.1)
 
     def states(self) -> dict[str, str]:
         """The states of the chief and the ps."""
@@ -60,14 +62,15 @@ class Processes:
 
     def run(self, run: LocalRun, train: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Run `train(server, *args, **named)` in a process for each worker; returns at once."""
-        if lost := self.supervisor.tasks.lost():
+        if lost := self.supervisor.tasks.lost_task():
             raise TaskLost(f"{lost} of this cluster is gone; stop it and start another one")
         function, code = path_of(train)
+        name = function or getattr(train, "__qualname__", repr(train))
+        form, arrays = pack_arguments(name, args, named, as_number)
         order = {
-            "function": function, "code": code, "args": list(args), "named": named,
+            "function": function, "code": code, "name": name, "form": form, "arrays": arrays,
             "path": [p or os.getcwd() for p in sys.path], "sources": sources() if code else {},
         }  # fmt: skip
-        pack(order)
         for task in range(self._workers):
             try:
                 self._start_worker(task, order, run)
@@ -111,9 +114,9 @@ class Processes:
                 elif "opened" in report:
                     run.opened(report["opened"])
                 else:
-                    heard, result = True, report.get("result")
-                    error = [report.get(key) for key in ("error", "trace", "place")]
-                    failure = Failure(*map(str, error)) if "error" in report else None
+                    heard, failed = True, report.get("failure")
+                    result = unpack_value(*report["result"]) if failed is None else None
+                    failure = None if failed is None else Failure(*failed)
         except EOFError:
             pass
         except Exception as error:  # otherwise the run would wait for this worker for ever

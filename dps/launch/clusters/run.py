@@ -2,65 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import threading
-import traceback
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Protocol, Self
 
-from dps.errors import ConfigError, DeadlineExceeded, DpsError
+from dps.calls.failures import Failure
+from dps.errors import DeadlineExceeded, DpsError
 from dps.launch.clusters.progress import Display, Nothing, RunProgress, display
-from dps.process.functions import DPS, without_own_frames
-from dps.process.record import record
 from dps.transport.current import runtime
-
-
-@record
-class Failure:
-    """Why a worker failed. `error`: class and message. `trace`: its traceback as text, or "". `place`: the line of the
-    program that failed, where the message says enough; or ""."""
-
-    error: str
-    trace: str = ""
-    place: str = ""
-
-    @property
-    def line(self) -> str:
-        """The error in one line."""
-        return " ".join(self.error.split()) + (f" ({self.place})" if self.place else "")
-
-    @property
-    def way(self) -> tuple[str, ...]:
-        """A key that is equal for workers that failed in the same way, even if numbers in their messages differ."""
-        places = tuple(line for line in self.trace.splitlines() if line.startswith("  File "))
-        places = (self.place,) if self.place else places
-        return (self.error.partition(":")[0], *places) if places else (self.error,)
-
-
-def failure_of(error: BaseException) -> Failure:
-    """The Failure of an exception. `sys.exit("why")` in a program gets no traceback, because its text is the reason."""
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    if isinstance(error, SystemExit):
-        return Failure(text)
-    frames = without_own_frames(error.__traceback__)
-    if isinstance(error, ConfigError) and (place := _place(frames)):
-        return Failure(text, place=place)
-    if frames is None and not isinstance(error, SyntaxError):
-        return Failure(text)
-    return Failure(text, "".join(traceback.format_exception(type(error), error, frames)).rstrip())
-
-
-def _place(trace: TracebackType | None) -> str:
-    """The last line of a traceback that is not dps's, if dps raised the error; else ""."""
-    found, ours = "", False
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        ours = code.co_filename.startswith(DPS)
-        if not ours:
-            found = f"{os.path.basename(code.co_filename)}, line {trace.tb_lineno}, in {code.co_name}"
-        trace = trace.tb_next
-    return found if ours else ""
 
 
 def told(failures: Mapping[int, Failure]) -> str:

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from dps.launch.clusters.run import LocalRun, failure_of
+from dps.calls.failures import failure_of
+from dps.launch.clusters.run import LocalRun
 from dps.launch.programs.leaving import leave
 from dps.launch.supervision.output import Output
 from dps.process import telemetry
@@ -74,7 +75,7 @@ class Threads:
         self.workers[task].cancel(f"worker:{task} was ended by run.stop()")
 
     def say(self, text: str) -> None:
-        self._output.line("dps", text)
+        self._output.print_line("dps", text)
 
     def stop(self) -> None:
         """End all tasks. Blocks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 import sys
@@ -12,64 +13,45 @@ from typing import Any
 import msgpack
 import numpy as np
 
+from dps.calls.failures import Failure, failure_of
+from dps.calls.functions import pack_value, unpack_arguments
 from dps.errors import ConfigError, DpsError
-from dps.launch.clusters.run import Failure, failure_of
 from dps.process import telemetry
 from dps.process.functions import load, show_sources
-from dps.transport.dtypes import dtype_of, is_float, wire_name
-
-ARRAY, TUPLE = 1, 2
-
-
-def pack(value: Any) -> bytes:
-    """Encode None, bool, int, float, str, bytes, list, tuple, dict and numpy values; TypeError names other types."""
-    packed: bytes = msgpack.packb(value, default=_plain, strict_types=True)
-    return packed
+from dps.transport.dtypes import dtype_of, wire_name
+from dps.variables.items import PLAIN, pack, unpack
 
 
-def unpack(data: bytes) -> Any:
-    """Decode a value; the caller owns its arrays."""
-    return msgpack.unpackb(data, ext_hook=_back, strict_map_key=False)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray) and (value.dtype.kind in "fiub" or is_float(value.dtype)):
-        header = msgpack.packb((wire_name(value.dtype), list(value.shape)))
-        return msgpack.ExtType(ARRAY, struct.pack("<I", len(header)) + header + np.ascontiguousarray(value).tobytes())
-    if isinstance(value, tuple):
-        return msgpack.ExtType(TUPLE, pack(list(value)))
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, dict):
-        return dict(value)
-    raise TypeError(
-        f"a {type(value).__name__} cannot travel between processes; wanted numbers, text, bytes, lists, tuples, dicts "
-        "and numpy arrays"
-    )
-
-
-def _back(kind: int, data: bytes) -> Any:
-    if kind == ARRAY:
-        (n,) = struct.unpack_from("<I", data)
-        dtype, shape = msgpack.unpackb(data[4 : 4 + n])
-        return np.frombuffer(data[4 + n :], dtype_of(dtype)).reshape(shape).copy()
-    if kind == TUPLE:
-        return tuple(unpack(data))
-    return msgpack.ExtType(kind, data)
+def as_number(leaf: Any) -> tuple[int, Any] | None:
+    """Numbers of numpy's travel as Python's, among the arguments and results of a run."""
+    return (PLAIN, leaf.item()) if isinstance(leaf, np.generic) else None
 
 
 def send(fd: int, value: Any) -> None:
-    """Write one value to a pipe. Blocks while the pipe is full."""
-    data = pack(value)
-    view = memoryview(struct.pack("<Q", len(data)) + data)
+    """Write one value to a pipe: its form with the dtypes and shapes of its arrays, then these. Blocks while the pipe
+    is full."""
+    form, arrays = pack(value, as_number)
+    header = msgpack.packb((form, [(wire_name(array.dtype), array.shape) for array in arrays]))
+    _write(fd, struct.pack("<Q", len(header)) + header)
+    for array in arrays:
+        _write(fd, array.reshape(-1).view(np.uint8).data)
+
+
+def _write(fd: int, data: bytes | memoryview) -> None:
+    view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
 
 
 def receive(fd: int) -> Any:
-    """Read one value from a pipe. Raises EOFError if the other end is closed. Blocks."""
+    """Read one value from a pipe; the caller owns its arrays. Raises EOFError if the other end is closed. Blocks."""
     (n,) = struct.unpack("<Q", _read(fd, 8))
-    return unpack(_read(fd, n))
+    form, described = msgpack.unpackb(_read(fd, n))
+    arrays = []
+    for name, shape in described:
+        dtype = dtype_of(name)
+        arrays.append(np.frombuffer(_read(fd, math.prod(shape) * dtype.itemsize), dtype).reshape(shape))
+    return unpack(form, arrays)
 
 
 def _read(fd: int, n: int) -> bytes:
@@ -108,7 +90,7 @@ def main() -> None:
         report({"result": _run(order)})
     except BaseException as error:
         failure = Failure(str(error)) if isinstance(error, _NotLoaded) else failure_of(error)
-        report({"error": failure.error, "trace": failure.trace, "place": failure.place})
+        report({"failure": [failure.error, failure.trace, failure.place]})
         sys.exit(error.exit_code if isinstance(error, DpsError) else 1)
     finally:
         telemetry.forget(pushed, opened)
@@ -123,8 +105,10 @@ def _run(order: dict[str, Any]) -> Any:
     from dps.task.server import Server
 
     function = _function(order)
+    args, named = unpack_arguments(order["form"], order["arrays"])
     with Server.from_env() as server:
-        return function(server, *order["args"], **order["named"])
+        value = function(server, *args, **named)
+    return pack_value(value, order["name"], as_number)
 
 
 def _function(order: dict[str, Any]) -> Callable[..., Any]:

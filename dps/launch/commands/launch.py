@@ -15,7 +15,7 @@ from dps.errors import ConfigError, DpsError
 from dps.launch.engines import LOCAL, default, make_engine
 from dps.launch.hosts.machine import this_machine
 from dps.launch.runs import asked, folder, keeper, keeping
-from dps.launch.runs.view import look
+from dps.launch.runs.view import read_run
 from dps.launch.supervision.output import Output, Showing
 from dps.launch.supervision.plan import DATASET, SERVING, Job, RunPlan, small_plan
 from dps.process import descriptors, own_files
@@ -48,13 +48,13 @@ def launch(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         parse_metric(args.metric)
     parallel = 1
     if args.resume:
-        wanted = [resumed(args)]
+        wanted = [wanted_resumed(args)]
     elif args.program is None and not args.serve:
         raise ConfigError("no program was given; wanted dps launch PROGRAM, dps launch FILE.yaml, or --resume ID")
     elif args.program is not None and args.program.endswith(FILES):
-        wanted, parallel = of_file(args, env)
+        wanted, parallel = wanted_of_file(args, env)
     else:
-        wanted = [of_flags(args, env)]
+        wanted = [wanted_of_flags(args, env)]
     for each in wanted:
         plan, where = each.plan("0"), each.asked["where"]
         descriptors.check("each task of this run", descriptors.needed_to_launch(plan.ps, plan.workers))
@@ -66,11 +66,11 @@ def launch(args: argparse.Namespace, env: Mapping[str, str]) -> int:
             allowed_cpus()
     if text := own_files.warning(folder.root(), "the runs in it are for this account alone"):
         print(f"dps: {text}", file=sys.stderr)
-    paths = [begin(each, not args.json) for each in wanted]
+    paths = [begin_run(each, not args.json) for each in wanted]
     if args.detach:
-        return in_background(paths, parallel)
+        return run_in_background(paths, parallel)
     show = None if args.json else Showing(os.path.basename(paths[0]))
-    code = keeping.keep(paths, parallel, show)
+    code = keeping.keep_runs(paths, parallel, show)
     end_output(paths[0], show)
     if len(paths) > 1 or args.json:
         from dps.launch.runs.results import report
@@ -90,16 +90,16 @@ def end_output(path: str, show: Showing | None) -> None:
             )
 
 
-def begin(wanted: Wanted, say: bool = False) -> str:
+def begin_run(wanted: Wanted, say: bool = False) -> str:
     """Make a run; returns its folder. `say`: print first where it will write."""
     path = folder.create(folder.root())
     try:
-        plan = keeper.with_output(path, wanted.plan(os.path.basename(path)))
+        plan = keeper.plan_with_output(path, wanted.plan(os.path.basename(path)))
         output = plan.env["OUTPUT_DIR"]
         if say:
             beyond = "" if output.startswith(os.path.join(path, "")) else f" and {output} (OUTPUT_DIR)"
-            Output().line("dps", f"run {os.path.basename(path)} writes to {path}{beyond}")
-        keeper.make(path, plan, wanted.asked)
+            Output().print_line("dps", f"run {os.path.basename(path)} writes to {path}{beyond}")
+        keeper.prepare_run(path, plan, wanted.asked)
     except DpsError:
         shutil.rmtree(path)
         raise
@@ -109,11 +109,11 @@ def begin(wanted: Wanted, say: bool = False) -> str:
     return path
 
 
-def in_background(paths: Sequence[str], parallel: int) -> int:
+def run_in_background(paths: Sequence[str], parallel: int) -> int:
     """Keep runs in the background, and say how they are reached. Returns the first one's exit code if it is over."""
-    view = keeping.detach(paths, parallel)
+    view = keeping.detach_runs(paths, parallel)
     ids = " ".join(os.path.basename(path) for path in paths)
-    if view.over and view.values["exit_code"]:
+    if view.is_over and view.values["exit_code"]:
         print(f"dps: run {view.id}: {view.values['reason']}", file=sys.stderr)
         return int(view.values["exit_code"])
     print(
@@ -122,7 +122,7 @@ def in_background(paths: Sequence[str], parallel: int) -> int:
     return 0
 
 
-def of_file(args: argparse.Namespace, env: Mapping[str, str]) -> tuple[list[Wanted], int]:
+def wanted_of_file(args: argparse.Namespace, env: Mapping[str, str]) -> tuple[list[Wanted], int]:
     """The runs of an experiment file, and how many of them run at one time."""
     from dps.launch.experiment.experiment import load
 
@@ -147,7 +147,7 @@ def of_file(args: argparse.Namespace, env: Mapping[str, str]) -> tuple[list[Want
     return [wanted(values) for values in experiment.points()], experiment.parallel
 
 
-def of_flags(args: argparse.Namespace, env: Mapping[str, str]) -> Wanted:
+def wanted_of_flags(args: argparse.Namespace, env: Mapping[str, str]) -> Wanted:
     """The run of a program."""
     if given := [name for name in OF_A_FILE if getattr(args, name)]:
         raise ConfigError(f"--{given[0]} is for experiment files; got the program {args.program}")
@@ -218,12 +218,12 @@ def check_serves(args: argparse.Namespace) -> None:
         raise ConfigError("got --serve on a trusted network: without keys, workers serve on their own machine only")
 
 
-def resumed(args: argparse.Namespace) -> Wanted:
+def wanted_resumed(args: argparse.Namespace) -> Wanted:
     """The run that goes on from the checkpoint of an earlier one: the same plan and the same OUTPUT_DIR."""
     if args.program is not None or args.arguments:
         raise ConfigError("got --resume and a program; a run goes on with its own program")
-    view = look(folder.find(args.resume), wall())
-    if not view.over:
+    view = read_run(folder.find(args.resume), wall())
+    if not view.is_over:
         raise ConfigError(f"run {view.id} goes on: it is {view.state}; dps kill {view.id} ends it")
     plan = asked.read_plan(view.path)
     told = {name: view.asked[name] for name in ("name", "command", "values")}

@@ -52,7 +52,7 @@ def has_variables(chief: str) -> bool:
         caller.close()
 
 
-class Asking:
+class StatusClient:
     """Asks the tasks of one cluster for their counters, for an operator. Close it, or use it in a with block."""
 
     def __init__(self, chief: str, name: str, answer_s: float | None = None) -> None:
@@ -60,10 +60,10 @@ class Asking:
         self._name, self._keys, self._found = name, keys_for(chief, "operator"), False
         self._caller = Caller(runtime(), name, self._keys)
 
-    def chief(self) -> dict[str, Any]:
+    def ask_chief(self) -> dict[str, Any]:
         """What the chief says of itself. Raises DeadlineExceeded without an answer."""
         try:
-            return self._ask(Ref(self.address, CHIEF))
+            return self._ask_status(Ref(self.address, CHIEF))
         except (NotAuthenticated, Unavailable):  # it may be another task's address
             found = None if self._found else find_chief(runtime(), self.address, self._keys)
             if found is None:
@@ -71,26 +71,26 @@ class Asking:
             self.close()
             self._found, self.address = True, found.chief
             self._caller = Caller(runtime(), self._name, self._keys)
-            return self.chief()
+            return self.ask_chief()
         except DeadlineExceeded:
             raise DeadlineExceeded(
                 f"no chief answered at {self.address} for {self._answer_s:g} s; is a run there? dps list has those of "
                 "dps launch"
             ) from None
 
-    def ps(self, chief: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    def ask_ps(self, chief: dict[str, Any]) -> dict[str, dict[str, Any]]:
         """The report of each ps on itself, by its number, beside its address. `chief`: the chief's report."""
         found = {}
         for task, address in chief["cluster"].get("ps", {}).items():
             self._caller.expect(address, PS)
             try:
-                values = self._ask(Ref(address, PS))
+                values = self._ask_status(Ref(address, PS))
             except DpsError:
                 values = {"state": "no answer"}
             found[task] = {"address": address, **values}
         return found
 
-    def _ask(self, ref: Ref) -> dict[str, Any]:
+    def _ask_status(self, ref: Ref) -> dict[str, Any]:
         answer = self._caller.ask(ref, AskStatus(), self._answer_s)
         assert isinstance(answer, Stats)
         return answer.values
@@ -117,12 +117,12 @@ def make_token(chief: str, role: str, uses: int, ttl: str) -> JoinToken:
         raise ConfigError(f"got --uses {uses}; wanted 1 to {MOST_USES}")
     ttl_s = duration("--ttl", ttl)
     pair = Pair.new()
-    answer = _ask(chief, ENROLMENT, MakeToken(pair.public, role, uses, ttl_s))
+    answer = _ask_actor(chief, ENROLMENT, MakeToken(pair.public, role, uses, ttl_s))
     assert isinstance(answer, TokenMade), answer
     return JoinToken(answer.chief, answer.key, pair.secret)
 
 
-def _ask(chief: str, actor: str, message: Message, wants_keys: bool = True) -> Message:
+def _ask_actor(chief: str, actor: str, message: Message, wants_keys: bool = True) -> Message:
     check_address(chief)
     keys = keys_for(chief, "operator")
     if keys is None and wants_keys:
@@ -142,25 +142,25 @@ def _ask(chief: str, actor: str, message: Message, wants_keys: bool = True) -> M
 def end_run(chief: str, grace_s: float, silent_s: float, kill_s: float) -> None:
     """End the run of the chief at an address, in order; after `grace_s` without its last checkpoint. Blocks, and says
     so after `silent_s`. Raises DeadlineExceeded if the chief is still there `kill_s` later."""
-    _ask(chief, OPERATORS, EndRun("an operator ended the run", False), False)
-    if _ends(chief, min(silent_s, grace_s)):
+    _ask_actor(chief, OPERATORS, EndRun("an operator ended the run", False), False)
+    if _has_ended(chief, min(silent_s, grace_s)):
         return
     print(f"the run of {chief} is ending; it is ended at once after {grace_s:g} s", file=sys.stderr)
-    if _ends(chief, grace_s - silent_s):
+    if _has_ended(chief, grace_s - silent_s):
         return
-    _tell_now(chief)
-    if not _ends(chief, kill_s):
+    _order_end_now(chief)
+    if not _has_ended(chief, kill_s):
         raise DeadlineExceeded(f"the chief at {chief} is still there {kill_s:g} s after it was told to end at once")
 
 
-def _tell_now(chief: str) -> None:
+def _order_end_now(chief: str) -> None:
     try:
-        _ask(chief, OPERATORS, EndRun("an operator ended the run", True), False)
+        _ask_actor(chief, OPERATORS, EndRun("an operator ended the run", True), False)
     except (DeadlineExceeded, Unavailable):  # it has ended just now
         pass
 
 
-def _ends(chief: str, within_s: float) -> bool:
+def _has_ended(chief: str, within_s: float) -> bool:
     """Whether the chief stops answering in time."""
     deadline = now() + within_s
     caller = Caller(runtime(), "an operator", keys_for(chief, "operator"))

@@ -10,7 +10,7 @@ from typing import Any
 
 from dps.errors import ConfigError, DeadlineExceeded, DpsError
 from dps.launch.supervision.interrupts import GRACE_S
-from dps.launch.supervision.output import slow
+from dps.launch.supervision.output import tell_if_slow
 from dps.transport.clock import now, pause, wall
 
 SHOWN = 20
@@ -88,12 +88,14 @@ def add_json(command: argparse.ArgumentParser) -> None:
 
 def run_list(args: argparse.Namespace) -> int:
     from dps.launch.runs import folder, table
-    from dps.launch.runs.view import look
+    from dps.launch.runs.view import read_run
 
     where, at = folder.root(), wall()
-    with slow(f"reads the runs in {where}"):
+    with tell_if_slow(f"reads the runs in {where}"):
         numbers = folder.readable(where)
-        views = [look(os.path.join(where, str(number)), at) for number in (numbers if args.all else numbers[-SHOWN:])]
+        views = [
+            read_run(os.path.join(where, str(number)), at) for number in (numbers if args.all else numbers[-SHOWN:])
+        ]
     if args.json:
         table.print_json([view.as_dict() for view in views])
     elif not views:
@@ -124,12 +126,12 @@ def run_status(args: argparse.Namespace) -> int:
 def folder_of(run: str | None, command: str = "status") -> str:
     """The folder of a run by its number; without one, that of the only run that goes on."""
     from dps.launch.runs import folder
-    from dps.launch.runs.view import live, look
+    from dps.launch.runs.view import find_live_runs, read_run
 
     if run is not None:
         return folder.find(run)
     where = folder.root()
-    found = live(where, wall())
+    found = find_live_runs(where, wall())
     if len(found) == 1:
         return found[0].path
     if found:
@@ -137,7 +139,7 @@ def folder_of(run: str | None, command: str = "status") -> str:
         raise ConfigError(f"{len(found)} runs go on: {names}; say which: dps {command} {found[-1].id}")
     if not (known := folder.readable(where)):
         raise ConfigError(f"no runs in {where}; dps launch makes one")
-    newest = look(os.path.join(where, str(known[-1])), wall())
+    newest = read_run(os.path.join(where, str(known[-1])), wall())
     told = f"{newest.id} ({newest.asked.get('name')}, {newest.state})"
     raise ConfigError(f"no run goes on; the newest is {told}: dps {command} {newest.id}")
 
@@ -146,29 +148,29 @@ def run_logs(args: argparse.Namespace) -> int:
     from dps.launch.runs.logs import Reader, task_name, tasks_with_logs
     from dps.launch.runs.states import LOST
     from dps.launch.runs.times import since, utc
-    from dps.launch.runs.view import look
+    from dps.launch.runs.view import read_run
     from dps.launch.supervision.output import Output, check_reader, full_name
 
     path, output = folder_of(args.id, "logs"), Output()
     run = os.path.basename(path)
     logs = os.path.join(path, "logs")
     tasks = [task_name(text) for text in args.task] if args.task else None
-    known = {*look(path, wall()).tasks, *tasks_with_logs(logs)}
+    known = {*read_run(path, wall()).tasks, *tasks_with_logs(logs)}
     if tasks is not None and (wrong := [task for task in tasks if task not in known]):
         raise ConfigError(f"run {run} has no task {wrong[0]!r}; it has {', '.join(sorted(known))}")
     reader = Reader(logs, tasks, utc(since(args.since, wall())) if args.since else "")
     while True:
-        view = look(path, wall())  # before the lines: those that come before its end are read after it
-        for entry in reader.new():
-            output.write(full_name(run, entry.task), entry.text)
+        view = read_run(path, wall())  # before the lines: those that come before its end are read after it
+        for entry in reader.read_new():
+            output.write_line(full_name(run, entry.task), entry.text)
         output.stream.flush()
-        if view.over or not args.follow:
+        if view.is_over or not args.follow:
             break
         pause(FOLLOW_S)
         check_reader(output.stream)
     if view.state == LOST:
         for task in tasks or ["dps"]:
-            output.line(full_name(run, task), f"the log ends here: {view.values['reason']}")
+            output.print_line(full_name(run, task), f"the log ends here: {view.values['reason']}")
     return 0
 
 
@@ -177,20 +179,20 @@ def run_monitor(args: argparse.Namespace) -> int:
     from dps.launch.runs.keeper import use_keys
     from dps.launch.runs.monitor import COLUMNS, Monitor, shown
     from dps.launch.runs.table import screen
-    from dps.launch.runs.view import look
+    from dps.launch.runs.view import read_run
 
     path = folder_of(args.id, "monitor")
-    view = look(path, wall())
-    use_keys(path, asked.variables(path))
+    view = read_run(path, wall())
+    use_keys(path, asked.read_variables(path))
     monitor = Monitor()
     drawn = screen() if sys.stdout.isatty() and not args.once and not args.json else None
     try:
-        if not view.over:
-            with slow(f"asks the chief of run {view.id} and its ps"):
+        if not view.is_over:
+            with tell_if_slow(f"asks the chief of run {view.id} and its ps"):
                 monitor.rows(view)  # rates need two readings
             pause(min(1.0, MONITOR_S))
         while True:
-            view = look(path, wall())
+            view = read_run(path, wall())
             rows = monitor.rows(view)
             head = f"run {view.id} {view.asked.get('name', '')}: {view.state}"
             if args.json:
@@ -199,7 +201,7 @@ def run_monitor(args: argparse.Namespace) -> int:
                 print(f"{head}\n{table.text(COLUMNS, shown(rows))}")
             else:
                 drawn.show(head, COLUMNS, shown(rows))
-            if drawn is None or view.over:
+            if drawn is None or view.is_over:
                 return 0
             pause(MONITOR_S)
     finally:
@@ -225,10 +227,10 @@ def run_kill(args: argparse.Namespace) -> int:
         ask_to_end(path, args.grace)
     for path in paths:
         view = wait_for_end(path, now() + SILENT_S)
-        if not view.over:
+        if not view.is_over:
             print(f"run {view.id} is ending; tasks that still run after {args.grace:g} s are killed", file=sys.stderr)
             view = wait_for_end(path, now() + args.grace + KILL_S, force=True)
-        if not view.over:
+        if not view.is_over:
             raise DeadlineExceeded(
                 f"run {view.id} still runs {args.grace + KILL_S:g} s after it was told to end; kill process "
                 f"{view.values['keeper']['pid']} on {view.values['keeper']['host']}, which keeps it"
@@ -253,20 +255,20 @@ def run_prune(args: argparse.Namespace) -> int:
     root, rows, did = folder.root(), list[dict[str, Any]](), "would remove" if args.dry_run else "removed"
     left = 0
     try:
-        for row in prune.rows(prune.chosen(root, older_than_s, args.keep or 0, wall()), not args.dry_run):
+        for row in prune.remove_runs(prune.choose_runs(root, older_than_s, args.keep or 0, wall()), not args.dry_run):
             rows.append(row)
             if not args.json:
                 about = f"{row['name']}, {row['state']}, ended {local(row['ended'])}"
-                print(f"{did} run {row['id']} ({about}): {prune.size(row['nbytes'])}", flush=True)
+                print(f"{did} run {row['id']} ({about}): {prune.size_text(row['nbytes'])}", flush=True)
         if not args.dry_run:
-            prune.sweep(root)
+            prune.remove_leftovers(root)
             left = remove_left()
     except OSError as error:
         raise DpsError(f"{error.filename} cannot be removed: {error.strerror}") from None
     if args.json:
         table.print_json(rows)
     else:
-        freed = prune.size(sum(row["nbytes"] for row in rows))
+        freed = prune.size_text(sum(row["nbytes"] for row in rows))
         print(f"{did} {len(rows)} run{'' if len(rows) == 1 else 's'}, {freed}, from {root}")
         if left:
             print(f"removed {left} temporary folder{'' if left == 1 else 's'} of processes that were killed")

@@ -7,7 +7,7 @@ them use is in `dps.launch.hosts`.
 from __future__ import annotations
 
 import importlib
-import pkgutil
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,9 @@ LOCAL, FOR_HOSTS = "local", "ssh"
 
 
 def names() -> list[str]:
-    """The names of all engines. Imports none."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+    """The names of all engines. Imports none, nor pkgutil, which takes 1 ms of each start of `dps`."""
+    files = [name for folder in __path__ for name in os.listdir(folder)]
+    return sorted(name.removesuffix(".py") for name in files if name.endswith(".py") and not name.startswith("_"))
 
 
 def default(settings: Mapping[str, Any]) -> str:

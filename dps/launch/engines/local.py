@@ -62,7 +62,9 @@ class LocalEngine:
 
     def used(self) -> dict[str, dict[str, float]]:
         """What the tasks use."""
-        return self._meter.used({name: child.pid for name, child in list(self._children.items()) if child.alive})
+        return self._meter.measure_tasks(
+            {name: child.pid for name, child in list(self._children.items()) if child.alive}
+        )
 
     def close(self) -> None:
         """Remove the folder of the sockets."""

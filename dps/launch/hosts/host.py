@@ -200,7 +200,7 @@ class Host:
     def beat(self) -> None:
         """Tell the launcher that this machine is there, and what its tasks use."""
         living = {name: child.pid for name, child in list(self._tasks.items()) if child.alive}
-        self._send({"is": "beat", "used": self._meter.used(living)})
+        self._send({"is": "beat", "used": self._meter.measure_tasks(living)})
 
     def end(self) -> None:
         """Kill all tasks, and remove what was written for them."""

@@ -18,7 +18,7 @@ ALL = ""
 """Stands for all tasks, where variables are listed by role."""
 
 
-def write(path: str, plan: RunPlan, told: dict[str, Any]) -> None:
+def write_asked(path: str, plan: RunPlan, told: dict[str, Any]) -> None:
     """Write what the run in a folder was asked for. `told`: what people see of it besides the plan."""
     values = plan.as_dict()
     env = {ALL: values["env"], **{role: job["env"] for role, job in values["jobs"].items()}}
@@ -43,7 +43,7 @@ def read_plan(path: str) -> RunPlan:
     return plan_from(plan | {"env": env[ALL], "jobs": jobs})
 
 
-def variables(path: str) -> dict[str, str]:
+def read_variables(path: str) -> dict[str, str]:
     """The variables of all tasks of a run; {} if there are none (yet)."""
     return _env(path, folder.read(os.path.join(path, RUN))).get(ALL, {})
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dps.launch.runs import folder
-from dps.launch.runs.identity import lives
+from dps.launch.runs.identity import is_alive
 from dps.launch.runs.states import LOST
 from dps.launch.runs.times import seconds, utc
-from dps.launch.runs.view import View, heartbeat, look
+from dps.launch.runs.view import View, heartbeat, read_run
 from dps.transport.clock import now, pause, wall
 
 LOOK_S = 0.1
@@ -23,7 +23,7 @@ LEFT_S = 10.0
 
 def ask_to_end(path: str, grace_s: float) -> None:
     """Order the keeper of a run to end it in order, and by force after a grace. A run that is over is left alone."""
-    if look(path, wall()).over:
+    if read_run(path, wall()).is_over:
         return
     name = f"kill-{os.uname().nodename}-{os.getpid()}.json"
     folder.write(os.path.join(path, "orders", name), {"order": "kill", "grace_s": grace_s})
@@ -32,19 +32,19 @@ def ask_to_end(path: str, grace_s: float) -> None:
 def wait_for_end(path: str, deadline: float, force: bool = False) -> View:
     """Wait until a run is over; returns it as it is then, or at the deadline on `now`. `force`: end a keeper of this
     machine that does not react, some seconds before the deadline. Blocks."""
-    view = look(path, wall())
-    while not view.over and now() < deadline:
+    view = read_run(path, wall())
+    while not view.is_over and now() < deadline:
         if force and now() >= deadline - LEFT_S:
             _end_keeper(view)
         pause(LOOK_S)
-        view = look(path, wall())
+        view = read_run(path, wall())
     return view
 
 
 def _end_keeper(view: View) -> None:
     """SIGKILL the keeper of a run, if it is a process of this machine."""
     keeper = view.values.get("keeper")
-    if keeper is not None and lives(keeper):
+    if keeper is not None and is_alive(keeper):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(int(keeper["pid"]), signal.SIGKILL)
 
@@ -54,12 +54,12 @@ SILENT_S = 3600.0
 system, may come back."""
 
 
-def chosen(root: str, older_than_s: float | None, keep: int, at: float) -> list[View]:
+def choose_runs(root: str, older_than_s: float | None, keep: int, at: float) -> list[View]:
     """The runs to remove: those that ended longer ago, without the newest `keep` of all that are over. A run goes on
     from another one's OUTPUT_DIR (--resume): that one stays as long as the other is there."""
-    views = [look(os.path.join(root, str(number)), at) for number in folder.readable(root)]
+    views = [read_run(os.path.join(root, str(number)), at) for number in folder.readable(root)]
     over = [view for view in views if _is_over(view)]
-    old = [view for view in over[: max(0, len(over) - keep)] if at - ended(view) > (older_than_s or 0.0)]
+    old = [view for view in over[: max(0, len(over) - keep)] if at - ended_at(view) > (older_than_s or 0.0)]
     while True:
         going = {view.id for view in old}
         outputs = [str(view.asked.get("output") or "") for view in views if view.id not in going]
@@ -72,8 +72,8 @@ def chosen(root: str, older_than_s: float | None, keep: int, at: float) -> list[
 def _is_over(view: View) -> bool:
     """Whether nothing of a run goes on, as far as is seen from here."""
     keeper = view.values.get("keeper")
-    alive = False if keeper is None else lives(keeper)
-    if not view.over or alive:
+    alive = False if keeper is None else is_alive(keeper)
+    if not view.is_over or alive:
         return False
     return alive is not None or view.state != LOST or (view.silent_s or 0.0) > SILENT_S
 
@@ -82,7 +82,7 @@ def _holds(path: str, output: str) -> bool:
     return os.path.abspath(output).startswith(os.path.join(path, ""))
 
 
-def ended(view: View) -> float:
+def ended_at(view: View) -> float:
     """The time when a run ended, in seconds since 1970; for a lost run, its last heartbeat."""
     if view.state != LOST and view.values["since"]:
         return seconds(view.values["since"])
@@ -100,16 +100,16 @@ def nbytes(path: str) -> int:
     return found
 
 
-def size(nbytes: int) -> str:
+def size_text(nbytes: int) -> str:
     """A number of bytes for people: "12 kB", "3.4 MB", "1,200.0 MB"."""
     return f"{nbytes / 1e3:.0f} kB" if nbytes < 1e6 else f"{nbytes / 1e6:,.1f} MB"
 
 
-def rows(views: Sequence[View], remove: bool) -> Iterator[dict[str, Any]]:
+def remove_runs(views: Sequence[View], remove: bool) -> Iterator[dict[str, Any]]:
     """A row for each run, once it is removed. A folder that cannot be removed raises OSError, and what could be is
     gone."""
     for view in views:
-        row = {"id": view.id, "name": view.asked.get("name"), "state": view.state, "ended": utc(ended(view))}
+        row = {"id": view.id, "name": view.asked.get("name"), "state": view.state, "ended": utc(ended_at(view))}
         row["nbytes"] = nbytes(view.path)
         if remove:
             _remove(view.path)
@@ -127,7 +127,7 @@ def _remove(path: str) -> None:
         shutil.rmtree(going)
 
 
-def sweep(root: str) -> None:
+def remove_leftovers(root: str) -> None:
     """Remove what an earlier call has left."""
     for name in os.listdir(root) if os.path.isdir(root) else ():
         if name.startswith(".") and name.endswith(".removed"):

@@ -14,7 +14,13 @@ def identity(pid: int | None = None) -> dict[str, Any]:
     """The values that identify this process, or another one of this machine: pid, start time, and of the machine its
     name, boot id and process namespace."""
     pid = os.getpid() if pid is None else pid
-    return {"pid": pid, "start": start_of(pid), "host": os.uname().nodename, "boot": boot_id(), "space": space()}
+    return {
+        "pid": pid,
+        "start": start_of(pid),
+        "host": os.uname().nodename,
+        "boot": boot_id(),
+        "space": pid_namespace(),
+    }
 
 
 def start_of(pid: int) -> str:
@@ -34,17 +40,17 @@ def boot_id() -> str:
     return ""
 
 
-def space() -> str:
+def pid_namespace() -> str:
     """Differs between containers of one machine, whose pids mean different processes."""
     with contextlib.suppress(OSError):
         return os.readlink(SPACE)
     return ""
 
 
-def lives(known: dict[str, Any]) -> bool | None:
+def is_alive(known: dict[str, Any]) -> bool | None:
     """Whether a process is there; None if it belongs to another machine or container, from where that is not seen."""
-    if known.get("boot") != boot_id() or known.get("space") != space():
-        return False if known.get("host") == os.uname().nodename and known.get("space") == space() else None
+    if known.get("boot") != boot_id() or known.get("space") != pid_namespace():
+        return False if known.get("host") == os.uname().nodename and known.get("space") == pid_namespace() else None
     if not os.path.isdir("/proc"):
         return None
     return known.get("start") not in ("", None) and start_of(int(known["pid"])) == known["start"]

@@ -32,7 +32,7 @@ ROOM, ROOM_OF_TASK = 1 << 16, 1 << 12
 """Bytes that are kept for the last states of a run: at all, and for each task."""
 
 
-def reserve(path: str, tasks: int) -> None:
+def reserve_room(path: str, tasks: int) -> None:
     """Take room on the disk of a run for its last states, so that a full disk does not make a run that has ended read
     as lost. Raises OSError."""
     with open(os.path.join(path, RESERVE), "wb", opener=opener) as file:
@@ -50,16 +50,18 @@ class RunFiles:
         self._trouble = ""
         self._identity = identity()
 
-    def state(self, values: Mapping[str, Any]) -> None:
+    def write_state(self, values: Mapping[str, Any]) -> None:
         """Write the states."""
-        self._try(lambda: folder.write(os.path.join(self._path, "state.json"), {**values, "keeper": self._identity}))
+        self._try_write(
+            lambda: folder.write(os.path.join(self._path, "state.json"), {**values, "keeper": self._identity})
+        )
 
-    def last_state(self, values: Mapping[str, Any]) -> None:
+    def write_last_state(self, values: Mapping[str, Any]) -> None:
         """End the logs, and write the last states. On a full disk the room that was kept for them is given back at this
         moment, and not before: whatever still wrote would take it."""
         file = os.path.join(self._path, "state.json")
         for log in self._logs.values():
-            self._try(log.close)
+            self._try_write(log.close)
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(self._path, RESERVE))
         try:
@@ -68,27 +70,27 @@ class RunFiles:
             if self._show is not None:
                 self._show("dps", f"{file} cannot be written: {error.strerror}; the run is over and will read LOST")
 
-    def beat(self) -> None:
+    def write_heartbeat(self) -> None:
         """Write a sign of life."""
-        self._try(lambda: folder.replace(os.path.join(self._path, "heartbeat"), utc(wall()) + "\n"))
+        self._try_write(lambda: folder.replace(os.path.join(self._path, "heartbeat"), utc(wall()) + "\n"))
 
-    def used(self, values: Mapping[str, Any]) -> None:
+    def write_usage(self, values: Mapping[str, Any]) -> None:
         """Write what the tasks use."""
-        self._try(lambda: folder.write(os.path.join(self._path, "usage.json"), values))
+        self._try_write(lambda: folder.write(os.path.join(self._path, "usage.json"), values))
 
-    def line(self, name: str, text: str) -> None:
+    def write_line(self, name: str, text: str) -> None:
         """Write a line of a task to its log, and print it."""
         with self._locked:
-            self._try(lambda: self._log(name).write(wall(), text))
+            self._try_write(lambda: self._open_log(name).write(wall(), text))
         if self._show is not None:
             self._show(name, text)
 
-    def _log(self, name: str) -> Log:
+    def _open_log(self, name: str) -> Log:
         if name not in self._logs:
             self._logs[name] = Log(os.path.join(self._path, "logs"), name)
         return self._logs[name]
 
-    def _try(self, write: Callable[[], None]) -> None:
+    def _try_write(self, write: Callable[[], None]) -> None:
         try:
             write()
         except OSError as error:
@@ -109,25 +111,25 @@ KEYS = "keys"
 """The folder of keys that a run on several machines makes for itself."""
 
 
-def with_output(path: str, plan: RunPlan) -> RunPlan:
+def plan_with_output(path: str, plan: RunPlan) -> RunPlan:
     """The plan of the run in a folder, in which every task has an OUTPUT_DIR. Makes nothing."""
     output = os.path.abspath(plan.env.get("OUTPUT_DIR") or os.environ.get("OUTPUT_DIR") or os.path.join(path, "output"))
     return RunPlan(plan.jobs, plan.update, {**plan.env, "OUTPUT_DIR": output}, plan.owned, plan.pin, plan.folder)
 
 
-def make(path: str, plan: RunPlan, told: dict[str, Any]) -> RunPlan:
+def prepare_run(path: str, plan: RunPlan, told: dict[str, Any]) -> RunPlan:
     """Write what a new run is, before its keeper starts; returns its plan, in which every task has an OUTPUT_DIR.
 
     `told`: name, command and values, what else people want to see of it later, and `where`: the engine's settings."""
     from dps import __version__
 
-    plan = with_output(path, plan)
+    plan = plan_with_output(path, plan)
     output = plan.env["OUTPUT_DIR"]
     own_files.make_folder(output)
-    asked.write(path, plan, told | {"dps": __version__, "created": utc(wall()), "output": output})
+    asked.write_asked(path, plan, told | {"dps": __version__, "created": utc(wall()), "output": output})
     states = States(plan.tasks(), wall())
     folder.write(os.path.join(path, "state.json"), states.values | {"keeper": identity()})
-    reserve(path, len(plan.tasks()))
+    reserve_room(path, len(plan.tasks()))
     return plan
 
 
@@ -139,7 +141,7 @@ def use_keys(path: str, env: Mapping[str, str]) -> None:
 
 
 class Keeper:
-    """Keeps one run that `make` has prepared. `show` prints the lines of its tasks, if anybody looks."""
+    """Keeps one run that `prepare_run` has prepared. `show` prints the lines of its tasks, if anybody looks."""
 
     def __init__(self, path: str, show: Print | None = None) -> None:
         self._where = folder.read(os.path.join(path, asked.RUN)).get("where") or {}
@@ -160,15 +162,15 @@ class Keeper:
         """Whether somebody has asked it to end the run."""
         return self._interrupts.count > 0
 
-    def keep(self) -> int:
+    def keep_run(self) -> int:
         """Start the run and supervise it to its end; returns its exit code. Blocks."""
         code, reason = 1, ""
         pulse = threading.Thread(target=self._pulse, name="dps heartbeat", daemon=True)
         with self._interrupts:
-            self._note(lambda at: self.states.begin(at, building=bool(self._where.get("sync"))))
+            self._update_states(lambda at: self.states.begin_run(at, building=bool(self._where.get("sync"))))
             pulse.start()
             try:
-                self._take_keys()
+                self._make_keys()
                 code = self._supervise()
                 reason = self._said if code else ""
             except DpsError as error:
@@ -178,12 +180,12 @@ class Keeper:
                 self._over.set()
                 pulse.join()
                 self._mark_killing()
-                self.states.finish(code, reason, wall())
-                self._files.last_state(self.states.values)
+                self.states.finish_run(code, reason, wall())
+                self._files.write_last_state(self.states.values)
                 shutil.rmtree(os.path.join(self.path, KEYS), ignore_errors=True)
         return code
 
-    def _take_keys(self) -> None:
+    def _make_keys(self) -> None:
         """Make the keys of a run on several machines, if it names none."""
         env = self._plan.env
         named = env.keys() & {"DPS_KEYS", "DPS_TRUSTED_NETWORK"} or os.environ.get("DPS_KEYS")
@@ -196,16 +198,16 @@ class Keeper:
     def _supervise(self) -> int:
         """Supervise the run to its end, and again from its checkpoint if its machines went; returns the exit code."""
         while True:
-            supervisor = Supervisor(self._plan, self._line, self, self._engine)
+            supervisor = Supervisor(self._plan, self._take_line, self, self._engine)
             self._opening = self._engine.elsewhere
             try:
                 supervisor.start()
                 self._opening = False
-                self._greet(supervisor)
+                self._announce_chief(supervisor)
                 code = supervisor.wait(self._interrupts)
             finally:
                 supervisor.stop()
-            if not supervisor.moving.begins_again or self._interrupts.count:
+            if not supervisor.moving.may_begin_again or self._interrupts.count:
                 return code
             if not self._engine.go_on():
                 run = os.path.basename(self.path)
@@ -213,9 +215,9 @@ class Keeper:
                 return LOST
             supervisor.say("the run begins again from its checkpoint, on other machines")
 
-    def _greet(self, supervisor: Supervisor) -> None:
+    def _announce_chief(self, supervisor: Supervisor) -> None:
         run, chief = os.path.basename(self.path), supervisor.chief.address
-        self._note(lambda at: self.states.listening(chief, at))
+        self._update_states(lambda at: self.states.record_listening(chief, at))
         supervisor.say(f"chief at {chief}; look at this run with: dps status {run}")
 
     # -- the supervisor's watch -----------------------------------------------------------------------------------
@@ -223,26 +225,26 @@ class Keeper:
     def started(self, task: Started) -> None:
         """Note that a task runs."""
         start = "" if task.host else start_of(task.pid)
-        self._note(lambda at: self.states.started(task.name, task.pid, start, at, task.host))
+        self._update_states(lambda at: self.states.record_start(task.name, task.pid, start, at, task.host))
 
     def ended(self, name: str, code: int) -> None:
         """Note that a task has ended."""
         self._mark_killing()
-        self._note(lambda at: self.states.ended(name, code, at))
+        self._update_states(lambda at: self.states.record_end(name, code, at))
 
     def _mark_killing(self) -> None:
         if self._interrupts.count:
-            self.states.killing()
+            self.states.mark_killing()
 
-    def _note(self, change: Callable[[float], None]) -> None:
+    def _update_states(self, change: Callable[[float], None]) -> None:
         """Apply a change to the states and write them."""
         change(wall())
-        self._files.state(self.states.values)
+        self._files.write_state(self.states.values)
 
-    def _line(self, name: str, text: str) -> None:
+    def _take_line(self, name: str, text: str) -> None:
         if name == "dps":
             self._said = text
-        self._files.line(name, text)
+        self._files.write_line(name, text)
 
     # -- signs of life and orders -----------------------------------------------------------------------------------
 
@@ -252,24 +254,24 @@ class Keeper:
         while True:
             if self._opening and now() >= say_at:
                 say_at = now() + AGAIN_S
-                self._line("dps", f"waits for the machines of the run ({self._where['on']})")
+                self._take_line("dps", f"waits for the machines of the run ({self._where['on']})")
             if now() >= beat_at:
                 beat_at = now() + BEAT_S
-                self._files.beat()
+                self._files.write_heartbeat()
             if now() >= use_at:
                 use_at = now() + USE_S
-                self._files.used(self._engine.used())
-            self._heed_orders()
-            self._interrupts.look()
+                self._files.write_usage(self._engine.used())
+            self._follow_orders()
+            self._interrupts.update_count()
             if self._interrupts.count and self._opening:
                 self._opening = False
                 self._engine.close()  # what waits for machines gives up
             if self._over.wait(LOOK_S):
                 return
 
-    def _heed_orders(self) -> None:
+    def _follow_orders(self) -> None:
         for path in kill_orders(self.path):
             if path not in self._seen:
                 self._seen.add(path)
                 with contextlib.suppress(ValueError, OSError):
-                    self._interrupts.ask(float(folder.read(path).get("grace_s", GRACE_S)))
+                    self._interrupts.request_end(float(folder.read(path).get("grace_s", GRACE_S)))

@@ -16,9 +16,9 @@ from dps.launch.runs import folder
 from dps.launch.runs.identity import identity
 from dps.launch.runs.keeper import Keeper
 from dps.launch.runs.states import CREATED, OVER, PENDING, States
-from dps.launch.runs.view import View, kill_orders, look
+from dps.launch.runs.view import View, kill_orders, read_run
 from dps.launch.supervision.interrupts import Interrupts
-from dps.launch.supervision.output import Showing, slow
+from dps.launch.supervision.output import Showing, tell_if_slow
 from dps.process.flags import guarded
 from dps.process.own_files import opener
 from dps.transport.clock import now, pause, wall
@@ -29,17 +29,17 @@ UP_S = 60.0
 MODULE = "dps.launch.runs.keeping"
 
 
-def keep(paths: Sequence[str], parallel: int = 1, show: Showing | None = None) -> int:
+def keep_runs(paths: Sequence[str], parallel: int = 1, show: Showing | None = None) -> int:
     """Keep one run in this process, or several, `parallel` at a time, in a process each. Returns the exit code: of
     several runs the worst. Blocks until all are over."""
     if len(paths) == 1:
-        keeper = Keeper(paths[0], None if show is None else show.line)
+        keeper = Keeper(paths[0], None if show is None else show.show_line)
         try:
-            return keeper.keep()
+            return keeper.keep_run()
         finally:
             if show is not None:
-                show.finish(hurried=keeper.interrupted)
-    return Grid(paths, parallel, shown=show is not None).keep()
+                show.wait_until_read(hurried=keeper.interrupted)
+    return Grid(paths, parallel, shown=show is not None).run_all()
 
 
 class Grid:
@@ -55,20 +55,20 @@ class Grid:
             file = os.path.join(path, "state.json")
             folder.write(file, folder.read(file) | {"keeper": identity()})
 
-    def keep(self) -> int:
+    def run_all(self) -> int:
         """Run all. After Ctrl-C no more are started, and those that run end as they do alone."""
         with Interrupts() as interrupts:
             try:
                 while self._waiting or self._running:
-                    interrupts.look()
-                    self.turn(interrupts.count)
+                    interrupts.update_count()
+                    self.update_runs(interrupts.count)
                     pause(LOOK_S)
             finally:
                 for process in self._running.values():
                     process.terminate()
         return max(self._codes, default=0)
 
-    def turn(self, asked: int = 0) -> None:
+    def update_runs(self, asked: int = 0) -> None:
         """Note runs that are over, and start as many as may run. `asked`: how often this process was asked to end. The
         keepers are told as often, and nothing is started any more."""
         for process in self._running.values() if asked > self._told else ():
@@ -82,27 +82,27 @@ class Grid:
             if asked or kill_orders(path):
                 self._waiting.remove(path)
                 self._codes.append(130)
-                cancel(path)
+                cancel_run(path)
         while self._waiting and len(self._running) < self._parallel:
             path = self._waiting.pop(0)
-            self._running[path] = self.start(path)
+            self._running[path] = self.start_keeper(path)
 
-    def start(self, path: str) -> subprocess.Popen[bytes]:
+    def start_keeper(self, path: str) -> subprocess.Popen[bytes]:
         """Start the keeper of one run."""
         flags = ["--with-parent", str(os.getpid()), *(["--shown"] if self._shown else [])]
         command = [sys.executable, "-m", MODULE, *flags, path]
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
-def cancel(path: str) -> None:
+def cancel_run(path: str) -> None:
     """Note that a run that has not begun never will."""
     states = States(folder.read(os.path.join(path, "state.json"))["tasks"], wall())
-    states.killing()
-    states.finish(130, "it was ended before it began", wall())
+    states.mark_killing()
+    states.finish_run(130, "it was ended before it began", wall())
     folder.write(os.path.join(path, "state.json"), states.values)
 
 
-def detach(paths: Sequence[str], parallel: int) -> View:
+def detach_runs(paths: Sequence[str], parallel: int) -> View:
     """Keep runs in a process in the background, which this one does not wait for. Returns the first run once its chief
     listens, once it is over, or if it still waits for its machines after a while. Blocks for that long. Raises DpsError
     if it does not begin."""
@@ -112,17 +112,17 @@ def detach(paths: Sequence[str], parallel: int) -> View:
             [sys.executable, "-m", MODULE, "--parallel", str(parallel), *paths], stdin=subprocess.DEVNULL, stdout=log,
             stderr=log, start_new_session=True,
         )  # fmt: skip
-    with slow(f"waits until the chief of run {os.path.basename(paths[0])} listens"):
+    with tell_if_slow(f"waits until the chief of run {os.path.basename(paths[0])} listens"):
         deadline = now() + UP_S
         while now() < deadline:
-            found = look(paths[0], wall())
+            found = read_run(paths[0], wall())
             if found.state not in (CREATED, PENDING):
                 return found
-            if process.poll() is not None and look(paths[0], wall()).state not in OVER:
+            if process.poll() is not None and read_run(paths[0], wall()).state not in OVER:
                 break
             pause(LOOK_S)
         else:
-            return look(paths[0], wall())  # it waits for machines
+            return read_run(paths[0], wall())  # it waits for machines
     with open(log_path) as log:
         said = log.read().strip().splitlines()
     raise DpsError(f"run {os.path.basename(paths[0])} did not begin: {said[-1] if said else 'its keeper says nothing'}")
@@ -150,7 +150,7 @@ def main(argv: Sequence[str]) -> int:
     if args.with_parent is not None:
         end_with(args.with_parent)
     show = Showing(os.path.basename(args.paths[0]), several=True) if args.shown else None
-    return guarded(lambda: keep(args.paths, args.parallel, show))
+    return guarded(lambda: keep_runs(args.paths, args.parallel, show))
 
 
 if __name__ == "__main__":

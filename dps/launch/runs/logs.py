@@ -38,10 +38,10 @@ class Log:
 
     def __init__(self, folder: str, task: str, largest: int = LARGEST) -> None:
         self._path, self._largest = os.path.join(folder, file_name(task)), largest
-        self._file = self._opened()
+        self._file = self._open_file()
         self._size = os.path.getsize(self._path)
 
-    def _opened(self) -> FileIO:
+    def _open_file(self) -> FileIO:
         return FileIO(self._path, "a", opener=opener)
 
     def write(self, at: float, text: str) -> None:
@@ -50,7 +50,7 @@ class Log:
         if self._size and self._size + len(line) > self._largest:
             self._rotate()
         if self._file.closed:
-            self._file = self._opened()
+            self._file = self._open_file()
         if (self._file.write(line) or 0) < len(line):  # a part of it filled the disk
             os.ftruncate(self._file.fileno(), self._size)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -93,17 +93,17 @@ class Reader:
         self._read: dict[str, tuple[int, int]] = {}
         """The file (inode) of each task that was read last, and the position in it."""
 
-    def new(self) -> Iterator[LogLine]:
+    def read_new(self) -> Iterator[LogLine]:
         """The lines since the last call, in the order of their times. Read while they are asked for, a line of each
         task at a time, from the files that are there when the first is asked for."""
         tasks = tasks_with_logs(self._folder) if self._tasks is None else self._tasks
         with contextlib.ExitStack() as stack:
-            each = [self._of(task, self._opened(task, stack)) for task in tasks]
+            each = [self._read_task(task, self._open_files(task, stack)) for task in tasks]
             for entry in heapq.merge(*each, key=lambda entry: entry.at):
                 if entry.at >= self._since:
                     yield entry
 
-    def _opened(self, task: str, stack: contextlib.ExitStack) -> dict[int, BinaryIO]:
+    def _open_files(self, task: str, stack: contextlib.ExitStack) -> dict[int, BinaryIO]:
         """The files of a task by their inodes, the oldest first. They are opened from the newest on: one that is moved
         meanwhile is found again under its next name, and none is missed."""
         path, found = os.path.join(self._folder, file_name(task)), dict[int, BinaryIO]()
@@ -113,7 +113,7 @@ class Reader:
                 found.setdefault(os.fstat(file.fileno()).st_ino, file)
         return dict(reversed(found.items()))
 
-    def _of(self, task: str, files: dict[int, BinaryIO]) -> Iterator[LogLine]:
+    def _read_task(self, task: str, files: dict[int, BinaryIO]) -> Iterator[LogLine]:
         last, position = self._read.get(task, (0, 0))
         passed = last not in files
         for inode, file in files.items():

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dps.errors import DpsError
-from dps.launch.commands.operating import Asking
+from dps.launch.commands.operating import StatusClient
 from dps.launch.runs import folder
 from dps.launch.runs.view import View
 from dps.launch.supervision.output import full_name
@@ -31,7 +31,7 @@ class Monitor:
     """Reads a run again and again; rates are those since the last reading."""
 
     def __init__(self) -> None:
-        self._asking: Asking | None = None
+        self._asking: StatusClient | None = None
         self._before: dict[tuple[str, ...], tuple[float, float]] = {}
         """The time and value of each counter's last reading."""
 
@@ -41,7 +41,7 @@ class Monitor:
         chief, stats = self._stats(view)
         progress, batches = chief.get("progress", {}), chief.get("batches", {})
         flows = {ps: self._flows(ps, values) for ps, values in stats.items()}
-        used = {} if view.over else folder.read(os.path.join(view.path, "usage.json"))
+        used = {} if view.is_over else folder.read(os.path.join(view.path, "usage.json"))
         rows = []
         for name, task in view.tasks.items():
             row: dict[str, Any] = dict.fromkeys(COLUMNS)
@@ -82,12 +82,12 @@ class Monitor:
 
     def _stats(self, view: View) -> tuple[dict[str, Any], Stats]:
         """The reports of the chief and of the ps that answer; nothing without an answer of the chief."""
-        address = "" if view.over else view.values["chief"]
+        address = "" if view.is_over else view.values["chief"]
         if address:
-            self._asking = self._asking or Asking(address, "dps monitor", ANSWER_S)
+            self._asking = self._asking or StatusClient(address, "dps monitor", ANSWER_S)
             with contextlib.suppress(DpsError):
-                chief = self._asking.chief()
-                return chief, {f"ps:{task}": values for task, values in self._asking.ps(chief).items()}
+                chief = self._asking.ask_chief()
+                return chief, {f"ps:{task}": values for task, values in self._asking.ask_ps(chief).items()}
         return {}, {}
 
     def close(self) -> None:

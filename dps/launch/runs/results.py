@@ -18,7 +18,7 @@ from dps.errors import ConfigError
 from dps.launch.runs import table
 from dps.launch.runs.logs import Reader
 from dps.launch.runs.times import age
-from dps.launch.runs.view import look
+from dps.launch.runs.view import read_run
 from dps.launch.supervision.output import plain
 from dps.process.record import record
 from dps.transport.clock import wall
@@ -51,7 +51,7 @@ def newest(path: str, name: str) -> FoundMetric | None:
     wanted = re.compile(rf"(?<!\w){re.escape(name)}\s*[:=]?\s*({NUMBER})(?!\w|\.\d)", re.IGNORECASE)
     reached: dict[str, int] = {}
     best, found = UNKNOWN, None
-    for entry in Reader(os.path.join(path, "logs")).new():
+    for entry in Reader(os.path.join(path, "logs")).read_new():
         text = plain(entry.text)
         if entry.task == "dps" or not (
             values := wanted.findall(text)
@@ -70,7 +70,7 @@ def rows(paths: Sequence[str], metric: str | None) -> list[dict[str, Any]]:
     name, largest_first = parse_metric(metric) if metric else ("", False)
     made = []
     for path in paths:
-        view = look(path, wall())
+        view = read_run(path, wall())
         row: dict[str, Any] = {"id": view.id, **view.asked.get("values", {}), "state": view.state}
         row |= {"exit code": view.values["exit_code"], "took": age(table.took_s(view, wall()))}
         if name:

@@ -27,15 +27,15 @@ class States:
     def __init__(self, tasks: Iterable[str], at: float) -> None:
         self.values: dict[str, Any] = {"exit_code": None, "reason": "", "chief": "", "tasks": {}}
         self._killing = False
-        self._enter(self.values, CREATED, at)
+        self._enter_state(self.values, CREATED, at)
         for name in tasks:
             task = self.values["tasks"][name] = {
                 "exit_code": None, "pid": None, "start": "", "host": "", "restarts": 0,
             }  # fmt: skip
-            self._enter(task, CREATED, at)
+            self._enter_state(task, CREATED, at)
 
     @staticmethod
-    def _enter(of: dict[str, Any], state: str, at: float) -> None:
+    def _enter_state(of: dict[str, Any], state: str, at: float) -> None:
         if of.get("state") == state:
             return
         of["state"], of["since"] = state, utc(at)
@@ -45,29 +45,29 @@ class States:
     def state(self) -> str:
         return str(self.values["state"])
 
-    def begin(self, at: float, building: bool = False) -> None:
+    def begin_run(self, at: float, building: bool = False) -> None:
         """The keeper begins to start the tasks."""
-        self._enter(self.values, BUILDING if building else PENDING, at)
+        self._enter_state(self.values, BUILDING if building else PENDING, at)
         for task in self.values["tasks"].values():
-            self._enter(task, PENDING, at)
+            self._enter_state(task, PENDING, at)
 
-    def listening(self, chief: str, at: float) -> None:
+    def record_listening(self, chief: str, at: float) -> None:
         """The chief listens: the run is up."""
         self.values["chief"] = chief
-        self._enter(self.values, RUNNING, at)
+        self._enter_state(self.values, RUNNING, at)
 
-    def started(self, name: str, pid: int, start: str, at: float, host: str = "") -> None:
+    def record_start(self, name: str, pid: int, start: str, at: float, host: str = "") -> None:
         """A task runs, for the first time or again. `start`: its process's start time; `host`: "" for the keeper's."""
         task = self.values["tasks"][name]
         task["restarts"] += task["pid"] is not None
         task["pid"], task["start"], task["exit_code"], task["host"] = pid, start, None, host
-        self._enter(task, RUNNING, at)
+        self._enter_state(task, RUNNING, at)
 
-    def killing(self) -> None:
+    def mark_killing(self) -> None:
         """Somebody ends the run: what ends by a signal from now on was killed."""
         self._killing = True
 
-    def ended(self, name: str, code: int, at: float) -> None:
+    def record_end(self, name: str, code: int, at: float) -> None:
         """A task has ended, with this exit code or by this signal (negative)."""
         task = self.values["tasks"][name]
         task["exit_code"] = code
@@ -75,12 +75,12 @@ class States:
             state = KILLED
         else:
             state = SUCCEEDED if code == 0 or code in TOLD else FAILED
-        self._enter(task, state, at)
+        self._enter_state(task, state, at)
 
-    def finish(self, code: int, reason: str, at: float) -> None:
+    def finish_run(self, code: int, reason: str, at: float) -> None:
         """The run is over. Tasks that never ran take the run's end."""
         self.values["exit_code"], self.values["reason"] = code, reason
-        self._enter(self.values, KILLED if self._killing else SUCCEEDED if code == 0 else FAILED, at)
+        self._enter_state(self.values, KILLED if self._killing else SUCCEEDED if code == 0 else FAILED, at)
         for task in self.values["tasks"].values():
             if task["state"] not in OVER:
-                self._enter(task, KILLED, at)
+                self._enter_state(task, KILLED, at)

@@ -9,12 +9,12 @@ from typing import Any
 
 from dps.cluster.identity import DEFAULT_CHIEF
 from dps.errors import DeadlineExceeded, DpsError
-from dps.launch.commands.operating import Asking
+from dps.launch.commands.operating import StatusClient
 from dps.launch.runs import asked, folder, table
 from dps.launch.runs.keeper import use_keys
 from dps.launch.runs.times import local
-from dps.launch.runs.view import View, live, look
-from dps.launch.supervision.output import slow
+from dps.launch.runs.view import View, find_live_runs, read_run
+from dps.launch.supervision.output import tell_if_slow
 from dps.messages.runs import RUN
 from dps.transport.clock import wall
 
@@ -25,7 +25,7 @@ PS_COLUMNS = ("ps", "address", "state", "step", "version", "MB", "applied", "dro
 def show_live(as_json: bool) -> int:
     """The only run that goes on, or all of them; without any, the cluster of the chief at the usual address."""
     where, at = folder.root(), wall()
-    found = live(where, at)
+    found = find_live_runs(where, at)
     if len(found) == 1:
         return show_run(found[0].path, as_json)
     if found and as_json:
@@ -43,7 +43,7 @@ def show_live(as_json: bool) -> int:
 
 def show_run(path: str, as_json: bool) -> int:
     """A run and its tasks."""
-    view = look(path, wall())
+    view = read_run(path, wall())
     training, trouble = training_now(view)
     if as_json:
         table.print_json(view.as_dict() | {"training": training})
@@ -55,7 +55,8 @@ def show_run(path: str, as_json: bool) -> int:
         "command": view.asked.get("command"), "values": given,
         "resumes": view.asked.get("resumes"), "chief": values["chief"], "output": view.asked.get("output"),
         "folder": view.path, "exit code": values["exit_code"], "reason": values["reason"],
-        "training": line(training) if training else trouble, "last checkpoint": training and saved(training),
+        "training": training_line(training) if training else trouble,
+        "last checkpoint": training and checkpoint_text(training),
     }  # fmt: skip
     for name, value in told.items():
         if value not in (None, "", {}):
@@ -66,14 +67,17 @@ def show_run(path: str, as_json: bool) -> int:
 
 def training_now(view: View) -> tuple[dict[str, Any], str]:
     """What chief and ps of a run say of its training, {} if it does not go on; or why they say nothing."""
-    address = "" if view.over else view.values["chief"]
+    address = "" if view.is_over else view.values["chief"]
     if not address:
         return {}, ""
-    use_keys(view.path, asked.variables(view.path))
+    use_keys(view.path, asked.read_variables(view.path))
     try:
-        with Asking(address, "dps status", ANSWER_S) as asking, slow(f"asks the chief of run {view.id} and its ps"):
-            chief = asking.chief()
-            return training_of(chief, asking.ps(chief)), ""
+        with (
+            StatusClient(address, "dps status", ANSWER_S) as asking,
+            tell_if_slow(f"asks the chief of run {view.id} and its ps"),
+        ):
+            chief = asking.ask_chief()
+            return training_of(chief, asking.ask_ps(chief)), ""
     except DpsError as error:
         return {}, f"not known: {error}"
 
@@ -96,7 +100,7 @@ def training_of(chief: Mapping[str, Any], ps: Mapping[str, Mapping[str, Any]]) -
     }  # fmt: skip
 
 
-def line(training: Mapping[str, Any]) -> str:
+def training_line(training: Mapping[str, Any]) -> str:
     """How far a training is, for people."""
     forms = {
         "step": "step {}", "loss": "loss {:.4g}", "pushes_per_s": "{:,.1f} pushes/s",
@@ -109,26 +113,29 @@ def line(training: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def saved(training: Mapping[str, Any]) -> str:
+def checkpoint_text(training: Mapping[str, Any]) -> str:
     """The last checkpoint, for people."""
     return ", saved ".join(text for text in (training["saved"], training["saved_ago"]) if text) or "none"
 
 
 def show_cluster(address: str, as_json: bool) -> int:
     """The cluster of a chief."""
-    with Asking(address, "dps status") as asking, slow(f"asks the chief at {address} and its ps"):
-        chief = asking.chief()
-        ps = asking.ps(chief)
+    with StatusClient(address, "dps status") as asking, tell_if_slow(f"asks the chief at {address} and its ps"):
+        chief = asking.ask_chief()
+        ps = asking.ask_ps(chief)
     training = training_of(chief, ps)
     if as_json:
         table.print_json({"address": asking.address, **chief, "ps": ps, "training": training})
         return 0
-    print(f"chief at {asking.address}: {chief['text']}; run epoch {chief['epoch']}; last checkpoint {saved(training)}")
+    print(
+        f"chief at {asking.address}: {chief['text']}; run epoch {chief['epoch']}; "
+        f"last checkpoint {checkpoint_text(training)}"
+    )
     for what in ("live", "waiting", "finished", "given_up"):
         names = sorted(chief[what], key=lambda name: (len(name), name))  # worker:2 before worker:10
         print(f"workers {what.replace('_', ' ')}: {', '.join(names) or 'none'}")
     if training["step"] is not None:
-        print(f"training: {line(training)}")
+        print(f"training: {training_line(training)}")
     rows = []
     for task, values in ps.items():
         idle = values["state"] != "no answer" and "step" not in values and chief["phase"] == RUN

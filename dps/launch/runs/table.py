@@ -75,8 +75,8 @@ def took_s(view: View, at: float) -> float:
     begin = entered.get("PENDING", entered.get("CREATED", ""))
     if not begin:
         return 0.0
-    end = seconds(view.values["since"]) if view.state in entered and view.over else at
-    if view.over and view.state not in entered:  # its keeper has gone
+    end = seconds(view.values["since"]) if view.state in entered and view.is_over else at
+    if view.is_over and view.state not in entered:  # its keeper has gone
         end -= view.silent_s or 0.0
     return end - seconds(begin)
 

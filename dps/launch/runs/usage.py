@@ -28,21 +28,21 @@ class Gpus:
         """Look again and again. Never returns."""
         while True:
             with contextlib.suppress(self._nvml.NVMLError):
-                self.look()
+                self.read_gpus()
             pause(LOOK_S)
 
-    def look(self) -> None:
+    def read_gpus(self) -> None:
         """Read all GPUs once."""
         found: dict[int, dict[str, float]] = {}
         for number in range(self._nvml.nvmlDeviceGetCount()):
             with contextlib.suppress(self._nvml.NVMLError):
-                self._read(number, found)
+                self._read_gpu(number, found)
         self.latest = found
 
-    def _read(self, number: int, found: dict[int, dict[str, float]]) -> None:
+    def _read_gpu(self, number: int, found: dict[int, dict[str, float]]) -> None:
         device = self._nvml.nvmlDeviceGetHandleByIndex(number)
         processes = self._nvml.nvmlDeviceGetComputeRunningProcesses(device)
-        busy = self._busy(number, device, [process.pid for process in processes])
+        busy = self._busy_percent(number, device, [process.pid for process in processes])
         for process in processes:
             of = found.setdefault(process.pid, {})
             if process.usedGpuMemory is not None:
@@ -50,7 +50,7 @@ class Gpus:
             if process.pid in busy:
                 of["gpu_percent"] = of.get("gpu_percent", 0.0) + busy[process.pid]
 
-    def _busy(self, number: int, device: Any, pids: list[int]) -> dict[int, float]:
+    def _busy_percent(self, number: int, device: Any, pids: list[int]) -> dict[int, float]:
         """How many percent of the time each process computes on a GPU. Where the driver does not tell processes apart,
         a process that is alone there has what the GPU has."""
         nvml = self._nvml
@@ -75,11 +75,11 @@ def gpus_used() -> dict[int, dict[str, float]]:
     global _gpus, _asked
     if not _asked:
         _asked = True
-        _gpus = _found()
+        _gpus = _find_gpus()
     return {} if _gpus is None else _gpus.latest
 
 
-def _found() -> Gpus | None:
+def _find_gpus() -> Gpus | None:
     """The GPUs of this machine, which are being watched from now on."""
     try:
         nvml = importlib.import_module("pynvml")
@@ -116,7 +116,7 @@ class Meter:
         self._before: dict[int, tuple[float, float]] = {}
         """The time of each process's last measurement, and its processor seconds then."""
 
-    def used(self, pids: Mapping[str, int]) -> dict[str, dict[str, float]]:
+    def measure_tasks(self, pids: Mapping[str, int]) -> dict[str, dict[str, float]]:
         """What these processes use, by the names of their tasks: `memory_mb`; from the second time on `cpu_percent`,
         the processor time since the last time (100: one processor); and what NVML tells. Those that have ended are
         left out."""

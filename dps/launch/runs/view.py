@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from dps.launch.runs import folder
-from dps.launch.runs.identity import lives
+from dps.launch.runs.identity import is_alive
 from dps.launch.runs.states import CREATED, KILLED, LOST, OVER
 from dps.launch.runs.times import age, seconds
 from dps.process.record import record
@@ -34,7 +34,7 @@ class View:
         return str(self.values["state"])
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         return self.state in OVER
 
     @property
@@ -48,7 +48,7 @@ class View:
         return {"id": self.id, "path": self.path, **told, **self.values}
 
 
-def look(path: str, at: float) -> View:
+def read_run(path: str, at: float) -> View:
     """A run as it reads at this time on this machine's clock. Changes nothing."""
     asked = folder.read(os.path.join(path, "run.json"))
     values = folder.read(os.path.join(path, "state.json"))
@@ -58,24 +58,24 @@ def look(path: str, at: float) -> View:
         values = {"state": CREATED, "since": "", "tasks": {}, "exit_code": None, "reason": "", "chief": ""}
         beat = os.path.getmtime(path)
     if values["state"] not in OVER and not _is_kept(values.get("keeper"), None if beat is None else at - beat):
-        _end(values, KILLED if kill_orders(path) else LOST, silent_s)
+        _mark_lost(values, KILLED if kill_orders(path) else LOST, silent_s)
     return View(path, asked, values, silent_s)
 
 
-def live(root: str, at: float) -> list[View]:
+def find_live_runs(root: str, at: float) -> list[View]:
     """The runs that go on, by their numbers; those of a grid that wait for their turn do not."""
-    found = [look(os.path.join(root, str(number)), at) for number in folder.readable(root)]
-    return [view for view in found if not view.over and view.state != CREATED]
+    found = [read_run(os.path.join(root, str(number)), at) for number in folder.readable(root)]
+    return [view for view in found if not view.is_over and view.state != CREATED]
 
 
 def _is_kept(keeper: dict[str, Any] | None, silent_s: float | None) -> bool:
-    alive = None if keeper is None else lives(keeper)
+    alive = None if keeper is None else is_alive(keeper)
     if alive is False:
         return False
     return silent_s is None or silent_s <= SILENT_S
 
 
-def _end(values: dict[str, Any], state: str, silent_s: float | None) -> None:
+def _mark_lost(values: dict[str, Any], state: str, silent_s: float | None) -> None:
     """The states that a lost keeper could not write."""
     values["state"] = state
     heard = "was never heard of" if silent_s is None else f"was last heard of {age(silent_s)} ago"

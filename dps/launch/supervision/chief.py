@@ -19,7 +19,7 @@ LISTENS = "dps chief at "
 
 
 class LaunchedChief:
-    """The chief. `heard` and `ended` may be called on any thread, everything else on the supervisor's."""
+    """The chief. `take_line` and `record_end` may be called on any thread, everything else on the supervisor's."""
 
     def __init__(self) -> None:
         self.address = ""
@@ -34,7 +34,7 @@ class LaunchedChief:
         self._untold: list[tuple[int, str, int]] = []
         """Workers of whose end it has not been told yet: task, how it ended, exit code."""
 
-    def bind(self, address: str) -> None:
+    def bind_to(self, address: str) -> None:
         """Have it listen at this address."""
         self._bind = address
 
@@ -45,7 +45,7 @@ class LaunchedChief:
         bind = self._bind if self._bind.startswith("ipc:") else at_port(self._bind, parse(self.address).port)
         return [*plan.chief_flags(bind), "--restarted"]
 
-    def heard(self, text: str) -> None:
+    def take_line(self, text: str) -> None:
         """Take a line of its output."""
         if text.startswith(LISTENS):
             self.address = self.address or text.removeprefix(LISTENS)
@@ -54,12 +54,12 @@ class LaunchedChief:
         elif text.startswith("dps: "):
             self.reason = text.removeprefix("dps: ")
 
-    def ended(self) -> None:
+    def record_end(self) -> None:
         """Its process has ended, and all its lines were heard."""
         self._listening = False
         self._decided.set()
 
-    def wait(self, patience_s: float) -> bool:
+    def wait_listening(self, patience_s: float) -> bool:
         """Wait until it listens, or has ended before that; returns False if neither comes in time. Blocks."""
         return self._decided.wait(patience_s)
 
@@ -77,7 +77,7 @@ class LaunchedChief:
             if not children[f"worker:{task}"].alive:  # else the next run's worker has taken its place
                 leave(self.address, task, how, code)
 
-    def phase(self, runs: Callable[[], bool]) -> str:
+    def ask_phase(self, runs: Callable[[], bool]) -> str:
         """The phase of its run; "" if it does not say. `runs`: whether its process runs. Blocks up to a second."""
         from dps.actors.caller import Caller
         from dps.actors.ref import Ref

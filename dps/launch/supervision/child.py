@@ -31,9 +31,9 @@ class Starter:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._orders: queue.SimpleQueue[tuple[Callable[[], subprocess.Popen[str]], Answer]] = queue.SimpleQueue()
-        threading.Thread(target=self._serve, name="dps starts tasks", daemon=True).start()
+        threading.Thread(target=self._start_ordered, name="dps starts tasks", daemon=True).start()
 
-    def _serve(self) -> None:
+    def _start_ordered(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
         while True:
             work, answer = self._orders.get()
@@ -56,7 +56,7 @@ _starter: Starter | None = None
 _starting = threading.Lock()
 
 
-def started(work: Callable[[], subprocess.Popen[str]]) -> subprocess.Popen[str]:
+def start_process(work: Callable[[], subprocess.Popen[str]]) -> subprocess.Popen[str]:
     """Start a process on this process's starter. Blocks."""
     global _starter
     with _starting:
@@ -70,7 +70,7 @@ LONGEST = 1 << 16
 """Characters of a line. A longer one comes in pieces, or a task that never ends its line would take all memory."""
 
 
-def lines(stream: IO[str]) -> Iterator[str]:
+def read_lines(stream: IO[str]) -> Iterator[str]:
     """The lines of a stream. Blocks until each is there."""
     cut = False
     while text := stream.readline(LONGEST):
@@ -88,27 +88,27 @@ class Child:
         self.name = order.name
         self._line, self._ended = line, ended
         stdin = subprocess.PIPE if order.waits else subprocess.DEVNULL
-        self.process = started(
+        self.process = start_process(
             lambda: subprocess.Popen(
                 [sys.executable, "-m", "dps.role", *order.arguments], stdin=stdin, stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT, env=environment(env), cwd=order.folder or None, text=True, errors="replace",
                 pass_fds=order.pass_fds, start_new_session=True,
             )
         )  # fmt: skip
-        self._reader = threading.Thread(target=self._read, name=f"output of {self.name}", daemon=True)
+        self._reader = threading.Thread(target=self._read_output, name=f"output of {self.name}", daemon=True)
         self._reader.start()
-        threading.Thread(target=self._sweep, name=f"end of {self.name}", daemon=True).start()
+        threading.Thread(target=self._kill_leftovers, name=f"end of {self.name}", daemon=True).start()
 
-    def _sweep(self) -> None:
+    def _kill_leftovers(self) -> None:
         """End the processes that the task has started and left, which would keep its output open."""
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)  # its pid stays taken until it is reaped
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
-    def _read(self) -> None:
+    def _read_output(self) -> None:
         assert self.process.stdout is not None
-        for text in lines(self.process.stdout):
+        for text in read_lines(self.process.stdout):
             self._line(self.name, text)
         self.process.wait()
         self.process.stdout.close()

@@ -51,7 +51,7 @@ class TasksEnding:
         self._tell_at: float | None = None
         """When workers are told to end that the program which called them could not tell; None while it runs."""
 
-    def watch(self, interrupts: Interrupts) -> None:
+    def use_interrupts(self, interrupts: Interrupts) -> None:
         """Handle these interrupts from now on."""
         self._interrupts = interrupts
 
@@ -77,15 +77,15 @@ class TasksEnding:
         tasks = self._tasks
         if self.begun:
             return
-        if tasks.workers_alive() and (lost := tasks.lost()):
+        if tasks.workers_alive() and (lost := tasks.lost_task()):
             why = self._chief.reason or f"{lost} is lost for good"
             patience_s = CHIEFLESS_S if lost == "chief" else END_S
             self._say(f"{why}; the workers have {patience_s:.0f} s to end")
             self._give_up(patience_s)
-        elif tasks.undriven():
+        elif tasks.is_undriven():
             self._tell_workers()
             self._give_up(END_S)
-        elif tasks.dismissed():
+        elif tasks.is_dismissed():
             self._tell_late_workers()
 
     def _tell_late_workers(self) -> None:
@@ -143,11 +143,11 @@ class TasksEnding:
     def _patience_s(self) -> float:
         """How long ps and chief may take when no worker is left. This depends on the chief's answer."""
         tasks = self._tasks
-        if not tasks.servers_alive() or tasks.lost() == "chief":
+        if not tasks.servers_alive() or tasks.lost_task() == "chief":
             return 0.0
         from dps.messages.runs import END, GATHER, OPEN
 
-        phase = self._chief.phase(lambda: "chief" in tasks.servers_alive())
+        phase = self._chief.ask_phase(lambda: "chief" in tasks.servers_alive())
         if phase in (GATHER, OPEN):
             return 0.0  # no worker ever opened a session
         return SAVE_S if phase == END else END_S
@@ -187,10 +187,10 @@ class AfterEnd:
         self._again_s, self._again_at = AGAIN_S, 0.0
         self._said = False
 
-    def look(self) -> None:
+    def tell_programs(self) -> None:
         """Called several times a second."""
         tasks, at = self._tasks, now()
-        if not tasks.ended_well():
+        if not tasks.has_ended_well():
             return
         self._since = at if self._since is None else self._since
         if at >= self._again_at:

@@ -25,25 +25,25 @@ class Interrupts:
     def __enter__(self) -> Interrupts:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN or number != signal.SIGHUP:  # nohup ignores it
-                self._before[number] = signal.signal(number, self._seen)
+                self._before[number] = signal.signal(number, self._count_signal)
         return self
 
-    def _seen(self, number: int, _: object) -> None:
+    def _count_signal(self, number: int, _: object) -> None:
         if number == signal.SIGHUP:
             self.hung_up = True
         else:
             self.count += 1
 
-    def ask(self, grace_s: float) -> None:
-        """End the run in order, and at once when the grace is over. `look` does the second."""
+    def request_end(self, grace_s: float) -> None:
+        """End the run in order, and at once when the grace is over. `update_count` does the second."""
         self.count = max(self.count, 1)
         hard_at = now() + grace_s
         self._hard_at = min(self._hard_at, hard_at) if self._hard_at else hard_at
 
-    def look(self) -> None:
+    def update_count(self) -> None:
         """Called several times a second: whether the terminal has gone, or a grace is over."""
         if self.hung_up and not self._hard_at:
-            self.ask(GRACE_S)
+            self.request_end(GRACE_S)
         if self._hard_at and now() >= self._hard_at:
             self.count = max(self.count, 2)
 

@@ -41,7 +41,7 @@ def outcome(
     died = {name: code for name, code in servers.items() if code < 0 or code == LEFT}
     failed = any(code != LOST for code in workers.values())
     if died or (LOST in servers.values() and not failed):
-        return LOST, f"the run is over: {_loss(crashed, died, reason)}"
+        return LOST, f"the run is over: {_loss_text(crashed, died, reason)}"
     ended = workers or servers
     if not ended:
         return 0, ""
@@ -50,15 +50,15 @@ def outcome(
     worst = max(code if code in KNOWN else FAILED for code in ended.values())
     ways: dict[str, list[str]] = {}
     for name, code in ended.items():
-        ways.setdefault(_became(code), []).append(name)
+        ways.setdefault(_end_text(code), []).append(name)
     ends = (
-        f"{_names(names)} {way}{_error(names, ended[names[0]], errors or {}, refused or {})}"
+        f"{_names(names)} {way}{_error_text(names, ended[names[0]], errors or {}, refused or {})}"
         for way, names in ways.items()
     )
     return worst, f"the run failed: {'; '.join(ends)}"
 
 
-def _loss(crashed: dict[str, int], died: dict[str, int], reason: str) -> str:
+def _loss_text(crashed: dict[str, int], died: dict[str, int], reason: str) -> str:
     """A text for a lost task: how the process died that the chief names, else the chief's own reason."""
     named = reason.partition(" ")[0]
     if named in crashed:
@@ -66,7 +66,7 @@ def _loss(crashed: dict[str, int], died: dict[str, int], reason: str) -> str:
     if reason and not died:
         return reason
     name, code = next(reversed(crashed.items()), next(iter(died.items()), ("chief", LOST)))
-    return f"{name} {_became(code) if code == LOST else f'was lost ({describe(code)})'}"
+    return f"{name} {_end_text(code) if code == LOST else f'was lost ({describe(code)})'}"
 
 
 def _names(names: list[str]) -> str:
@@ -74,14 +74,14 @@ def _names(names: list[str]) -> str:
     return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _error(names: list[str], code: int, errors: Mapping[str, str], refused: Mapping[str, str]) -> str:
+def _error_text(names: list[str], code: int, errors: Mapping[str, str], refused: Mapping[str, str]) -> str:
     """The error of the first of these tasks that has printed one, as text that follows how they ended."""
     told = {**errors, **refused} if code == WRONG else errors
     own = " of the program itself" if code == WRONG and names[0].startswith(("worker:", "evaluator:")) else ""
     return next((f": {told[name]}" for name in names if name in told), own)
 
 
-def _became(code: int) -> str:
+def _end_text(code: int) -> str:
     """How a task ended, as text that follows its name."""
     return f"ended with {describe(code)}" if code >= 0 else f"was killed ({describe(code)}), exit code {128 - code}"
 

@@ -46,7 +46,7 @@ SLOW_S = 1.0
 
 
 @contextlib.contextmanager
-def slow(doing: str) -> Iterator[None]:
+def tell_if_slow(doing: str) -> Iterator[None]:
     """A block that may take long: after a second, people at a terminal are told on stderr what it does."""
     timer = threading.Timer(SLOW_S, lambda: print(f"dps: {doing} ...", file=sys.stderr, flush=True))
     timer.daemon = True
@@ -85,19 +85,19 @@ class Output:
         self._colours: dict[str, int] = {}
         self._writing = threading.Lock()
 
-    def line(self, name: str, text: str) -> None:
+    def print_line(self, name: str, text: str) -> None:
         """Print a line. Blocks while the reader does not read."""
         with contextlib.suppress(OSError):
-            self.write(name, text, flush=True)
+            self.write_line(name, text, flush=True)
 
-    def write(self, name: str, text: str, flush: bool = False) -> None:
+    def write_line(self, name: str, text: str, flush: bool = False) -> None:
         """Write a line, which may stay in the stream's buffer. Raises OSError if it cannot be written."""
         with self._writing:
-            self.stream.write(self.text(name, text))
+            self.stream.write(self.line_text(name, text))
             if flush:
                 self.stream.flush()
 
-    def text(self, name: str, text: str) -> str:
+    def line_text(self, name: str, text: str) -> str:
         """A line as it is printed."""
         prefix = f"[{name}]"
         if self.stream.isatty():
@@ -124,7 +124,7 @@ def full_name(run: str, task: str) -> str:
 class Showing:
     """The lines wait in a buffer. When it is full, tasks wait for a slow reader, as with any pipe. Of one who stands
     still nobody waits: lines of tasks are left out, which is told in their place, and the run's logs have them. Who
-    calls `line` for the launcher never waits."""
+    calls `show_line` for the launcher never waits."""
 
     def __init__(self, run: str, several: bool = False, stream: TextIO | None = None) -> None:
         """`run`: its number, which is shown before the names of tasks if `several` runs are shown."""
@@ -136,9 +136,9 @@ class Showing:
         self.trouble: OSError | None = None
         """Why the last lines that were dropped could not be written."""
 
-    def line(self, name: str, text: str) -> None:
+    def show_line(self, name: str, text: str) -> None:
         """Show a line of a task, or of the launcher."""
-        data = self._encoded(name, text)
+        data = self._encode_line(name, text)
         with self._changed:
             if name != LAUNCHER:
                 while self._size > MOST and not self._is_still():
@@ -147,17 +147,17 @@ class Showing:
                     self._missing += 1
                     return
             self._tell_missing()
-            self._put(data)
+            self._add_data(data)
 
-    def finish(self, hurried: bool) -> None:
+    def wait_until_read(self, hurried: bool) -> None:
         """Wait until all is read; if `hurried`, not for a reader who stands still. Signals end the wait."""
         with self._changed:
             self._tell_missing()
             while self._size and not (hurried and self._is_still()):
                 self._changed.wait(STILL_S / 4)
 
-    def _encoded(self, name: str, text: str) -> bytes:
-        shown = self._output.text(full_name(self._run, name) if self._several else name, text)
+    def _encode_line(self, name: str, text: str) -> bytes:
+        shown = self._output.line_text(full_name(self._run, name) if self._several else name, text)
         return shown.encode(self._output.stream.encoding or "utf-8", "replace")
 
     def _is_still(self) -> bool:
@@ -168,21 +168,21 @@ class Showing:
             lost, self._missing = self._missing, 0
             lines = f"{lost:,} line{' is' if lost == 1 else 's are'} missing here"
             why = f"the reader of this output stood still; dps logs {self._run} shows all"
-            self._put(self._encoded(LAUNCHER, f"{lines}: {why}"))
+            self._add_data(self._encode_line(LAUNCHER, f"{lines}: {why}"))
 
-    def _put(self, data: bytes) -> None:
+    def _add_data(self, data: bytes) -> None:
         if not self._size:
             self._moved_at = now()
         self._lines.append(data)
         self._size += len(data)
         if self._writer is None:
-            self._writer = threading.Thread(target=self._write, name="dps shows lines", daemon=True)
+            self._writer = threading.Thread(target=self._write_lines, name="dps shows lines", daemon=True)
             self._writer.start()
         self._changed.notify_all()
 
     # -- the thread that writes -----------------------------------------------------------------------------------
 
-    def _write(self) -> None:
+    def _write_lines(self) -> None:
         try:
             descriptor = self._output.stream.fileno()
         except OSError:
@@ -194,14 +194,14 @@ class Showing:
                 data = b"".join(self._lines)
                 self._lines.clear()
             while data:
-                written = self._written(descriptor, data[:PIECE]) if descriptor >= 0 else self._printed(data)
+                written = self._write_bytes(descriptor, data[:PIECE]) if descriptor >= 0 else self._print_bytes(data)
                 data = data[written:]
                 with self._changed:
                     self._size -= written
                     self._moved_at = now()
                     self._changed.notify_all()
 
-    def _written(self, descriptor: int, data: bytes) -> int:
+    def _write_bytes(self, descriptor: int, data: bytes) -> int:
         """Write to the descriptor and past the stream, whose lock would hold up the end of the process."""
         try:
             return os.write(descriptor, data)
@@ -212,6 +212,6 @@ class Showing:
             self.trouble = error
             return len(data)
 
-    def _printed(self, data: bytes) -> int:
+    def _print_bytes(self, data: bytes) -> int:
         self._output.stream.write(data.decode(self._output.stream.encoding or "utf-8"))
         return len(data)

@@ -15,7 +15,7 @@ from dps.launch.supervision.tasks import Tasks
 
 
 class Moving:
-    """Handles tasks whose place is about to go. `notice` may be called on any thread, all else on the supervisor's.
+    """Handles tasks whose place is about to go. `add_notice` may be called on any thread, all else on the supervisor's.
 
     The tasks of such a place are told to end in order. A worker ends after its step, and a ps once its values are
     saved; both are started again elsewhere. The chief is known by its address, so it cannot move, and a run needs a
@@ -30,11 +30,11 @@ class Moving:
         self.all = False
         """Whether the run ends because its machines go, and not because it is done."""
 
-    def notice(self, names: Sequence[str], where: str) -> None:
+    def add_notice(self, names: Sequence[str], where: str) -> None:
         """The place of these tasks is about to go."""
         self._notices.put((names, where))
 
-    def heed(self) -> None:
+    def tell_displaced(self) -> None:
         """Tell the tasks to end whose place is about to go."""
         while not self._notices.empty():
             names, where = self._notices.get()
@@ -49,12 +49,12 @@ class Moving:
                 child.signal(signal.SIGTERM)
 
     @property
-    def begins_again(self) -> bool:
+    def may_begin_again(self) -> bool:
         """Whether the run, which is over, was ended by the loss of machines: it can begin again from its checkpoint."""
         chief = self._children.get("chief")
         return self.all or (chief is not None and chief.displaced and bool(chief.code))
 
-    def moves(self, child: Started) -> bool:
+    def may_move(self, child: Started) -> bool:
         """Whether a task that has ended is to be started again elsewhere: it was told so, or its machine was lost."""
         if not child.displaced or self.all or child.name == "chief":
             return False
@@ -75,32 +75,32 @@ class Restarts:
         self._left: dict[str, int] = {}
         """How often each task may still be started again."""
 
-    def handle(self, child: Started, code: int) -> bool:
+    def restart_if_allowed(self, child: Started, code: int) -> bool:
         """A task has ended; start it again if it may be. Returns whether it was."""
         if not (self._ending.begun or runs_program(child.name) or code in NEVER_AGAIN):
             self._tasks.note_crash(child.name, code)
-        return self._may(child, code) and self._start(child, code)
+        return self._may_restart(child, code) and self._start_again(child, code)
 
-    def _may(self, child: Started, code: int) -> bool:
+    def _may_restart(self, child: Started, code: int) -> bool:
         """Whether a task that has ended is started again. A program that has failed by itself is not."""
         name, tasks, ending = child.name, self._tasks, self._ending
-        if not ending.begun and not ending.interrupted and self._moving.moves(child):
-            return tasks.lost() in ("", name)
+        if not ending.begun and not ending.interrupted and self._moving.may_move(child):
+            return tasks.lost_task() in ("", name)
         if ending.begun or code in NEVER_AGAIN or self._left.setdefault(name, tasks.plan.job(name).restarts) < 1:
             return False
         if runs_program(name):
-            there = not tasks.lost() and not tasks.undriven() and not tasks.ended_well()
+            there = not tasks.lost_task() and not tasks.is_undriven() and not tasks.has_ended_well()
             return code < 0 and not ending.interrupted and there
         return tasks.plan.owned or bool(tasks.workers_alive())
 
-    def _start(self, child: Started, code: int) -> bool:
+    def _start_again(self, child: Started, code: int) -> bool:
         """Start a task again; returns whether there was a place for it."""
         name = child.name
         if not child.displaced:
             self._left[name] -= 1
         self._say(f"{name} ended with {describe(code)}; it is started again")
         try:
-            self._tasks.start(name)
+            self._tasks.start_task(name)
         except DpsError as error:
             self._say(f"{name} cannot be started again: {error}")
             return False

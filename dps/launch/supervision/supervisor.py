@@ -43,7 +43,7 @@ class Tails:
         self._place: dict[str, str] = {}
         """Tasks in the middle of what may be a syntax error, and its place."""
 
-    def note(self, name: str, text: str) -> None:
+    def read_line(self, name: str, text: str) -> None:
         """Take a line of a task's output."""
         place = PLACE.match(text)
         where = f" ({os.path.basename(place[1])}, line {place[2]})" if place else ""
@@ -79,12 +79,12 @@ class Supervisor:
     ) -> None:
         """Raises ConfigError if tasks are to be pinned to processors and that is impossible."""
         self._engine = engine or LocalEngine()
-        self._print = line or Output().line
+        self._print = line or Output().print_line
         self._tails = Tails()
         self.chief = LaunchedChief()
-        self.tasks = Tasks(plan, self.chief, self._engine, self._line, watch)
+        self.tasks = Tasks(plan, self.chief, self._engine, self._take_line, watch)
         self.moving = Moving(self.tasks.children, self.say)
-        self.ending = TasksEnding(self.tasks, self.chief, self.turn, self.say)
+        self.ending = TasksEnding(self.tasks, self.chief, self.handle_next_end, self.say)
         self._after = AfterEnd(self.tasks, self.say)
         self._restarts = Restarts(self.tasks, self.moving, self.ending, self.say)
 
@@ -98,22 +98,22 @@ class Supervisor:
         plan = self.tasks.plan
         descriptors.check("each task of this run", descriptors.needed_to_launch(plan.ps, plan.workers))
         self._engine.check(plan)
-        self.chief.bind(self._engine.open(plan, self._line, self.moving.notice))
+        self.chief.bind_to(self._engine.open(plan, self._take_line, self.moving.add_notice))
         for name in plan.tasks():
             if not runs_program(name) or plan.job(name).run:
-                self.tasks.start(name)
-        decided = self.chief.wait(START_S)
+                self.tasks.start_task(name)
+        decided = self.chief.wait_listening(START_S)
         if not self.chief.address:
             self.stop()
             if decided:
-                raise self._not_started()
+                raise self._not_started_error()
             raise DeadlineExceeded(
                 f"the chief did not begin to listen within {START_S:.0f} s; its output may say why, else try again"
             )
         for child in self.tasks.children.values():
             child.tell(self.chief.address)
 
-    def _not_started(self) -> TaskLost:
+    def _not_started_error(self) -> TaskLost:
         """The error of a chief that has ended before it listened, with its reason and its exit code."""
         reason, code = self.chief.reason, self.tasks.children["chief"].code
         error = TaskLost(f"the chief ended while it was started{f': {reason}' if reason else '; its output says why'}")
@@ -125,14 +125,14 @@ class Supervisor:
         pass_fds: Sequence[int] = (),
     ) -> Started:  # fmt: skip
         """Start a worker that runs a program as its task."""
-        return self.tasks.start(f"worker:{task}", (program, *arguments), extra, pass_fds)
+        return self.tasks.start_task(f"worker:{task}", (program, *arguments), extra, pass_fds)
 
-    def _line(self, name: str, text: str) -> None:
+    def _take_line(self, name: str, text: str) -> None:
         """Take a line of a task's output. Called on any thread."""
         if name == "chief":
-            self.chief.heard(plain(text))
+            self.chief.take_line(plain(text))
         elif runs_program(name):
-            self._tails.note(name, plain(text))
+            self._tails.read_line(name, plain(text))
         if not text.startswith(f"dps {name} at "):
             self._print(name, without_name(name, text))
 
@@ -140,18 +140,18 @@ class Supervisor:
         """Print a line of the launcher."""
         self._print("dps", text)
 
-    def turn(self, wait_s: float) -> None:
+    def handle_next_end(self, wait_s: float) -> None:
         """Handle a task that ended, and restart it if it may be restarted. Blocks up to `wait_s`."""
         self.chief.tell_ends(self.tasks.children)
-        self.moving.heed()
+        self.moving.tell_displaced()
         if not self.ending.begun:
-            self._after.look()
+            self._after.tell_programs()
         end = self.tasks.next_end(wait_s)
-        if end is None or self._restarts.handle(*end):
+        if end is None or self._restarts.restart_if_allowed(*end):
             return
         name, code = end[0].name, end[1]
         self._note_end(name, code)
-        if name == EVALUATOR and code and not self.ending.begun and not self.tasks.ended_well():
+        if name == EVALUATOR and code and not self.ending.begun and not self.tasks.has_ended_well():
             goes_on = "the workers that serve it end, too" if self.tasks.plan.serves else "the training goes on"
             self.say(f"{name} ended with {describe(code)}; {goes_on}")
 
@@ -166,9 +166,9 @@ class Supervisor:
     def wait(self, interrupts: Interrupts | None = None) -> int:
         """Wait until all workers have ended, and then chief and ps; returns the run's exit code. Blocks."""
         if interrupts is not None:
-            self.ending.watch(interrupts)
-        while self.tasks.go_on():
-            self.turn(0.2)
+            self.ending.use_interrupts(interrupts)
+        while self.tasks.has_work():
+            self.handle_next_end(0.2)
             self.ending.handle_interrupts()
             self.ending.end_if_lost()
         if not self.tasks.plan.owned:

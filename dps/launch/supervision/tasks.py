@@ -45,7 +45,7 @@ class Tasks:
         self._keys = {"DPS_KEYS": os.environ["DPS_KEYS"]} if os.environ.get("DPS_KEYS") else {}
         self._ends: queue.Queue[Started] = queue.Queue()
 
-    def start(
+    def start_task(
         self, name: str, run: Sequence[str] = (), extra: Mapping[str, str] | None = None, pass_fds: Sequence[int] = ()
     ) -> Started:
         """Start a task. `run`: its program and arguments, instead of the plan's; `extra`: more variables. As long as
@@ -53,7 +53,7 @@ class Tasks:
         env = {**self._keys, **self.plan.environment(name), **(extra or {})}
         waits = name != "chief" and not self._chief.address
         order = Order(name, self._flags(name, run), env, self.plan.folder, waits, pass_fds)
-        child = self.children[name] = self._engine.start(order, self._line, self._ended)
+        child = self.children[name] = self._engine.start(order, self._line, self._record_end)
         self.states[name] = "running"
         if self._watch is not None:
             self._watch.started(child)
@@ -65,10 +65,10 @@ class Tasks:
         pinned = ["--cpus", format_cpus(self.cpus[name])] if name in self.cpus else []
         return [*pinned, *self.plan.flags(name, self._chief.address or STDIN, run)]
 
-    def _ended(self, child: Started) -> None:
+    def _record_end(self, child: Started) -> None:
         """A task has ended. Called on any thread."""
         if child.name == "chief":
-            self._chief.ended()
+            self._chief.record_end()
         self._ends.put(child)
 
     def next_end(self, wait_s: float) -> tuple[Started, int] | None:
@@ -103,24 +103,24 @@ class Tasks:
         """The tasks without a program that run, such as ps and chief."""
         return [n for n, c in self.children.items() if not runs_program(n) and c.alive]
 
-    def go_on(self) -> bool:
+    def has_work(self) -> bool:
         """Whether a worker runs, or the end of a task was not handled yet."""
         running = any(name.startswith("worker") and state == "running" for name, state in self.states.items())
         return running or not self._ends.empty()
 
-    def ended_well(self) -> bool:
+    def has_ended_well(self) -> bool:
         """Whether the chief has ended the run, and with exit code 0: it does not come back."""
         return self.states.get("chief") == "done"
 
-    def undriven(self) -> bool:
+    def is_undriven(self) -> bool:
         """Whether the workers serve a program that has failed or was killed: nobody will call them."""
         return self.plan.serves and self.states.get(EVALUATOR, "").startswith("failed")
 
-    def dismissed(self) -> bool:
+    def is_dismissed(self) -> bool:
         """Whether the workers serve a program that has ended in order, and has told those that were there to end."""
         return self.plan.serves and self.states.get(EVALUATOR, "") == "done"
 
-    def lost(self) -> str:
+    def lost_task(self) -> str:
         """The first ps or chief that failed and was not restarted; "" if there is none."""
         failed = [
             n for n, c in self.children.items()

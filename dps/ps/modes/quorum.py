@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dps.messages.sessions import APPLIED, DROPPED, REFUSED
+from dps.process.record import record
 
 
 class StepTokens:
@@ -72,7 +73,7 @@ class Grant(NamedTuple):
     reason: str = ""
 
 
-@dataclass(frozen=True)
+@record
 class QuorumMember:
     """A session that takes part: the index and name of its task."""
 

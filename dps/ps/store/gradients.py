@@ -10,11 +10,12 @@ import numpy as np
 
 from dps.errors import NOT_FINITE
 from dps.kernels import cpu, halves
+from dps.process.record import record
 from dps.transport.wire import Array
 from dps.variables.plan import Arena
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GradientSum:
     """Flat gradients of one arena or part whose sum, in this order, is divided by `divisor`. That is 1 for a sum, which
     it does not change, and their number for a mean."""
@@ -62,7 +63,7 @@ class GradientPieces:
                 group = []
 
 
-@dataclass(frozen=True)
+@record
 class RowGradient:
     """The gradient of some rows of a part: distinct sorted rows (n,), values (n, dim)."""
 

@@ -93,7 +93,7 @@ def test_a_fresh_run_on_other_machines_has_new_keys_and_leaves_none(monkeypatch:
 
     monkeypatch.delenv("DPS_KEYS", raising=False)
     monkeypatch.setattr(elsewhere, "Processes", Tasks)
-    monkeypatch.setattr(elsewhere, "engine", lambda _: Anything())
+    monkeypatch.setattr(elsewhere, "make_engine", lambda _: Anything())
     with elsewhere.SSHCluster(["one"], ps=1, workers=1) as local:
         local.run(echo)
         local.run(echo, fresh=True)

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from dps.calls.failures import Failure, failure_of
 from dps.errors import DeadlineExceeded, DpsError, OutOfDescriptors
 from dps.launch.clusters import progress
 from dps.launch.clusters.processes import Processes
-from dps.launch.clusters.run import Failure, LocalRun, failure_of
+from dps.launch.clusters.run import LocalRun
 from dps.launch.clusters.worker import send
 from dps.launch.programs import leaving
 from dps.process.functions import show_sources, sources

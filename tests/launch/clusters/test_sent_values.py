@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import os
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -11,13 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from dps.launch.clusters.worker import pack, receive, send, unpack
+from dps.launch.clusters.worker import as_number, receive, send
+from dps.variables import items
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text() | st.binary(),
     lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text() | st.integers(0, 9), inner),
     max_leaves=20,
 )
+
+
+def there_and_back(value: object) -> Any:
+    return items.unpack(*items.pack(value, as_number))
 
 
 def same(left: object, right: object) -> bool:
@@ -31,39 +38,52 @@ def same(left: object, right: object) -> bool:
 
 @given(plain)
 def test_plain_values_come_back(value: object) -> None:
-    assert same(unpack(pack(value)), value)
+    assert same(there_and_back(value), value)
 
 
 @given(
     arrays.arrays(st.sampled_from(["f4", "f8", "i8", "u1", "?", ">i2"]), arrays.array_shapes(min_dims=0, min_side=0))
 )
 def test_arrays_come_back_with_dtype_and_shape_and_may_be_written(array: np.ndarray) -> None:
-    found = unpack(pack({"a": [array.T]}))["a"][0]
-    assert found.dtype == array.dtype and found.shape == array.T.shape and found.flags.writeable
-    assert found.tobytes() == array.T.tobytes()
+    found = there_and_back({"a": [array.T]})["a"][0]
+    assert found.dtype == array.dtype.newbyteorder("=") and found.shape == array.T.shape and found.flags.writeable
+    assert found.tobytes() == array.T.astype(found.dtype).tobytes()
 
 
 def test_bfloat16_comes_back_as_bfloat16() -> None:
-    back = unpack(pack(np.array([1.5, -2.0], ml_dtypes.bfloat16)))
+    back = there_and_back(np.array([1.5, -2.0], ml_dtypes.bfloat16))
     assert (back.dtype, back.astype(np.float32).tolist()) == (ml_dtypes.bfloat16, [1.5, -2.0])
 
 
 def test_numpy_numbers_become_plain_ones() -> None:
-    assert unpack(pack([np.float64(0.5), np.int64(3), np.bool_(True)])) == [0.5, 3, True]
+    assert same(there_and_back([np.float64(0.5), np.int64(3), np.bool_(True)]), [0.5, 3, True])
 
 
-@pytest.mark.parametrize("value", [object(), {1, 2}, np.array(["x"], object), lambda: 0])
+def test_a_dict_of_a_class_of_its_own_becomes_a_plain_one() -> None:
+    assert same(there_and_back([collections.Counter("aab")]), [{"a": 2, "b": 1}])
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, lambda: 0])
 def test_what_cannot_travel_is_named_by_its_type(value: object) -> None:
-    with pytest.raises(TypeError, match=f"a {type(value).__name__} cannot travel between processes"):
-        pack([value])
+    with pytest.raises(TypeError, match=f"a {type(value).__name__} cannot travel between tasks"):
+        items.pack([value], as_number)
+
+
+def test_an_array_of_objects_cannot_travel() -> None:
+    with pytest.raises(TypeError, match="array 0 is ndarray of dtype object; wanted an array of numbers"):
+        items.pack([np.array(["x"], object)], as_number)
 
 
 def test_values_follow_one_another_through_a_pipe_until_it_is_closed() -> None:
     out, into = os.pipe()
     send(into, {"progress": 1})
     send(into, [2])
+    values = [np.zeros((0, 3)), np.array(1.5, ml_dtypes.bfloat16), np.arange(6, dtype=">i4").reshape(2, 3).T]
+    send(into, (values, {"one": True}))
     os.close(into)
     assert (receive(out), receive(out)) == ({"progress": 1}, [2])
+    found, rest = receive(out)
+    assert rest == {"one": True} and all(map(np.array_equal, found, values)) and found[0].flags.writeable
     with pytest.raises(EOFError):
         receive(out)
     os.close(out)

@@ -42,7 +42,7 @@ def test_keys_are_private_files_and_in_no_environment_and_a_killed_run_gives_all
 def test_a_machine_that_gives_notice_costs_no_step(user: User) -> None:
     user.begin(*SOME)
     gone = user.gives_notice()
-    until(lambda: user.view().over, 90.0)
+    until(lambda: user.view().is_over, 90.0)
     said = user.dps("logs", "1")
     assert user.view().state == "SUCCEEDED", said
     assert f"{gone} is about to go: " in said
@@ -53,7 +53,7 @@ def test_a_machine_that_vanishes_costs_a_rollback_at_most_and_its_tasks_come_bac
     user.begin(*SOME)
     user.wait_for_checkpoints(2)
     gone = user.vanishes()
-    until(lambda: user.view().over, 120.0)
+    until(lambda: user.view().is_over, 120.0)
     said = user.dps("logs", "1")
     assert user.view().state == "SUCCEEDED", said
     assert f"{gone} is lost" in said

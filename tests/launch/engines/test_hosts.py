@@ -121,7 +121,7 @@ def test_tasks_go_to_the_host_with_the_fewest_and_come_back_elsewhere(tmp_path: 
         until(lambda: lines.count("worker:0 here") == 1)
         until(lambda: "worker:0" in engine.used())
         supervisor._engine._hosts[1].cut("a test says so")  # type: ignore[attr-defined]
-        until(lambda: supervisor.turn(0.05) or lines.count("worker:0 here") == 2)
+        until(lambda: supervisor.handle_next_end(0.05) or lines.count("worker:0 here") == 2)
         assert supervisor.tasks.children["worker:0"].host == "a" and "dps b is lost: a test says so" in lines
         assert "dps worker:0 ended with SIGKILL; it is started again" in lines
         assert "worker:0 the log ends here: b is lost: a test says so" in lines
@@ -207,16 +207,16 @@ def test_a_notice_moves_workers_and_ps_and_ends_the_run_where_it_takes_the_chief
         return tasks, Moving(tasks, said.append), said  # type: ignore[arg-type]
 
     tasks, moving, said = made()
-    moving.notice(["ps:0", "worker:1"], "b")
-    moving.heed()
+    moving.add_notice(["ps:0", "worker:1"], "b")
+    moving.tell_displaced()
     assert {name: task.signals for name, task in tasks.items() if task.signals} == {
         "ps:0": [signal.SIGTERM], "worker:1": [signal.SIGTERM],
     }  # fmt: skip
     tasks["worker:1"].displaced, tasks["worker:1"].code = True, 0
-    assert moving.moves(tasks["worker:1"]) and not moving.moves(tasks["worker:0"]) and not moving.begins_again
+    assert moving.may_move(tasks["worker:1"]) and not moving.may_move(tasks["worker:0"]) and not moving.may_begin_again
     for names in (["chief"], ["worker:0", "worker:1"]):
         tasks, moving, said = made()
-        moving.notice(names, "a")
-        moving.heed()
+        moving.add_notice(names, "a")
+        moving.tell_displaced()
         assert tasks["chief"].signals == [signal.SIGTERM] and not tasks["worker:0"].signals
-        assert moving.begins_again and "begins again from its checkpoint" in said[0]
+        assert moving.may_begin_again and "begins again from its checkpoint" in said[0]

@@ -58,7 +58,7 @@ class Run:
 
     def until(self, name: str, words: str, count: int = 1) -> None:
         """Supervise until a task has printed so many lines with these words. Blocks."""
-        until(lambda: self.supervisor.turn(0.02) or self.count(name, words) >= count)
+        until(lambda: self.supervisor.handle_next_end(0.02) or self.count(name, words) >= count)
 
     def count(self, name: str, words: str) -> int:
         return sum(words in text for text in self.lines.get(name, ()))

@@ -38,7 +38,7 @@ def test_ps_go_to_nodes_with_their_label_and_elsewhere_when_these_are_gone(ray_u
     if places["chief"] != "labelled":
         ray_user.wait_for_checkpoints(2)
     ray_user.ray.vanish("labelled")
-    until(lambda: ray_user.view().over, 120.0)
+    until(lambda: ray_user.view().is_over, 120.0)
     said = ray_user.dps("logs", "1")
     assert ray_user.view().state == "SUCCEEDED", said
     check_newest_checkpoint(ray_user.folder / "runs" / "1", said)

@@ -20,7 +20,7 @@ def test_a_run_whose_job_is_taken_begins_again_in_another(slurm_user: SlurmUser)
     user.wait_for_checkpoints(3)
     job = user.slurm.run("squeue", "-h", "-o", "%A").stdout.split()[0]
     user.slurm.run("scancel", job)
-    until(lambda: user.view().over, 90.0)
+    until(lambda: user.view().is_over, 90.0)
     said = user.dps("logs", "1")
     assert user.view().state == "SUCCEEDED" and "begins again from its checkpoint" in said, said
     check_newest_checkpoint(user.folder / "runs" / "1", said)
@@ -48,7 +48,7 @@ def test_a_job_that_is_requeued_goes_on_from_the_checkpoint_of_its_output(slurm_
     until(lambda: user.dps("logs", "1").count("saved") >= 3)
     user.slurm.run("scontrol", "requeue", job)
     until((user.folder / "runs" / "2").exists, 60.0)
-    until(lambda: user.view("2").over, 60.0)
+    until(lambda: user.view("2").is_over, 60.0)
     begins = [int(step) for step in re.findall(r"begins at (\d+)", user.dps("logs", "2"))]
     assert user.view("2").state == "SUCCEEDED" and min(begins) >= 20, user.dps("logs", "2")
     until(lambda: not user.slurm.jobs(), 30.0)

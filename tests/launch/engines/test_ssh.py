@@ -36,7 +36,7 @@ def test_without_the_chiefs_host_the_run_begins_again_from_its_checkpoint(ssh_us
     else:
         ssh_user.wait_for_checkpoints(2)
         ssh_user.hosts.vanish("one")
-    until(lambda: ssh_user.view().over, 60.0)
+    until(lambda: ssh_user.view().is_over, 60.0)
     said = ssh_user.dps("logs", "1")
     assert ssh_user.view().state == "SUCCEEDED", said
     assert {task["host"] for task in ssh_user.view().tasks.values()} == {"two"}

@@ -14,7 +14,7 @@ from dps.launch.experiment.experiment import Experiment, fill, load, missing, sp
 from dps.launch.experiment.nodes import FilePosition, LocatedValue
 from dps.launch.experiment.template import PROGRAM, TEMPLATE
 from dps.launch.runs import keeper, keeping
-from dps.launch.runs.view import look
+from dps.launch.runs.view import read_run
 from dps.launch.supervision.plan import Resources, RunPlan, plan_from
 
 FULL = """\
@@ -262,10 +262,10 @@ def test_a_file_with_hosts_runs_on_them_and_says_where_otherwise(
     started: list[str] = []
 
     def keep(paths: list[str], parallel: int, show: object) -> int:
-        started.extend(look(path, 0.0).asked["where"]["on"] for path in paths)
+        started.extend(read_run(path, 0.0).asked["where"]["on"] for path in paths)
         return 0
 
-    monkeypatch.setattr(keeping, "keep", keep)
+    monkeypatch.setattr(keeping, "keep_runs", keep)
     file = written(tmp_path, "hosts: [box1, box2]\n" + SMALL)
     for argv in ([file], [file, "--on", "local"], [written(tmp_path / "other", SMALL)], [str(tmp_path / "train.py")]):
         assert cli.main(["launch", *argv]) == 0
@@ -324,8 +324,8 @@ def test_where_a_run_will_write_is_said_before_anything_of_it_is_made(
 ) -> None:
     monkeypatch.setenv("DPS_RUNS", str(tmp_path / "runs"))
     said: list[str] = []
-    monkeypatch.setattr(keeper, "make", lambda *_: said.append(capsys.readouterr().out))
-    monkeypatch.setattr(keeping, "keep", lambda *_: 0)
+    monkeypatch.setattr(keeper, "prepare_run", lambda *_: said.append(capsys.readouterr().out))
+    monkeypatch.setattr(keeping, "keep_runs", lambda *_: 0)
     runs = tmp_path / "runs"
     for text, wanted in (
         (f"output: {tmp_path}/elsewhere\n", f"[dps] run 1 writes to {runs}/1 and {tmp_path}/elsewhere (OUTPUT_DIR)\n"),

@@ -16,11 +16,11 @@ import pytest
 from dps import cli
 from dps.errors import ConfigError
 from dps.launch.runs import folder, keeper, keeping, logs, table, times
-from dps.launch.runs.identity import identity, lives
+from dps.launch.runs.identity import identity, is_alive
 from dps.launch.runs.logs import Log, Reader, task_name
 from dps.launch.runs.results import FoundMetric, newest, parse_metric, report, rows
 from dps.launch.runs.states import States
-from dps.launch.runs.view import SILENT_S, look
+from dps.launch.runs.view import SILENT_S, read_run
 from dps.launch.supervision.plan import small_plan
 from dps.transport.clock import wall
 
@@ -30,7 +30,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The folder of a run that its maker, this process, keeps."""
     monkeypatch.setenv("DPS_RUNS", str(tmp_path / "runs"))
     path = folder.create(folder.root())
-    keeper.make(path, small_plan(1, 2, ("train.py",)), {"name": "example", "command": "dps launch", "values": {}})
+    keeper.prepare_run(
+        path, small_plan(1, 2, ("train.py",)), {"name": "example", "command": "dps launch", "values": {}}
+    )
     return path
 
 
@@ -95,45 +97,45 @@ def test_a_reader_sees_the_old_file_or_the_new_one(tmp_path: Path) -> None:
 
 def test_a_process_is_known_by_its_pid_its_start_and_its_machine() -> None:
     own = identity()
-    assert lives(own) is True
-    assert lives(own | {"start": "1"}) is False  # another process has its pid
-    assert lives(own | {"boot": "before"}) is False  # this machine has booted since
-    assert lives(own | {"boot": "other", "host": "elsewhere"}) is None
-    assert lives(own | {"space": "pid:[1]"}) is None  # a container
+    assert is_alive(own) is True
+    assert is_alive(own | {"start": "1"}) is False  # another process has its pid
+    assert is_alive(own | {"boot": "before"}) is False  # this machine has booted since
+    assert is_alive(own | {"boot": "other", "host": "elsewhere"}) is None
+    assert is_alive(own | {"space": "pid:[1]"}) is None  # a container
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    assert lives(identity(ended.pid)) is False
+    assert is_alive(identity(ended.pid)) is False
 
 
 def test_a_run_is_lost_when_its_keeper_is_gone_or_was_silent_for_30_s(run: str) -> None:
     now = wall()
-    assert look(run, now).state == "CREATED"
+    assert read_run(run, now).state == "CREATED"
     folder.replace(os.path.join(run, "heartbeat"), times.utc(now))
-    assert look(run, now + SILENT_S - 1).state == "CREATED"
-    lost = look(run, now + SILENT_S + 1)
+    assert read_run(run, now + SILENT_S - 1).state == "CREATED"
+    lost = read_run(run, now + SILENT_S + 1)
     assert lost.state == "LOST" and lost.tasks["worker:0"]["state"] == "LOST"
     assert lost.values["reason"] == "its keeper has gone; it was last heard of 31 s ago"
     rewrite(run, keeper=identity() | {"start": "1"})
-    assert look(run, now).state == "LOST"
+    assert read_run(run, now).state == "LOST"
     rewrite(run, keeper=identity() | {"host": "elsewhere", "boot": "other"})
-    assert look(run, now).state == "CREATED"  # only the heartbeat tells
-    assert look(run, now + 40).state == "LOST"
+    assert read_run(run, now).state == "CREATED"  # only the heartbeat tells
+    assert read_run(run, now + 40).state == "LOST"
 
 
 def test_a_keeper_that_was_ended_by_an_order_has_killed_its_run(run: str) -> None:
     folder.write(os.path.join(run, "orders", "kill-here-1.json"), {"order": "kill", "grace_s": 1})
     rewrite(run, keeper=identity() | {"start": "1"})
-    assert look(run, wall()).state == "KILLED"
+    assert read_run(run, wall()).state == "KILLED"
 
 
 def test_a_run_that_is_over_stays_what_it_is(run: str) -> None:
     rewrite(run, state="SUCCEEDED", keeper=identity() | {"start": "1"})
-    assert look(run, wall() + 1000).state == "SUCCEEDED"
+    assert read_run(run, wall() + 1000).state == "SUCCEEDED"
 
 
 def test_a_folder_without_a_state_is_created_and_after_a_while_lost(tmp_path: Path) -> None:
     path = folder.create(str(tmp_path))
-    assert look(path, wall()).state == "CREATED" and look(path, wall() + 31).state == "LOST"
+    assert read_run(path, wall()).state == "CREATED" and read_run(path, wall() + 31).state == "LOST"
 
 
 def test_a_disk_that_is_full_ends_no_run_and_is_told_once(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,11 +147,11 @@ def test_a_disk_that_is_full_ends_no_run_and_is_told_once(run: str, monkeypatch:
     monkeypatch.setattr(folder, "write", full)
     monkeypatch.setattr(Log, "write", full)
     kept.started(SimpleNamespace(name="worker:0", pid=os.getpid(), host=""))  # type: ignore[arg-type]
-    kept._line("worker:0", "hello")
+    kept._take_line("worker:0", "hello")
     kept.ended("worker:0", 0)
     assert kept.states.values["tasks"]["worker:0"]["state"] == "SUCCEEDED"
     assert told == [f"dps {run} cannot be written: No space left on device; the run goes on", "worker:0 hello"]
-    kept._files.last_state(kept.states.values)
+    kept._files.write_last_state(kept.states.values)
     assert told[2:] == [
         f"dps {run}/state.json cannot be written: No space left on device; the run is over and will read LOST"
     ]
@@ -159,7 +161,7 @@ def test_a_disk_that_is_full_ends_no_run_and_is_told_once(run: str, monkeypatch:
 
 
 def entries(reader: Reader) -> list[str]:
-    return [f"{entry.task} {entry.text}" for entry in reader.new()]
+    return [f"{entry.task} {entry.text}" for entry in reader.read_new()]
 
 
 def test_lines_of_several_tasks_are_read_in_the_order_of_their_times(tmp_path: Path) -> None:
@@ -249,7 +251,7 @@ def test_prune_leaves_a_lost_run_whose_keeper_may_come_back(run: str) -> None:
     rewrite(lost, keeper=identity() | {"host": "elsewhere", "boot": "other"})
     for silent_s, left in ((600.0, [1, 2]), (4000.0, [1])):
         folder.replace(os.path.join(lost, "heartbeat"), times.utc(wall() - silent_s))
-        assert look(lost, wall()).state == "LOST" and cli.main(["prune", "--keep", "0"]) == 0
+        assert read_run(lost, wall()).state == "LOST" and cli.main(["prune", "--keep", "0"]) == 0
         assert folder.numbers(root) == left
 
 
@@ -279,10 +281,12 @@ def test_the_results_of_several_runs_are_sorted_by_a_metric(tmp_path: Path) -> N
     for rate, lines in (("0.1", ["loss 2.0", "my_loss 9", "loss: 0.5"]), ("0.2", ["step 3, loss=1e-2"]), ("0.3", [])):
         path = folder.create(str(tmp_path))
         paths.append(path)
-        keeper.make(path, small_plan(1, 1, ("train.py",)), {"name": "x", "command": "", "values": {"rate": rate}})
+        keeper.prepare_run(
+            path, small_plan(1, 1, ("train.py",)), {"name": "x", "command": "", "values": {"rate": rate}}
+        )
         states = States(["worker:0"], 1000.0)
-        states.begin(1000.0)
-        states.finish(0, "", 1100.0)
+        states.begin_run(1000.0)
+        states.finish_run(0, "", 1100.0)
         rewrite(path, **states.values)
         log = Log(os.path.join(path, "logs"), "worker:0")
         for line in lines:
@@ -337,7 +341,7 @@ def test_a_run_that_diverged_is_shown_and_comes_after_the_others(
     for last in ("nan", "inf", "0.5", ""):
         path = folder.create(str(tmp_path))
         paths.append(path)
-        keeper.make(path, small_plan(), {"name": "x", "command": "", "values": {}})
+        keeper.prepare_run(path, small_plan(), {"name": "x", "command": "", "values": {}})
         log = Log(os.path.join(path, "logs"), "worker:0")
         log.write(1.0, "step 1 loss 0.1" if last else "nothing")
         log.write(2.0, f"step 2 loss {last}")
@@ -382,4 +386,4 @@ def test_a_run_in_the_background_may_wait_for_its_machines(run: str, monkeypatch
     monkeypatch.setattr(keeping, "UP_S", 0.05)
     monkeypatch.setattr(keeping.subprocess, "Popen", lambda *_, **__: SimpleNamespace(poll=lambda: None))
     rewrite(run, state="PENDING")
-    assert keeping.detach([run], 1).state == "PENDING"
+    assert keeping.detach_runs([run], 1).state == "PENDING"

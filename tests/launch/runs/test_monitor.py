@@ -19,7 +19,7 @@ from dps.launch.runs import usage as gpus
 from dps.launch.runs.monitor import COLUMNS, Monitor, shown
 from dps.launch.runs.table import Plain, Rich, fitting, screen
 from dps.launch.runs.usage import Meter
-from dps.launch.runs.view import View, look
+from dps.launch.runs.view import View, read_run
 from dps.launch.supervision.plan import small_plan
 from dps.transport.clock import wall
 
@@ -41,10 +41,10 @@ class Clock:
 def view(tmp_path: Path) -> Iterator[View]:
     """A run in which one worker has pushed and pulled, and whose files tell what its tasks use."""
     path = folder.create(str(tmp_path))
-    keeper.make(path, small_plan(1, 2, ("train.py",)), {"name": "x", "command": "", "values": {}})
+    keeper.prepare_run(path, small_plan(1, 2, ("train.py",)), {"name": "x", "command": "", "values": {}})
     used = {"worker:0": {"cpu_percent": 98.6, "memory_mb": 120.4, "gpu_percent": 50.0, "gpu_memory_mb": 900.2}}
     folder.write(os.path.join(path, "usage.json"), used | {"ps:0": {"cpu_percent": 10.0, "memory_mb": 99.9}})
-    made = look(path, wall())
+    made = read_run(path, wall())
     with dps.Server.create_local_server() as server:
         made.values["chief"] = server.target
         for name in made.tasks:
@@ -107,12 +107,12 @@ def test_what_sparse_and_partial_pushes_and_lookups_move_is_counted(rows: bool) 
 
 def test_a_meter_tells_processor_time_since_it_last_looked() -> None:
     meter, stop = Meter(), threading.Event()
-    first = meter.used({"own": os.getpid(), "gone": 2**22 + 1})
+    first = meter.measure_tasks({"own": os.getpid(), "gone": 2**22 + 1})
     assert first.keys() == {"own"} and first["own"].keys() == {"memory_mb"} and first["own"]["memory_mb"] > 1
     end = sum(os.times()[:2]) + 0.05
     while sum(os.times()[:2]) < end and not stop.is_set():
         pass
-    assert 0 < meter.used({"own": os.getpid()})["own"]["cpu_percent"] < 1000
+    assert 0 < meter.measure_tasks({"own": os.getpid()})["own"]["cpu_percent"] < 1000
 
 
 class Nvml(ModuleType):
@@ -150,9 +150,9 @@ class Nvml(ModuleType):
 
 def test_gpu_figures_are_those_of_each_process() -> None:
     found = gpus.Gpus(Nvml("pynvml"))
-    found.look()
+    found.read_gpus()
     assert found.latest == {7: {"gpu_memory_mb": 400.0, "gpu_percent": 65.0}, 8: {"gpu_percent": 0.0}}
-    found.look()
+    found.read_gpus()
     assert found.latest[7]["gpu_percent"] == 25.0, "nobody has computed on the first one since"
 
 
@@ -161,7 +161,7 @@ def test_without_nvml_there_are_no_gpu_figures(monkeypatch: pytest.MonkeyPatch) 
     broken.nvmlInit = lambda: (_ for _ in ()).throw(broken.NVMLError(9))  # type: ignore[method-assign]
     for module in (None, broken):
         monkeypatch.setitem(sys.modules, "pynvml", module)
-        assert gpus._found() is None
+        assert gpus._find_gpus() is None
 
 
 def test_the_screen_is_rich_where_that_is_installed(

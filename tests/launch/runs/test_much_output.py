@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from dps.launch.runs import folder, keeper, logs, times
 from dps.launch.runs.logs import Log, Reader, first_since
-from dps.launch.runs.view import look
+from dps.launch.runs.view import read_run
 from dps.launch.supervision import child
 from dps.launch.supervision.plan import small_plan
 from dps.transport.clock import wall
@@ -57,7 +57,7 @@ def test_a_long_line_comes_in_pieces_and_nothing_is_lost(texts: list[str], ended
     stream = io.TextIOWrapper(io.BytesIO(whole.encode()), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(child, "LONGEST", 8)
-        found = list(child.lines(stream))
+        found = list(child.read_lines(stream))
     wanted = [
         piece for text in whole.splitlines() for piece in ([text[i : i + 8] for i in range(0, len(text), 8)] or [""])
     ]
@@ -76,7 +76,7 @@ def test_output_without_a_newline_takes_neither_memory_nor_disk_without_end(tmp_
     where = tmp_path / "runs" / "1" / "logs"
     sizes = {path.name: path.stat().st_size for path in where.glob("worker.0.log*")}
     assert len(sizes) == 1 + logs.KEPT and max(sizes.values()) <= logs.LARGEST, sizes
-    assert [*Reader(str(where), ["worker:0"]).new()][-1].text.endswith("the end")
+    assert [*Reader(str(where), ["worker:0"]).read_new()][-1].text.endswith("the end")
 
 
 # -- logs --------------------------------------------------------------------------------------------------------------
@@ -107,8 +107,8 @@ def test_lines_since_a_time_are_all_and_no_others(
     log.close()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(logs, "BLOCK", block)
-        found = [(entry.at, entry.text) for entry in Reader(str(where), None, times.utc(since)).new()]
-    kept = [(entry.at, entry.text) for entry in Reader(str(where)).new()]
+        found = [(entry.at, entry.text) for entry in Reader(str(where), None, times.utc(since)).read_new()]
+    kept = [(entry.at, entry.text) for entry in Reader(str(where)).read_new()]
     assert kept == written[len(written) - len(kept) :] and found == [
         line for line in kept if line[0] >= times.utc(since)
     ]
@@ -145,9 +145,9 @@ def test_the_first_lines_come_before_the_last_are_read(tmp_path: Path) -> None:
     large_log(tmp_path / "worker.0.log", 2 * MB)
     large_log(tmp_path / "worker.1.log", 2 * MB)
     reader = Reader(str(tmp_path))
-    assert next(reader.new()).at == times.utc(0)
+    assert next(reader.read_new()).at == times.utc(0)
     assert sum(at for _, at in reader._read.values()) < 10_000
-    assert len(list(Reader(str(tmp_path)).new())) == 2 * (2 * MB // 1000)
+    assert len(list(Reader(str(tmp_path)).read_new())) == 2 * (2 * MB // 1000)
 
 
 def test_a_log_that_moves_while_it_is_opened_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,9 +166,9 @@ def test_a_log_that_moves_while_it_is_opened_is_read_once(tmp_path: Path, monkey
 
     write(10)
     monkeypatch.setattr("builtins.open", moving)
-    seen = [entry.text for _ in range(8) for entry in reader.new()]
+    seen = [entry.text for _ in range(8) for entry in reader.read_new()]
     monkeypatch.undo()
-    seen += [entry.text for entry in reader.new()]
+    seen += [entry.text for entry in reader.read_new()]
     log.close()
     assert seen == [f"line {n}" for n in range(next(wrote))]
 
@@ -178,7 +178,7 @@ def test_a_log_that_moves_while_it_is_opened_is_read_once(tmp_path: Path, monkey
 def test_dps_logs_reads_no_more_than_is_wanted(argv: tuple[str, ...], code: int, tmp_path: Path) -> None:
     environ = dict(BUFFERED, DPS_RUNS=str(tmp_path / "runs"))
     path = folder.create(environ["DPS_RUNS"])
-    keeper.make(path, small_plan(), {"name": "x", "command": "", "values": {}})
+    keeper.prepare_run(path, small_plan(), {"name": "x", "command": "", "values": {}})
     for number in (".log", ".log.1", ".log.2", ".log.3"):
         large_log(Path(path, "logs", f"worker.0{number}"), 16 * MB)
     shown, written = os.pipe()
@@ -192,7 +192,9 @@ def test_dps_logs_reads_no_more_than_is_wanted(argv: tuple[str, ...], code: int,
 def test_dps_logs_that_follows_a_silent_run_ends_with_its_reader(tmp_path: Path) -> None:
     environ = dict(BUFFERED, DPS_RUNS=str(tmp_path / "runs"))
     path = folder.create(environ["DPS_RUNS"])
-    keeper.make(path, small_plan(), {"name": "x", "command": "", "values": {}})  # it goes on while this process lives
+    keeper.prepare_run(
+        path, small_plan(), {"name": "x", "command": "", "values": {}}
+    )  # it goes on while this process lives
     command = [sys.executable, "-m", "dps.cli", "logs", "1", "--follow"]
     with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -239,7 +241,7 @@ def test_a_run_that_has_done_its_work_on_a_disk_that_became_full_has_succeeded(
         environ = dict(BUFFERED, DPS_RUNS=str(disk / "runs"))
         code = subprocess.run(command, cwd=tmp_path, env=environ, stdout=out, stderr=err, check=False).returncode
     path = str(disk / "runs" / "1")
-    view = look(path, wall())
+    view = read_run(path, wall())
     assert (code, view.state, view.values["exit_code"], view.tasks["worker:0"]["state"]) == (
         0,
         "SUCCEEDED",
@@ -250,7 +252,7 @@ def test_a_run_that_has_done_its_work_on_a_disk_that_became_full_has_succeeded(
         said = (where / "out").read_text()
         assert said.count("cannot be written: No space left on device; the run goes on") == 1
         assert "[worker:0] line 499" in said and (where / "err").read_text() == ""
-    for entry in Reader(f"{path}/logs", ["worker:0"]).new():
+    for entry in Reader(f"{path}/logs", ["worker:0"]).read_new():
         assert entry.text == "begins" or entry.text.endswith("x" * 50), "a line is there as a whole or not at all"
     assert not {name for name in os.listdir(path) if name.endswith(".new") or name == "reserve"}
 
@@ -279,7 +281,7 @@ def test_a_log_goes_on_when_there_is_room_again(tmp_path: Path, monkeypatch: pyt
         else:
             log.write(1.0, text)
     log.close()
-    assert [entry.text for entry in Reader(str(tmp_path)).new()] == ["first", "x" * 70, "last"]
+    assert [entry.text for entry in Reader(str(tmp_path)).read_new()] == ["first", "x" * 70, "last"]
     assert len(list(tmp_path.iterdir())) == 3, "the second and the last began a file"
 
 

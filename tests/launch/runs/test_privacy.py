@@ -105,7 +105,7 @@ def made(tmp_path: Path, **env: str) -> str:
     path = folder.create(str(tmp_path / "runs"))
     plan = small_plan(1, 2, ("train.py",), env=env)
     plan = RunPlan({**plan.jobs, "evaluator": Job(run=("e.py",), env={"ROLE": "poppy"})}, plan.update, plan.env)
-    keeper.make(path, plan, {"name": "n", "command": "dps launch e.yaml", "values": {}})
+    keeper.prepare_run(path, plan, {"name": "n", "command": "dps launch e.yaml", "values": {}})
     return path
 
 
@@ -115,11 +115,11 @@ def test_the_plan_comes_back_with_the_values_of_its_variables(tmp_path: Path) ->
     assert plan.environment("evaluator:0") == {
         "TOKEN": "sesame", "DPS_KEYS": "/keys", "ROLE": "poppy", "OUTPUT_DIR": os.path.join(path, "output"),
     }  # fmt: skip
-    assert asked.variables(path)["DPS_KEYS"] == "/keys" and plan.jobs["worker"] == Job(2, ("train.py",))
+    assert asked.read_variables(path)["DPS_KEYS"] == "/keys" and plan.jobs["worker"] == Job(2, ("train.py",))
     os.unlink(os.path.join(path, asked.ENV))
     with pytest.raises(ConfigError, match="is gone; begin a new run: dps launch e.yaml"):
         asked.read_plan(path)
-    assert asked.variables(path) == {}
+    assert asked.read_variables(path) == {}
 
 
 def old(path: str, plan: dict[str, Any]) -> None:
@@ -135,7 +135,7 @@ def test_runs_of_earlier_versions_are_closed_and_can_still_be_resumed(tmp_path: 
     os.chmod(second, 0o750)  # its user wants that
     folder.create(str(tmp_path / "runs"))
     assert [os.stat(path).st_mode & 0o777 for path in (first, second)] == [0o700, 0o750]
-    assert asked.read_plan(first).env == {"TOKEN": "sesame"} == asked.variables(first)
+    assert asked.read_plan(first).env == {"TOKEN": "sesame"} == asked.read_variables(first)
 
 
 def test_the_users_own_state_folder_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from dps.launch.runs.view import View, look
+from dps.launch.runs.view import View, read_run
 from dps.transport.clock import now, wall
 from tests.chaos.cluster import MARK, marked
 from tests.launch.clusters.test_local_processes import until
@@ -96,7 +96,7 @@ class Terminal:
         return re.sub(r"\x1b\[[\dHJ;]*m?", "", said.decode()).replace("\r\n", "\n")
 
     def view(self, run: str = "1") -> View:
-        return look(str(self.folder / "runs" / run), wall())
+        return read_run(str(self.folder / "runs" / run), wall())
 
     def living(self) -> list[int]:
         return marked(self.mark)

@@ -26,12 +26,12 @@ def run(root: Path, name: str, chief: str = "", code: int | None = None) -> str:
     """A run that goes on, kept by this process; or one that is over, with an exit code. Returns its number."""
     path = folder.create(str(root))
     plan = small_plan(1, 2, ("train.py",))
-    keeper.make(path, plan, {"name": name, "command": "", "values": {}})
+    keeper.prepare_run(path, plan, {"name": name, "command": "", "values": {}})
     states = States(plan.tasks(), wall())
-    states.begin(wall())
-    states.listening(chief, wall())
+    states.begin_run(wall())
+    states.record_listening(chief, wall())
     if code is not None:
-        states.finish(code, "", wall())
+        states.finish_run(code, "", wall())
     file = os.path.join(path, "state.json")
     folder.write(file, folder.read(file) | states.values)
     (Path(path) / "logs" / "worker.0.log").write_text("2026-01-01T00:00:00.000Z begins\n")
@@ -87,7 +87,7 @@ def test_without_a_number_and_a_run_that_goes_on_the_newest_is_named(
 
 def test_a_run_of_a_grid_that_waits_for_its_turn_does_not_go_on(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(runs, "first", "127.0.0.1:9")
-    keeper.make(folder.create(str(runs)), small_plan(1, 1, ("train.py",)), {"name": "second"})
+    keeper.prepare_run(folder.create(str(runs)), small_plan(1, 1, ("train.py",)), {"name": "second"})
     assert say(capsys, "status").startswith("run 1 first: RUNNING")
 
 
@@ -133,14 +133,17 @@ def test_the_training_of_a_run_is_that_of_all_workers_together() -> None:
         "progress": {"worker:0": [7, 2.0, 1.0], "worker:1": [8, 1.0, 2.0]},
     }  # fmt: skip
     found = status.training_of(chief, {"0": {"step": 9}})
-    assert status.line(found) == "step 9, loss 1.5, 3.0 pushes/s, 20 examples/s" and status.saved(found) == "none"
+    assert (
+        status.training_line(found) == "step 9, loss 1.5, 3.0 pushes/s, 20 examples/s"
+        and status.checkpoint_text(found) == "none"
+    )
     chief |= {"batches": {"worker:0": 8}, "phase": "waiting for a session", "text": "waits for ps:1"}
-    assert status.line(status.training_of(chief, {})) == "waits for ps:1, step 8, loss 1.5, 3.0 pushes/s"
+    assert status.training_line(status.training_of(chief, {})) == "waits for ps:1, step 8, loss 1.5, 3.0 pushes/s"
     chief["progress"] = {"worker:0": [7, 2.0, float("nan")]}
     found = status.training_of(chief, {})
-    assert found["loss"] == "nan" and "loss nan" in status.line(found)
+    assert found["loss"] == "nan" and "loss nan" in status.training_line(found)
     chief["progress"] = {}
-    assert status.line(status.training_of(chief, {})) == "waits for ps:1"
+    assert status.training_line(status.training_of(chief, {})) == "waits for ps:1"
 
 
 def test_the_rate_of_a_worker_is_that_between_its_last_pushes_and_falls_while_there_is_none() -> None:

@@ -61,10 +61,10 @@ class Launched(Supervisor):
     def __init__(self, workers: int = 2, owned: bool = False) -> None:
         self.said: list[str] = []
         super().__init__(small_plan(1, workers, owned=owned), lambda name, text: self.said.append(f"{name} {text}"))
-        self.tasks.start = self.there  # type: ignore[method-assign]
+        self.tasks.start_task = self.there  # type: ignore[method-assign]
         for name in ("chief", "ps:0", *(f"worker:{task}" for task in range(workers))):
             self.there(name)
-        self._line("chief", "dps chief at 127.0.0.1:1")
+        self._take_line("chief", "dps chief at 127.0.0.1:1")
 
     def there(self, name: str, *_: Any) -> Any:
         self.tasks.children[name] = Task(name)
@@ -74,11 +74,11 @@ class Launched(Supervisor):
     def has_ended(self, name: str, code: int) -> None:
         child: Any = self.tasks.children[name]
         child.code = code
-        self.tasks._ended(child)
+        self.tasks._record_end(child)
 
     def ends(self, name: str, code: int) -> None:
         self.has_ended(name, code)
-        self.turn(0.0)
+        self.handle_next_end(0.0)
 
     def has(self, role: str) -> None:
         self.tasks.plan = replace(self.tasks.plan, jobs={**self.tasks.plan.jobs, role: Job()})
@@ -137,8 +137,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str, int]]:
 def test_the_last_line_gives_the_reason_that_the_chief_gave() -> None:
     run = Launched()
     reason = "ps:0 was silent for 1.0 s and did not come back within 50 s"
-    run._line("chief", f"chief: {reason}")
-    run._line("chief", f"dps: {reason}")
+    run._take_line("chief", f"chief: {reason}")
+    run._take_line("chief", f"dps: {reason}")
     for name in run.tasks.children:
         run.ends(name, 3)
     assert run.wait() == 3
@@ -148,9 +148,9 @@ def test_the_last_line_gives_the_reason_that_the_chief_gave() -> None:
 def test_who_is_lost_for_good_is_who_failed_not_who_crashed_before_and_came_back() -> None:
     run = Launched()
     run.ends("ps:0", -9)
-    assert run.said == ["dps ps:0 ended with SIGKILL; it is started again"] and run.tasks.lost() == ""
+    assert run.said == ["dps ps:0 ended with SIGKILL; it is started again"] and run.tasks.lost_task() == ""
     run.ends("chief", 2)
-    assert run.tasks.lost() == "chief"
+    assert run.tasks.lost_task() == "chief"
 
 
 def test_a_ps_that_ends_with_its_failed_run_is_not_called_lost(told: list[Any]) -> None:
@@ -166,9 +166,9 @@ def test_a_chief_that_is_being_restarted_is_told_of_ended_workers_once_it_listen
     run.ends("chief", -9)
     run.ends("worker:1", -9)
     assert told == []  # it would only be waited for, and the ps with it
-    run._line("chief", "dps chief at 127.0.0.1:1")
-    run.turn(0.0)
-    run.turn(0.0)
+    run._take_line("chief", "dps chief at 127.0.0.1:1")
+    run.handle_next_end(0.0)
+    run.handle_next_end(0.0)
     assert told == [(1, "was killed (SIGKILL)", -9)]
 
 
@@ -177,8 +177,8 @@ def test_a_worker_in_whose_place_another_one_trains_is_not_told_of(told: list[An
     run.ends("chief", -9)
     run.ends("worker:0", -9)
     run.there("worker:0")
-    run._line("chief", "dps chief at 127.0.0.1:1")
-    run.turn(0.0)
+    run._take_line("chief", "dps chief at 127.0.0.1:1")
+    run.handle_next_end(0.0)
     assert told == []
 
 
@@ -278,14 +278,14 @@ def test_programs_that_still_run_hear_now_and_then_that_the_chief_has_ended_well
     run.has("evaluator")
     run.there(EVALUATOR)
     signals = {name: task.signals for name, task in run.tasks.children.items()}  # type: ignore[attr-defined]
-    run.turn(0.0)
+    run.handle_next_end(0.0)
     assert not any(signals.values()), "the run goes on"
     run.ends("worker:0", 0)
     run.ends("ps:0", 0)
     run.ends("chief", 0)
     for _ in range(10 * 30):
         at[0] += 0.1
-        run.turn(0.0)
+        run.handle_next_end(0.0)
     assert signals == {
         "chief": [], "ps:0": [], "worker:0": [], "worker:1": [OVER] * 8, EVALUATOR: [OVER] * 8,
     }, "at once, and seldom later: a program may work on for hours when its session is closed"  # fmt: skip
@@ -302,5 +302,5 @@ def test_programs_hear_of_no_good_end_from_a_chief_that_has_failed(code: int) ->
     run.ends("ps:0", 3)
     run.tasks.states["chief"] = "failed"
     run.tasks.children["chief"].code = code  # type: ignore[misc]
-    run.turn(0.0)
+    run.handle_next_end(0.0)
     assert OVER not in run.tasks.children["worker:0"].signals  # type: ignore[attr-defined]

@@ -95,7 +95,7 @@ def test_a_failed_worker_is_named_with_the_end_of_its_traceback() -> None:
         '  File "/a/data.py", line 2, in load', "    raise RuntimeError('no data')", "RuntimeError: no data", "after",
     )  # fmt: skip
     for line in lines:
-        tails.note("worker:1", line)
+        tails.read_line("worker:1", line)
     codes = SERVERS | {"worker:0": 5, "worker:1": 1, "worker:2": 1}
     assert outcome(codes, {}, "", tails.found) == (
         5,
@@ -115,14 +115,14 @@ def test_the_notice_of_slurm_which_all_processes_of_a_step_get_is_not_the_word_t
 def test_a_syntax_error_of_a_program_is_named_though_it_has_no_traceback() -> None:
     tails = Tails()
     for line in ('  File "/a/train.py", line 3', "    def f(:", "          ^", "SyntaxError: invalid syntax"):
-        tails.note("worker:0", line)
+        tails.read_line("worker:0", line)
     assert tails.found == {"worker:0": "SyntaxError: invalid syntax (train.py, line 3)"}
 
 
 def test_a_place_that_no_error_follows_is_no_error() -> None:
     tails = Tails()
     for line in ('  File "/a/train.py", line 3 in load', "", "Current thread 0x7f (most recent call first):", "loaded"):
-        tails.note("worker:0", line)
+        tails.read_line("worker:0", line)
     assert tails.found == {}
 
 
@@ -139,6 +139,6 @@ def test_a_place_that_no_error_follows_is_no_error() -> None:
 def test_exit_code_2_of_a_program_is_told_from_bad_arguments(lines: list[str], words: str) -> None:
     tails = Tails()
     for line in lines:
-        tails.note("worker:0", line)
+        tails.read_line("worker:0", line)
     found = outcome(SERVERS | {"chief": 2, "worker:0": 2}, {}, "", tails.found, tails.refused)
     assert found == (2, f"the run failed: worker:0 ended with exit code 2{words}")

@@ -39,16 +39,16 @@ def test_of_a_reader_who_stands_still_nobody_waits_and_what_is_missing_is_told(p
     show = Showing("7", stream=stream)
     began = now()
     for _ in range(1000):
-        show.line("worker:0", LINE)
-    show.line("dps", "the launcher says something")
-    show.finish(hurried=True)
+        show.show_line("worker:0", LINE)
+    show.show_line("dps", "the launcher says something")
+    show.wait_until_read(hurried=True)
     assert now() - began < 20 * showing.STILL_S
     read = bytearray()
     reader = threading.Thread(daemon=True, target=lambda: read.extend(iter_all(out, b"and goes on\n")))
     reader.start()
     until(lambda: show._size < showing.MOST, 10.0)
-    show.line("worker:0", "and goes on")
-    show.finish(hurried=False)
+    show.show_line("worker:0", "and goes on")
+    show.wait_until_read(hurried=False)
     reader.join()
     lines = read.decode().splitlines()
     told = [line for line in lines if "missing" in line]
@@ -73,8 +73,8 @@ def test_a_slow_reader_gets_all_lines_in_their_order(pipe: tuple[int, TextIO]) -
     reader = threading.Thread(daemon=True, target=lambda: read.append(iter_all(out, b" 1999\n")))
     reader.start()
     for number in range(2000):
-        show.line("worker:0", f"{LINE} {number}")
-    show.finish(hurried=False)
+        show.show_line("worker:0", f"{LINE} {number}")
+    show.wait_until_read(hurried=False)
     reader.join()
     assert re.findall(r" (\d+)\n", read[0].decode()) == [str(number) for number in range(2000)]
     assert read[0].startswith(b"[7.worker.0] xxx")
@@ -86,8 +86,8 @@ def test_a_reader_who_has_gone_and_a_full_disk_hold_up_nobody() -> None:
     with open(into, "w") as gone, open("/dev/full", "w") as full:
         for stream, trouble in (gone, "Broken pipe"), (full, "No space left on device"):
             show = Showing("7", stream=stream)
-            show.line("worker:0", LINE)
-            show.finish(hurried=False)
+            show.show_line("worker:0", LINE)
+            show.wait_until_read(hurried=False)
             assert show.trouble is not None and show.trouble.strerror == trouble
 
 
@@ -96,11 +96,11 @@ def test_a_pipe_that_does_not_block_gets_all_lines(pipe: tuple[int, TextIO]) -> 
     os.set_blocking(stream.fileno(), False)
     show, read = Showing("7", stream=stream), list[bytes]()
     for _ in range(150):
-        show.line("worker:0", LINE)
-    show.line("worker:0", "last")
+        show.show_line("worker:0", LINE)
+    show.show_line("worker:0", "last")
     reader = threading.Thread(daemon=True, target=lambda: read.append(iter_all(out, b"last\n")))
     reader.start()
-    show.finish(hurried=False)
+    show.wait_until_read(hurried=False)
     reader.join()
     assert len(read[0].splitlines()) == 151
 
@@ -108,8 +108,8 @@ def test_a_pipe_that_does_not_block_gets_all_lines(pipe: tuple[int, TextIO]) -> 
 def test_a_stream_without_a_file_gets_all_lines() -> None:
     stream = io.StringIO()
     show = Showing("7", stream=stream)
-    show.line("worker:0", "\u00e4")
-    show.finish(hurried=False)
+    show.show_line("worker:0", "\u00e4")
+    show.wait_until_read(hurried=False)
     assert stream.getvalue() == "[worker:0] \u00e4\n"
 
 

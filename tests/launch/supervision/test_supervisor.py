@@ -77,12 +77,12 @@ def test_lines_carry_their_tasks_name_and_colour_on_a_terminal_only() -> None:
             return True
 
     plain, terminal = io.StringIO(), Terminal()
-    Output(plain).line("worker:1", "loss 0.5")
+    Output(plain).print_line("worker:1", "loss 0.5")
     assert plain.getvalue() == "[worker:1] loss 0.5\n"
     output = Output(terminal)
-    output.line("ps:0", "a")
-    output.line("ps:1", "b")
-    output.line("ps:0", "c")
+    output.print_line("ps:0", "a")
+    output.print_line("ps:1", "b")
+    output.print_line("ps:0", "c")
     first, second, third = (line.split("[ps")[0] for line in terminal.getvalue().splitlines())
     assert first == third != second and first.startswith("\x1b[")
 
@@ -107,8 +107,8 @@ def test_launch_passes_on_what_only_the_ps_use(
     given: list[str], told: list[str] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plans: list[RunPlan] = []
-    monkeypatch.setattr(launching, "begin", lambda wanted, say: plans.append(wanted.plan("0")) or "")
-    monkeypatch.setattr(keeping, "keep", lambda *_: 0)
+    monkeypatch.setattr(launching, "begin_run", lambda wanted, say: plans.append(wanted.plan("0")) or "")
+    monkeypatch.setattr(keeping, "keep_runs", lambda *_: 0)
     assert cli.main(["launch", *given, __file__]) == 0
     wanted = ["--threads=auto", "--device=gpu:1"] if told is None else told
     assert plans[0].flags("ps:0", "-")[6:] == wanted and plans[0].flags("worker:0", "-")[6:8] == ["--ps", "1"]

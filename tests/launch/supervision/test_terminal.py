@@ -62,14 +62,14 @@ def test_a_long_line_of_escapes_is_read_once(worst: str) -> None:
 
 def test_the_launcher_and_the_reason_of_a_run_show_no_escapes() -> None:
     stream = io.StringIO()
-    supervisor = Supervisor(small_plan(), Output(stream).line)
+    supervisor = Supervisor(small_plan(), Output(stream).print_line)
     for text in (
         "Traceback (most recent call last):",
         '  File "t.py", line 3, in f',
         "\x1b]0;owned\x07ValueError: \x1b[2Jno",
     ):
-        supervisor._line("worker:0", text)
-    supervisor._line("chief", "dps: no\x1b[2J room")
+        supervisor._take_line("worker:0", text)
+    supervisor._take_line("chief", "dps: no\x1b[2J room")
     assert "\x1b" not in stream.getvalue() and "[worker:0] ValueError: no\n" in stream.getvalue()
     assert supervisor._tails.found == {"worker:0": "ValueError: no (t.py, line 3)"}
     assert "\x1b" not in supervisor.chief.reason
@@ -80,7 +80,7 @@ def test_dps_logs_shows_no_escapes(
 ) -> None:
     monkeypatch.setenv("DPS_RUNS", str(tmp_path))
     path = folder.create(folder.root())
-    keeper.make(path, small_plan(1, 1, ("train.py",)), {"name": "x", "command": "", "values": {}})
+    keeper.prepare_run(path, small_plan(1, 1, ("train.py",)), {"name": "x", "command": "", "values": {}})
     log = Log(f"{path}/logs", "worker:0")
     log.write(wall(), f"\x1b[2J{RED}hello\x1b]0;title\x07")
     log.close()

@@ -37,7 +37,7 @@ with dps.Server.from_env() as server, dps.Session(server, {"w": np.zeros(8)}, op
         session.push({"w": np.zeros(8)})
         time.sleep(0.002)
 """
-STARTS = "from dps.transport import private; private.remove(private.private_folder())"
+STARTS = "from dps.transport import private_folders as p; p.remove(p.private_folder())"
 """What each process of dps does when it starts and ends: the folders of killed ones go."""
 ATTACK = r"""
 import contextlib, json, os, socket, sys, threading
