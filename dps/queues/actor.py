@@ -51,7 +51,7 @@ class QueuesActor(Actor):
             line = self.lines[message.queue] = Line(message.queue, message.capacity or CAPACITY)
         checked_capacity(line, message.capacity)
         client = sender.client(message.client)
-        line.open(client, message.name, self.node.dials(message.address))
+        line.open(client, message.name, self.node.dial_address(message.address))
         self._of(message.queue, client)
         self.node.answer(sender, QueueOpened(line.capacity))
 
