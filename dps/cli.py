@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run_command(given: list[str]) -> int:
     if given[:1] == ["bench"]:
         return run_bench(given[1:])
-    args = parser().take(given)
+    args = parser().parse_command(given)
     if getattr(args, "keys", None):
         os.environ["DPS_KEYS"] = os.path.abspath(args.keys)  # for all that this command makes
     if getattr(args, "trusted_network", False):

@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def begin(given: Sequence[str]) -> int:
     """Run the task of a command line, with its log and its limits set."""
-    args = parser().take(given)
+    args = parser().parse_command(given)
     import logging
 
     level = "DEBUG" if args.verbose else args.log_level

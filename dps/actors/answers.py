@@ -34,6 +34,6 @@ class Waiting(Message, kind=3, roles=ANSWER):
     reason: str
 
 
-def ends(answer: Message) -> bool:
+def is_last(answer: Message) -> bool:
     """Whether an answer ends a request: the feed of those of whose answer nothing is wanted."""
     return not isinstance(answer, Waiting)

@@ -143,7 +143,7 @@ class Tickets:
             for route in oldest.routes:
                 del self.by_route[route]
 
-    def presented(self, route: Route, message: Present, key: str = "") -> None:
+    def accept_presented(self, route: Route, message: Present, key: str = "") -> None:
         """A process has opened a connection. Its datagrams go on if it had paired on an earlier one. `key`: whose the
         connection's key is. A ticket that was presented with another one counts for nothing. But sessions of a chief
         or ps have a worker's or reader's key beside that of their node, with the same ticket."""
@@ -199,7 +199,7 @@ class Tickets:
             self._claimed[incarnation] = peer
         peer.claims = incarnations | NO_CLAIM
 
-    def check(self, peer: Peer, claim: int, message: Message) -> NotAuthenticated | None:
+    def check_claim(self, peer: Peer, claim: int, message: Message) -> NotAuthenticated | None:
         """The error of a message whose sender claims the incarnation of another, or may not send it; None if there is
         none."""
         owner = self._claimed.get(claim)
@@ -213,7 +213,7 @@ class Tickets:
             return (NotAuthenticated if peer.role else Unproven)(f"got {text}")
         return None
 
-    def answer(self, error: Exception, route: Route, peer: Peer, now: float) -> Exception | Waiting:
+    def answer_to(self, error: Exception, route: Route, peer: Peer, now: float) -> Exception | Waiting:
         """What a sender is told of an error: to wait if its ticket may still come, or be admitted. The first error of
         a process is logged."""
         if isinstance(error, Unproven):
@@ -243,7 +243,8 @@ NOBODY = "", ""
 
 
 class Authorization:
-    """The gate of one node. It counts what a peer (a role on a host) sends and may not send, and logs the first one."""
+    """The permission check of one node. It counts what a peer (a role on a host) sends and may not send, and logs the
+    first one."""
 
     def __init__(self, address: str) -> None:
         """`address`: of the node, from which it may send itself everything."""
@@ -252,7 +253,7 @@ class Authorization:
         self.refused: dict[tuple[str, str], int] = {}
         """How many messages were refused, by role and host."""
 
-    def sender(self, route: Route, source: Any) -> tuple[str, str]:
+    def identify_sender(self, route: Route, source: Any) -> tuple[str, str]:
         """The role of the sender of a message, and whose key it has; also of a datagram that follows others on this
         route. "" without a key, or where this node has connected to it: there nothing but answers is expected."""
         if source is None:
@@ -263,8 +264,9 @@ class Authorization:
             del self._senders[next(iter(self._senders))]
         return found
 
-    def check(self, route: Route, sender: str, source: Any, message: Message) -> PermissionDenied | None:
-        """The error that answers a message which its sender may not send; None if it may. `sender`: its role."""
+    def check_message(self, route: Route, sender: str, source: Any, message: Message) -> PermissionDenied | None:
+        """The error that answers a message which its sender may not send; None if it may. `sender`: its
+        role."""
         if sender in message.roles or route == self._address:
             return None
         kind = type(message).__name__
@@ -292,7 +294,7 @@ class CountLimit:
         self.refused = 0
         self._told: set[str] = set()
 
-    def check(self, kept: int, whose: str) -> None:
+    def check_count(self, kept: int, whose: str) -> None:
         """Raise Unavailable if `whose`, a process by its name, keeps as many as it may."""
         if kept < self.most:
             return

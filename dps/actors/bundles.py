@@ -17,13 +17,13 @@ _Letter = tuple[bytes, tuple[Array, ...], Callable[[], None] | None]
 
 
 class Outbox:
-    """The messages that one endpoint sends at the next `flush`, in the order of `put` for each route."""
+    """The messages that one endpoint sends at the next `flush`, in the order of `queue_message` for each route."""
 
     def __init__(self, endpoint: Endpoint, tuning: Tuning) -> None:
         self._endpoint, self._together, self._alone_nbytes = endpoint, tuning.together, tuning.nodes.together_nbytes
         self._waiting: dict[Route, list[_Letter]] = {}
 
-    def put(self, route: Route, envelope: Envelope, done: Callable[[], None] | None = None) -> None:
+    def queue_message(self, route: Route, envelope: Envelope, done: Callable[[], None] | None = None) -> None:
         """Queue a message; large ones leave at once. `done` is called when its arrays may change again.
 
         Raises what `Endpoint.send` would: ValueError for an array that is not contiguous, ConfigError for a malformed

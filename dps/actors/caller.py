@@ -73,19 +73,21 @@ class Caller:
 
     def open(self, to: Ref, message: Message, request: Request, resend_s: float | None = None) -> None:
         """Like `start`, but the message leaves at the next `flush`, `wait` or `poll`, bundled by node."""
-        self._requests.open(self._time.now(), to, request, NEVER, resend_s)
+        self._requests.open_request(self._time.now(), to, request, NEVER, resend_s)
         request.incarnation = self.incarnation
         self.send(request, message)
 
     def send(self, request: Request, message: Message) -> None:
         """Queue a (further) message under a request's number; it leaves like those of `open`."""
         to = request.to
-        self._outbox.put(to.address, Envelope(message, to.actor, request.number, self.name, request.incarnation))
+        self._outbox.queue_message(
+            to.address, Envelope(message, to.actor, request.number, self.name, request.incarnation)
+        )
 
     def post(self, to: Ref, message: Message) -> int:
         """Send a request at once and never again; returns its number, for `hear`. Does not block."""
-        number = self._requests.numbered()
-        self._outbox.put(to.address, Envelope(message, to.actor, number, self.name, self.incarnation))
+        number = self._requests.take_number()
+        self._outbox.queue_message(to.address, Envelope(message, to.actor, number, self.name, self.incarnation))
         self._outbox.flush()
         return number
 
@@ -150,7 +152,7 @@ class Caller:
 
     def drop(self, request: Request) -> None:
         """Forget a request; its late answers are dropped."""
-        self._requests.close(request)
+        self._requests.forget_request(request)
 
     def expect(self, address: str, user: str) -> None:
         """Note whose key the node at an address has, if it is not the chief."""
@@ -188,34 +190,34 @@ class Caller:
         event = self._time.receive(self._endpoint, wait_s)
         now = self._time.received_at
         if event.__class__ is Delivery:
-            self._take(event, now)
+            self._take_delivery(event, now)
         elif isinstance(event, Connected):
             self.reached.add(event.address)
             if self.away.pop(event.address, None) is not None:
-                for request, message in self._requests.to_address(event.address):
+                for request, message in self._requests.resends_to(event.address):
                     self.send(request, message)
         elif isinstance(event, Disconnected):
             self.away.setdefault(event.address, now)
         elif isinstance(event, Refused):
             raise NotAuthenticated(event.reason)
-        for request, message in self._requests.due(now):
+        for request, message in self._requests.take_due(now):
             self.send(request, message)
         return event is not None
 
-    def _take(self, delivery: Delivery, now: float) -> None:
+    def _take_delivery(self, delivery: Delivery, now: float) -> None:
         try:
             for header, frames in unbundle(delivery.header, delivery.frames):
-                self._answered(decode(header, frames), now)
+                self._feed_answer(decode(header, frames), now)
         except ProtocolError as error:
             log.debug("%s: refused an answer: %s", self.name, error)
 
-    def _answered(self, envelope: Envelope, now: float) -> None:
+    def _feed_answer(self, envelope: Envelope, now: float) -> None:
         if envelope.actor:
             return
         if envelope.request == self._posted and self._heard is None:
             self._heard = envelope.message
         else:
-            self._requests.answer(envelope.request, envelope.message, now)
+            self._requests.feed_answer(envelope.request, envelope.message, now)
 
 
 def _nothing() -> None:
@@ -238,7 +240,7 @@ class UnreachedReport:
     def __init__(self, caller: Caller, name: str) -> None:
         """`name`: the task that waits, for messages."""
         self._caller, self._name = caller, name
-        self._patience = LogThrottle(FIRST_S)
+        self._throttle = LogThrottle(FIRST_S)
         self.tasks: dict[str, str] = {}
         """The addresses of the tasks, by name."""
 
@@ -250,13 +252,13 @@ class UnreachedReport:
         name, at = found
         return f"cannot reach {name}: nobody answers at {at}, where it told the chief that it is; {to_reach(name, at)}"
 
-    def look(self) -> None:
+    def log_unreached(self) -> None:
         """Log it now and then, from the first seconds of a wait on. Raises Cancelled if this process was told to stop,
         because no step of it can end."""
         text = str(self)
         if not text:
-            self._patience.over()
+            self._throttle.end_wait()
         elif config.stop_requested.is_set():
             raise Cancelled(f"{self._name}: was told to stop, and {text}")
-        elif self._patience.due(self._caller.now()):
+        elif self._throttle.is_due(self._caller.now()):
             log.warning("%s: %s", self._name, text)

@@ -28,14 +28,14 @@ class FailureDetector:
         if address not in self._watched:
             self._watched[address] = _Watched(grace_s, away_since=now)
 
-    def watches(self, address: str) -> bool:
+    def is_watched(self, address: str) -> bool:
         """Whether the address is watched."""
         return address in self._watched
 
     def remove(self, address: str) -> None:
         self._watched.pop(address, None)
 
-    def connected(self, address: str) -> bool:
+    def note_connected(self, address: str) -> bool:
         """Note that a connection came up; returns whether the address is watched."""
         watched = self._watched.get(address)
         if watched is None:
@@ -43,12 +43,12 @@ class FailureDetector:
         watched.connected, watched.away_since, watched.told = True, None, False
         return True
 
-    def disconnected(self, address: str, now: float) -> None:
+    def note_disconnected(self, address: str, now: float) -> None:
         watched = self._watched.get(address)
         if watched is not None and watched.away_since is None:
             watched.connected, watched.away_since = False, max(now, self._excused_until)
 
-    def stood_still(self, now: float) -> None:
+    def excuse_stop(self, now: float) -> None:
         """Note that the watcher was stopped until now, which may have broken its connections. Absent nodes get as long
         to come back as a node that falls silent now: they may have been stopped, too, and continue a little later."""
         self._excused_until = now + self._silence_s
@@ -56,13 +56,13 @@ class FailureDetector:
             if watched.away_since is not None and not watched.told:
                 watched.away_since = max(watched.away_since, self._excused_until)
 
-    def forgive(self, seconds: float, now: float) -> None:
+    def excuse_delay(self, seconds: float, now: float) -> None:
         """Note that the watcher itself was stopped for so long. That time does not count against absent nodes."""
         for watched in self._watched.values():
             if watched.away_since is not None and not watched.told:
                 watched.away_since = max(watched.away_since, min(now, watched.away_since + seconds))
 
-    def due(self, now: float) -> list[tuple[str, float]]:
+    def take_lost(self, now: float) -> list[tuple[str, float]]:
         """Addresses whose grace period has just passed, with the seconds that they have been away; each only once."""
         lost: list[tuple[str, float]] = []
         for address, watched in list(self._watched.items()):
@@ -73,7 +73,7 @@ class FailureDetector:
         return lost
 
     def next_at(self) -> float:
-        """When the next grace period ends; infinity if no address is away, or `due` has returned all of those."""
+        """When the next grace period ends; infinity if no address is away, or `take_lost` has returned all of those."""
         first = math.inf
         for watched in self._watched.values():
             if watched.away_since is not None and not watched.told:

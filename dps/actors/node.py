@@ -98,16 +98,16 @@ class Node:
         self.tickets = Tickets(self._endpoint, self.ticket)
         self.accepted = self._endpoint.accepted
         self._source: object = None
-        self._gate: Authorization | None = None
+        self._authorization: Authorization | None = None
         if self._endpoint.keyed:
             from dps.actors.authorization import Authorization
 
-            self._gate = Authorization(self.address)
+            self._authorization = Authorization(self.address)
         self.actors: dict[str, Hosted] = {}
         self.refused_messages = 0
         self._time, self._tuning = PausableClock(runtime), runtime.tuning.nodes
         self._requests = Requests(self._tuning)
-        self._watch = FailureDetector(runtime.silence_s)
+        self._detector = FailureDetector(runtime.silence_s)
         self._broken: set[str] = set()
         self.up: dict[str, int] = {self.address: 0}
         """A number for each connection that is up, by address."""
@@ -166,19 +166,19 @@ class Node:
             if isinstance(answer, Waiting):
                 waits(answer.reason)
                 return False
-            self._guard(lambda: then(answer.exception() if isinstance(answer, Failed) else answer))
+            self._call_guarded(lambda: then(answer.exception() if isinstance(answer, Failed) else answer))
             return True
 
         def expired() -> None:
             error = DeadlineExceeded(f"{to} did not answer {type(message).__name__} within {timeout_s:.1f} s")
-            self._guard(lambda: then(error))
+            self._call_guarded(lambda: then(error))
 
         request = Question(feed, lambda: again or message, expired)
-        self._requests.open(now, to, request, now + timeout_s)
+        self._requests.open_request(now, to, request, now + timeout_s)
         self._send(to.address, Envelope(message, to.actor, request.number, self.name))
-        return lambda: self._requests.close(request)
+        return lambda: self._requests.forget_request(request)
 
-    def dials(self, told: str, named: Collection[str] = ()) -> str:
+    def dial_address(self, told: str, named: Collection[str] = ()) -> str:
         """Where to dial the sender of the message that is handled now; see `addresses.dialled`."""
         from dps.transport.sockets import addresses as address
 
@@ -225,14 +225,14 @@ class Node:
 
     def watch(self, address: str, grace_s: float) -> None:
         """Tell all actors here (`lost`, `back`) when the node at an address goes away and comes back."""
-        if address != self.address and not self._watch.watches(address):
-            self._watch.add(address, grace_s, self._time.now())
+        if address != self.address and not self._detector.is_watched(address):
+            self._detector.add(address, grace_s, self._time.now())
             if address in self.up:  # a connection that is up already raises no event
                 self._disconnect(address)
             self._endpoint.connect(address)
 
     def unwatch(self, address: str) -> None:
-        self._watch.remove(address)
+        self._detector.remove(address)
         if address != self.address:
             self._disconnect(address)
 
@@ -249,9 +249,9 @@ class Node:
                 actor.started()
             self._turned_at = self._time.now()
             while not self._stop_asked:
-                self._turn()
+                self._run_turn()
             for actor in list(self.actors.values()):
-                self._guard(actor.stopping)
+                self._call_guarded(actor.stopping)
             self._answer_mailbox()
             self._outbox.flush()
         except (OutOfDescriptors, NotAuthenticated) as error:
@@ -266,29 +266,29 @@ class Node:
 
     def _judges_at(self) -> float:
         """When the next request is resent, or the next silent node counts as lost."""
-        return min(self._requests.next_at(), self._watch.next_at())
+        return min(self._requests.next_at(), self._detector.next_at())
 
-    def _turn(self, longest_s: float = 10.0) -> None:
+    def _run_turn(self, longest_s: float = 10.0) -> None:
         judges, time, stood_still_s = self._judges_at(), self._time, self._time.stood_still_s
         until = min(judges, self._timers[0].at) if self._timers else judges
         event = time.receive(self._endpoint, 0.0 if self._posted else longest_s, until)
         now, wait_s = time.received_at, time.asked_s
         if time.stood_still_s > stood_still_s:
-            self._watch.stood_still(now)
+            self._detector.excuse_stop(now)
         if event is not None:
-            self._take(event)
+            self._handle_event(event)
         if judges <= now:  # the event may be the awaited one
-            now, judges = self._drain(now)
+            now, judges = self._read_waiting(now)
         took_s, self._turned_at = now - self._turned_at, now
         if took_s - wait_s > self._tuning.held_up_s:
-            self._watch.forgive(took_s, now)
+            self._detector.excuse_delay(took_s, now)
         while self._posted and not self._stop_asked:
-            self._guard(self._posted.popleft())
+            self._call_guarded(self._posted.popleft())
         if judges <= now or (self._timers and self._timers[0].at <= now):
-            self._clockwork()
+            self._run_timers()
         self._outbox.flush()
 
-    def _drain(self, now: float) -> tuple[float, float]:
+    def _read_waiting(self, now: float) -> tuple[float, float]:
         """Read waiting events before judging who is late: after a long turn, live nodes would else count as lost.
 
         Returns the current time, and when `_judges_at` is next."""
@@ -296,17 +296,17 @@ class Node:
             judges = self._judges_at()
             if judges > now or (event := self._endpoint.receive(0)) is None:
                 break
-            self._take(event)
+            self._handle_event(event)
             now = self._time.now()
         return now, self._judges_at()
 
-    def _take(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         if event.__class__ is not Delivery:
-            self._changed(event)
+            self._handle_connection(event)
             return
         self._source = event.source
-        if self._gate is not None:
-            self.asker, self.user = self._gate.sender(event.route, event.source)
+        if self._authorization is not None:
+            self.asker, self.user = self._authorization.identify_sender(event.route, event.source)
         if len(event.header) > SHORT_NBYTES and (error := too_long(event, self.tickets)) is not None:
             self._refuse(event.route, event.header, error, ENOUGH)
             return
@@ -314,57 +314,61 @@ class Node:
             if envelope.actor:
                 self._hand_over(event.route, envelope)
             elif envelope.message.__class__ is Present:
-                self.tickets.presented(event.route, envelope.message, self.user)
+                self.tickets.accept_presented(event.route, envelope.message, self.user)
             elif event.route.__class__ is str:  # an answer comes from where this node has connected to
-                self._guard(partial(self._requests.answer, envelope.request, envelope.message, self._time.now()))
+                self._call_guarded(
+                    partial(self._requests.feed_answer, envelope.request, envelope.message, self._time.now())
+                )
 
-    def _changed(self, event: Event) -> None:
+    def _handle_connection(self, event: Event) -> None:
         """A connection came up, broke or was refused."""
         if isinstance(event, Connected):
             self._connected(event.address)
         elif isinstance(event, Disconnected):
             self._broken.add(event.address)
             self.up.pop(event.address, None)
-            self._watch.disconnected(event.address, self._time.now())
+            self._detector.note_disconnected(event.address, self._time.now())
         elif isinstance(event, Refused):
             error = NotAuthenticated(event.reason)
             for actor in list(self.actors.values()):
-                self._guard(lambda actor=actor: actor.refused(event.address, error))  # type: ignore[misc]
+                self._call_guarded(lambda actor=actor: actor.refused(event.address, error))  # type: ignore[misc]
 
-    def _clockwork(self) -> None:
+    def _run_timers(self) -> None:
         now = self._time.now()
-        for request, message in self._requests.due(now):
+        for request, message in self._requests.take_due(now):
             self._send(request.to.address, Envelope(message, request.to.actor, request.number, self.name))
-        for address, silent_s in self._watch.due(now):
+        for address, silent_s in self._detector.take_lost(now):
             for actor in list(self.actors.values()):
-                self._guard(lambda actor=actor, a=address, s=silent_s: actor.lost(a, s))  # type: ignore[misc]
+                self._call_guarded(lambda actor=actor, a=address, s=silent_s: actor.lost(a, s))  # type: ignore[misc]
         while self._timers and self._timers[0].at <= now:
             call = heapq.heappop(self._timers).call
             if call is not None:
-                self._guard(call)
+                self._call_guarded(call)
 
     def _connected(self, address: str) -> None:
         self.up[address] = next(self._order)
-        if self._watch.connected(address):
+        if self._detector.note_connected(address):
             for actor in list(self.actors.values()):
-                self._guard(lambda actor=actor: actor.back(address))  # type: ignore[misc]
+                self._call_guarded(lambda actor=actor: actor.back(address))  # type: ignore[misc]
         if address not in self._broken:
             return
         self._broken.discard(address)
-        for request, message in self._requests.to_address(address):
+        for request, message in self._requests.resends_to(address):
             self._send(address, Envelope(message, request.to.actor, request.number, self.name))
 
     def _hand_over(self, route: Route, envelope: Envelope) -> None:
         message, name, request, told, claim = envelope
         peer = self.tickets.by_route.get(route, STRANGER)
-        gate = self._gate
-        error: NotAuthenticated | None = None if gate is None else gate.check(route, self.asker, self._source, message)
+        authorization = self._authorization
+        error: NotAuthenticated | None = (
+            None if authorization is None else authorization.check_message(route, self.asker, self._source, message)
+        )
         if error is None and (claim not in peer.claims or message.proven) and route != self.address:
-            error, claim = self.tickets.check(peer, claim, message), claim if claim in peer.claims else 0
+            error, claim = self.tickets.check_claim(peer, claim, message), claim if claim in peer.claims else 0
         sender = Sender(route, request, peer.name or told, claim, peer)
         actor = self.actors.get(name)
         if error is not None:
-            said = self.tickets.answer(error, route, peer, self._time.now())
+            said = self.tickets.answer_to(error, route, peer, self._time.now())
             if said.__class__ is not Waiting:
                 self.refused_messages += 1
                 self.accepted.blame(route)
@@ -384,7 +388,7 @@ class Node:
         except OutOfDescriptors:
             raise
         except DpsError as error:
-            self.answer(sender, self.tickets.answer(error, sender.route, sender.peer, self._time.now()))
+            self.answer(sender, self.tickets.answer_to(error, sender.route, sender.peer, self._time.now()))
         except (ValueError, TypeError) as error:
             log.debug("%s: refused %s: %s", self.name, type(message).__name__, error, exc_info=True)
             self.answer(sender, error)
@@ -402,7 +406,7 @@ class Node:
         if known is not None and known[1] and known[0] > 0:
             self.answer(Sender(route, known[0], "", 0), error)
 
-    def _guard(self, call: Callable[[], None]) -> None:
+    def _call_guarded(self, call: Callable[[], None]) -> None:
         try:
             call()
         except OutOfDescriptors:
@@ -424,9 +428,9 @@ class Node:
         if route == self.address:
             self._posted.append(lambda: self._deliver_local(envelope, done))
             return
-        self._outbox.put(route, envelope, done)
+        self._outbox.queue_message(route, envelope, done)
 
     def _deliver_local(self, envelope: Envelope, done: Callable[[], None] | None) -> None:
-        self._take(to_self(self.address, envelope))
+        self._handle_event(to_self(self.address, envelope))
         if done is not None:
             done()

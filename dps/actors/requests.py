@@ -36,7 +36,7 @@ class Request:
         """Take one answer; returns True when the request is complete."""
         raise NotImplementedError
 
-    def again(self) -> Message | None:
+    def resend_message(self) -> Message | None:
         """The message for a resend, or None to keep waiting without one."""
         raise NotImplementedError
 
@@ -48,13 +48,13 @@ class Question(Request):
     """A request whose methods are given as functions."""
 
     def __init__(self, feed: Feed, again: Callable[[], Message | None], expired: Callable[[], None]) -> None:
-        self._feed, self._again, self._expired = feed, again, expired
+        self._feed, self._resend_message, self._expired = feed, again, expired
 
     def feed(self, message: Message) -> bool:
         return self._feed(message)
 
-    def again(self) -> Message | None:
-        return self._again()
+    def resend_message(self) -> Message | None:
+        return self._resend_message()
 
     def expired(self) -> None:
         self._expired()
@@ -79,9 +79,11 @@ class Requests:
     def __len__(self) -> int:
         return len(self._open)
 
-    def open(self, now: float, to: Ref, request: Request, deadline: float, resend_s: float | None = None) -> None:
+    def open_request(
+        self, now: float, to: Ref, request: Request, deadline: float, resend_s: float | None = None
+    ) -> None:
         """Number a request; the caller sends it. `deadline` is on the clock of `now`, seconds."""
-        request.number = self.numbered()
+        request.number = self.take_number()
         request.to, request.deadline = to, deadline
         request.asked_at = now
         request.resend_s = max(self._first_resend_s(to.address), resend_s or 0.0)
@@ -93,12 +95,12 @@ class Requests:
         own, usual_s = self._tuning, self._usual_s.get(address, 0.0)
         return max(own.first_resend_s, min(own.resend_delays * usual_s, own.last_resend_s))
 
-    def numbered(self) -> int:
+    def take_number(self) -> int:
         """Take a number for a request that is not kept here."""
         self._last += 1
         return self._last
 
-    def answer(self, number: int, message: Message, now: float) -> None:
+    def feed_answer(self, number: int, message: Message, now: float) -> None:
         """Feed an answer to its request; answers to requests that are over are dropped."""
         request = self._open.get(number)
         if request is None:
@@ -113,11 +115,11 @@ class Requests:
         else:  # over a slow connection the rest of an answer may take longer than any interval
             request.next_at = now + request.resend_s
 
-    def close(self, request: Request) -> None:
+    def forget_request(self, request: Request) -> None:
         """Forget a request; later answers to it are dropped."""
         self._open.pop(request.number, None)
 
-    def due(self, now: float) -> list[tuple[Request, Message]]:
+    def take_due(self, now: float) -> list[tuple[Request, Message]]:
         """The messages to resend now. Ends requests that are past their deadline and calls their `expired`."""
         if not self._timers or self._timers[0][0] > now:
             return []
@@ -134,19 +136,19 @@ class Requests:
             if now >= request.next_at:
                 request.resend_s = min(request.resend_s * 2, max(self._tuning.last_resend_s, request.resend_s))
                 request.next_at = now + request.resend_s
-                message = request.again()
+                message = request.resend_message()
                 if message is not None:
                     resend.append((request, message))
             heapq.heappush(self._timers, (min(request.next_at, request.deadline), number))
         return resend
 
-    def to_address(self, address: str) -> list[tuple[Request, Message]]:
+    def resends_to(self, address: str) -> list[tuple[Request, Message]]:
         """The messages to resend at once because the connection to an address came back."""
         found = [r for r in self._open.values() if r.to.address == address]
-        return [(r, m) for r in found if (m := r.again()) is not None]
+        return [(r, m) for r in found if (m := r.resend_message()) is not None]
 
     def next_at(self) -> float:
-        """When `due` has something to do next; infinity while nothing waits."""
+        """When `take_due` has something to do next; infinity while nothing waits."""
         while self._timers and self._timers[0][1] not in self._open:
             heapq.heappop(self._timers)
         return self._timers[0][0] if self._timers else math.inf

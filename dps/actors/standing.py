@@ -69,7 +69,7 @@ class TrainingProgress:
         """The number and the time of the last push that was told."""
         self._rate = 0.0
 
-    def pushed(self, step: int, loss: float | None, at: float) -> None:
+    def record_push(self, step: int, loss: float | None, at: float) -> None:
         """A push has its result."""
         if not self.pushes:
             self._told = 1, at
@@ -77,7 +77,7 @@ class TrainingProgress:
         if loss is not None:
             self.loss = loss
 
-    def tell(self, at: float) -> list[Any]:
+    def report_progress(self, at: float) -> list[Any]:
         """Step, pushes per second since the last call, and loss; [] before the first push."""
         pushes, pushed_at = self.pushes, self.at
         before, before_at = self._told
@@ -109,12 +109,12 @@ class Standing:
         self._joined = False
         self._changed = runtime.condition()
 
-    def join(self) -> None:
+    def mark_joined(self) -> None:
         """The chief has answered, or the task needs no answer."""
         self._joined = True
         self._changed.notify()
 
-    def end(self, code: int, reason: str) -> bool:
+    def end_task(self, code: int, reason: str) -> bool:
         """The task's part is over; False where it was before."""
         if self.exit_code is not None:
             return False
@@ -122,9 +122,9 @@ class Standing:
         self._changed.notify()
         return True
 
-    def fail(self, name: str, error: Exception) -> None:
+    def end_failed(self, name: str, error: Exception) -> None:
         """The node's thread has ended by an error; the task `name` cannot continue."""
-        self.end(error.exit_code if isinstance(error, DpsError) else 1, f"{name}: {error}")
+        self.end_task(error.exit_code if isinstance(error, DpsError) else 1, f"{name}: {error}")
 
     def session_joined(self, epoch: int) -> None:
         """A session of this process takes part in a run epoch. Called on the session's thread."""
@@ -137,7 +137,7 @@ class Standing:
             return "stopping after this step"
         return "running" if self._joined else "joining"
 
-    def how(self) -> tuple[int, str] | None:
+    def exit_state(self) -> tuple[int, str] | None:
         """Exit code and reason; None while the task's part is not over."""
         return None if self.exit_code is None else (self.exit_code, self.reason)
 

@@ -125,7 +125,7 @@ class CallsActor(Actor):
         self.node.accepted.serves_strangers = True  # the chief tells nobody of clients, and their calls may be long
 
     def on_Call(self, message: Call, sender: Sender) -> None:
-        address = self.node.dials(message.address)
+        address = self.node.dial_address(message.address)
         outcome = self.calls.call(message, address, sender)
         self.node.watch(address, GRACE_S)
         self._answer(message.client, message.number, sender, outcome)

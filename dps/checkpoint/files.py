@@ -82,7 +82,7 @@ def seal(body: dict[str, Any], last: str = "", elements: Iterable[str] = ()) -> 
         lines = _BETWEEN.join(elements)
         text += f",\n {json.dumps(last)}: [\n  {lines}{_LAST.decode()}" if lines else f",\n {json.dumps(last)}: []"
     head = text.encode()
-    return head + _end(head)
+    return head + _checksum_line(head)
 
 
 def unseal(data: bytes | memoryview, path: str, wanted_format: int) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def _head(data: bytes | memoryview, path: str) -> bytes:
     """The document without its final checksum, which was checked."""
     raw = bytes(data)
     head = raw[:-_END_NBYTES]
-    if raw[-_END_NBYTES:] != _end(head):
+    if raw[-_END_NBYTES:] != _checksum_line(head):
         raise CheckpointError(f"{path} is truncated or altered: its checksum does not fit its {len(raw)} bytes")
     return head
 
@@ -137,5 +137,5 @@ def _parsed(head: bytes, path: str, wanted_format: int) -> dict[str, Any]:
     return dict(body)
 
 
-def _end(head: bytes) -> bytes:
+def _checksum_line(head: bytes) -> bytes:
     return _END.format(hashlib.sha256(head).hexdigest()).encode()

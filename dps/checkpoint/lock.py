@@ -62,9 +62,9 @@ def moment(wall_s: float) -> str:
 class RunLock:
     """One chief's view of the lock on one checkpoint_dir. `now` is always the chief's own monotonic clock.
 
-    Call `take` until the lock is held, then `beat` every `BEAT_S`, and finally `release`. All calls block on the
-    storage and come from one thread at a time, except that `release` may come while `beat` runs: then `beat` releases
-    the lock when it ends.
+    Call `acquire` until the lock is held, then `write_heartbeat` every `BEAT_S`, and finally `release`. All calls block
+    on the storage and come from one thread at a time, except that `release` may come while `write_heartbeat` runs: then
+    `write_heartbeat` releases the lock when it ends.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class RunLock:
             f"{self.path} is the lock of {whose}; it is broken if that run does not write to it within {SILENT_S:.0f} s"
         )
 
-    def take(self, now: float) -> bool:
+    def acquire(self, now: float) -> bool:
         """Take the lock; returns whether it is held now. If False, it may be in use elsewhere; try again every second.
 
         Raises Taken if another run has it, and CheckpointError if the file system refuses. Changes nothing in the
@@ -117,7 +117,7 @@ class RunLock:
         self._claim, self.state = claim, HELD
         return True
 
-    def beat(self, now: float) -> str:
+    def write_heartbeat(self, now: float) -> str:
         """Write a heartbeat and check the lock; returns why the lock was lost, or "" if it is still held.
 
         A run that continued without the lock, because a disk was full, takes it here. Raises CheckpointError if the
@@ -125,13 +125,13 @@ class RunLock:
         """
         self._busy = True
         try:
-            return self._beat(now)
+            return self._check_and_write(now)
         finally:
             self._busy = False
             if self._released:
                 self._let_go()
 
-    def _beat(self, now: float) -> str:
+    def _check_and_write(self, now: float) -> str:
         if self.state == LOST or self._released:
             return ""
         claim = self._claim
@@ -147,7 +147,7 @@ class RunLock:
             claim.drop()  # the file was deleted
             self._claim, self.state, self._seen = None, FREE, None
         try:
-            self.take(now)
+            self.acquire(now)
         except LockTaken as error:
             self.state = LOST
             return str(error)

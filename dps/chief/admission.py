@@ -30,7 +30,7 @@ class Admission:
 
     # -- in -----------------------------------------------------------------------------------------------------
 
-    def open(self, message: OpenSession, sender: Sender) -> None:
+    def open_session(self, message: OpenSession, sender: Sender) -> None:
         """A session asks for admission, for the first time or after its epoch or its incarnation has ended."""
         self._sessions.check_open(message.session)
         check_name(message.job, message.task)
@@ -42,36 +42,36 @@ class Admission:
         if waits := self._waits_for_folder(message, sender):
             self._node.answer(sender, Waiting(waits))
             return
-        reaching = self._cluster.reaching
-        address = self._node.dials(message.address, reaching.named) if message.address else ""
+        reaching = self._cluster.reachability
+        address = self._node.dial_address(message.address, reaching.named) if message.address else ""
         if address and message.session not in self._sessions.known:
             self._cluster.check_room(address, self._sessions.addresses())
-        session = self._sessions.open(message, sender, address)
-        self._epochs.seen(message.epoch)
-        self._epochs.losses.joins(message.session, message.epoch, message.step)
+        session = self._sessions.open_session(message, sender, address)
+        self._epochs.record_epoch(message.epoch)
+        self._epochs.losses.record_join(message.session, message.epoch, message.step)
         if address:
             if self._node.exposed:
-                reaching.tries(address, self._node.now())
+                reaching.begin_trying(address, self._node.now())
             self._node.watch(address, self._cluster.grace_s(message.job))
-        if self._differs(session):
+        if self._refuse_different(session):
             return
         self._end_refused(session)
         epochs = self._epochs
         epochs.advance()
-        if epochs.now is not None and epochs.phase == INITIALISE and epochs.now.initialiser == session.number:
-            epochs.now.answer(session, 0, initialise=True)
-        elif session.opened is not None and session.number in self._sessions.known and not epochs.over:
+        if epochs.current is not None and epochs.phase == INITIALISE and epochs.current.initialiser == session.number:
+            epochs.current.answer_session(session, 0, initialise=True)
+        elif session.opened is not None and session.number in self._sessions.known and not epochs.end_phase:
             self._node.answer(sender, Waiting(epochs.text()))
 
     def _waits_for_folder(self, message: OpenSession, sender: Sender) -> str:
         """What the session waits for before it may name its checkpoint_dir. Raises CheckpointError if it may not."""
         if self._epochs.run is not None:
-            return ""  # `_differs` refuses another one than the run's
+            return ""  # `_refuse_different` refuses another one than the run's
         name, wanted = f"{message.job}:{message.task}", str(message.settings.get("checkpoint_dir") or "")
         own, joined = sender.peer is self._node.tickets.own, " " in self._node.user
-        return self._cluster.checkpoint_root.waits(name, wanted, own, joined)
+        return self._cluster.checkpoint_root.waiting_text(name, wanted, own, joined)
 
-    def _differs(self, session: ClientSession) -> bool:
+    def _refuse_different(self, session: ClientSession) -> bool:
         """Refuse a session whose layout or settings are not those of the run."""
         run, request = self._epochs.run, session.request
         if run is None or request is None:
@@ -79,7 +79,7 @@ class Admission:
         try:
             check_fits(session.name, request.plan, request.settings, run.plan, run.settings)
         except (DpsError, ValueError) as error:
-            self.refuse(session, error)
+            self.refuse_session(session, error)
             return True
         return False
 
@@ -89,68 +89,68 @@ class Admission:
         epoch = 0 if session.request is None else session.request.epoch
         again = session.request is not None and incarnation == session.request.incarnation and epoch == epochs.number
         if incarnation is not None and again and epochs.phase == RUN:
-            self._members.end(incarnation, lost=True)
+            self._members.end_incarnation(incarnation, lost=True)
             self._record_end(incarnation, session, lost=True)
 
-    def refuse(self, session: ClientSession, error: Exception) -> None:
+    def refuse_session(self, session: ClientSession, error: Exception) -> None:
         """Refuse a session that cannot take part in this run."""
         if session.opened is not None:
             self._node.answer(session.opened, error)
             session.opened = None
-        self._sessions.drop(session)
+        self._sessions.drop_session(session)
 
-    def admit(self) -> bool:
+    def admit_waiting(self) -> bool:
         """Give incarnations to the waiting sessions; returns whether any session got one."""
-        admitted = self._sessions.admit(self._members)
+        admitted = self._sessions.admit_waiting(self._members)
         for incarnation, session in admitted:
             self._node.runtime.record("admitted", incarnation=incarnation, name=session.name, epoch=self._epochs.number)
         if admitted:
-            self._epochs.members_changed()
-        self.answer()
+            self._epochs.publish_members()
+        self.answer_admitted()
         return bool(admitted)
 
-    def answer(self) -> None:
+    def answer_admitted(self) -> None:
         """Tell sessions their incarnation once every ps knows it."""
-        now = self._epochs.now
+        now = self._epochs.current
         if now is None or now.roster is None or self._epochs.phase != RUN:
             return
-        for incarnation, session in self._sessions.ready(self._members, now.roster.known):
-            now.answer(session, incarnation, initialise=False)
+        for incarnation, session in self._sessions.answerable(self._members, now.roster.known):
+            now.answer_session(session, incarnation, initialise=False)
             session.opened = None
 
-    def take_up(self) -> None:
+    def take_over_sessions(self) -> None:
         """Take over the sessions of another chief. End those that have closed or whose process was replaced."""
         self.count_early()
         workers = self._cluster.workers
         for incarnation, live in list(self._members.live.items()):
-            failed = self._sessions.closed(live.session)
+            failed = self._sessions.close_state(live.session)
             if failed is not None:
-                self._members.end(incarnation, lost=False, failed=failed)
-            elif live.name.startswith("worker:") and workers.take_up(live.task, live.address, live.process):
-                self._members.end(incarnation, lost=True)
+                self._members.end_incarnation(incarnation, lost=False, failed=failed)
+            elif live.name.startswith("worker:") and workers.take_over_node(live.task, live.address, live.process):
+                self._members.end_incarnation(incarnation, lost=True)
             else:
-                self._sessions.take_up(live)
+                self._sessions.take_over_session(live)
                 if live.address:
                     job = live.name.partition(":")[0]
                     self._node.expect(live.address, "worker" if job == "client" else job)
                     self._node.watch(live.address, self._cluster.grace_s(job))
 
-    def ask_again(self) -> None:
+    def end_refused(self) -> None:
         """Handle the requests of sessions that asked before this chief knew their incarnations."""
         for session in self._sessions.waiting():
             self._end_refused(session)
 
     # -- out ----------------------------------------------------------------------------------------------------
 
-    def close(self, message: CloseSession) -> None:
+    def close_session(self, message: CloseSession) -> None:
         """A program has closed its session."""
         session = self._sessions.known.get(message.session)
-        self._epochs.losses.closed(message.session, message.epoch, message.step)
-        news = self._sessions.close(message.session, bool(message.error))
+        self._epochs.losses.record_close(message.session, message.epoch, message.step)
+        news = self._sessions.mark_closed(message.session, bool(message.error))
         if session is not None:
-            self.end(session, lost=False, failed=bool(message.error))
+            self.end_session(session, lost=False, failed=bool(message.error))
         elif news and message.job in self._cluster.jobs:
-            self._closed_elsewhere(message)
+            self._close_earlier_session(message)
 
     def close_early(self, message: CloseSession, ticket: str) -> None:
         """A session that this chief does not know has closed, and its task has not registered. It counts once the
@@ -170,41 +170,41 @@ class Admission:
             if wanted is not None:
                 del self._early[number]
                 if wanted == ticket:
-                    self.close(message)
+                    self.close_session(message)
 
-    def _closed_elsewhere(self, message: CloseSession) -> None:
+    def _close_earlier_session(self, message: CloseSession) -> None:
         """A session of an earlier chief has closed: its worker is done."""
         told = message.checkpoint_dir
-        folder = told if told and self._cluster.checkpoint_root.allows(told) else ""
-        self._epochs.closed_elsewhere(folder, message.step)
+        folder = told if told and self._cluster.checkpoint_root.is_allowed(told) else ""
+        self._epochs.record_earlier_close(folder, message.step)
         if self._epochs.run is None and folder:
             try:
                 read_journal(self._node.runtime.storage, folder, self._members)
             except CheckpointError as error:
                 log.warning("%s: %s", self._node.name, error)
-        self._members.done_elsewhere(f"{message.job}:{message.task}")
-        self._epochs.members_changed()
+        self._members.mark_finished_before(f"{message.job}:{message.task}")
+        self._epochs.publish_members()
 
-    def end(self, session: ClientSession, lost: bool, failed: bool = False) -> None:
+    def end_session(self, session: ClientSession, lost: bool, failed: bool = False) -> None:
         """End a session that has closed or whose node is lost."""
         incarnation = self._members.incarnation_of(session.number)
-        self._sessions.drop(session)
+        self._sessions.drop_session(session)
         if incarnation is not None:
             if lost and session.trains:
-                self._epochs.losses.lost(session.number)
-            self._members.end(incarnation, lost, failed)
+                self._epochs.losses.add_lost(session.number)
+            self._members.end_incarnation(incarnation, lost, failed)
             self._record_end(incarnation, session, lost, failed)
-            self._epochs.members_changed()
+            self._epochs.publish_members()
         elif session.job == "worker" and not lost:
-            self._members.finish(session.name)
+            self._members.mark_finished(session.name)
             self._node.runtime.record("finished", name=session.name)
-            self._epochs.members_changed()
-        self._epochs.session_gone(session.number)
+            self._epochs.publish_members()
+        self._epochs.handle_gone_session(session.number)
 
     def give_up(self, name: str) -> None:
         """Stop waiting for a worker that is lost or never came."""
         self._members.give_up(name)
-        self._epochs.members_changed()
+        self._epochs.publish_members()
 
     def _record_end(self, incarnation: int, session: ClientSession, lost: bool, failed: bool = False) -> None:
         how = {"lost": lost, "failed": failed}

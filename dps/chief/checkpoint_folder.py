@@ -23,50 +23,50 @@ class Locking:
     """Holds the lock of one run at a time. `RunLock` has the policy."""
 
     def __init__(self, node: Node, again: Callable[[], None], lost: Callable[[str], None]) -> None:
-        """`again` is called when `take` should be tried again. `lost` gets the reason when another run has taken the
-        lock of a run that is going on."""
-        self._node, self._again, self._lost = node, again, lost
+        """`again` is called when `take_lock` should be tried again. `lost` gets the reason when another run has taken
+        the lock of a run that is going on."""
+        self._node, self._retry, self._lost = node, again, lost
         self._lock: RunLock | None = None
         self._dir = ""
-        self._looking = False
+        self._is_waiting = False
         self._failing = False
         self._task: TaskHandle | None = None
         """The task of the last heartbeat."""
 
     @property
     def waits_for(self) -> str:
-        """The possible holder of the lock that `take` waits for; "" while it waits for none."""
-        return self._lock.text if self._lock is not None and self._looking else ""
+        """The possible holder of the lock that `take_lock` waits for; "" while it waits for none."""
+        return self._lock.text if self._lock is not None and self._is_waiting else ""
 
-    def take(self, checkpoint_dir: str, restarted: bool, goes_on: bool) -> bool:
+    def take_lock(self, checkpoint_dir: str, restarted: bool, goes_on: bool) -> bool:
         """Take the lock; returns whether the run may use the folder now. If False, `again` is called soon.
 
         `restarted`: another chief led the run before, and may have left its lock. `goes_on`: that run trains meanwhile,
         also if the disk is full, and the lock is taken as soon as possible. Raises Taken if another run has the lock,
         and CheckpointError if the file system refuses.
         """
-        if self._lock is None or self._dir != checkpoint_dir or (goes_on and self._looking):
-            self.release()
+        if self._lock is None or self._dir != checkpoint_dir or (goes_on and self._is_waiting):
+            self.release_lock()
             self._lock, self._dir = self._made(checkpoint_dir, restarted), checkpoint_dir
-            self._node.after(BEAT_S, lambda lock=self._lock: self._beat(lock))  # type: ignore[misc]
+            self._node.after(BEAT_S, lambda lock=self._lock: self._write_heartbeat(lock))  # type: ignore[misc]
         try:
-            held = self._lock.take(self._node.runtime.now())
+            held = self._lock.acquire(self._node.runtime.now())
         except LockTaken:
-            self.release()
+            self.release_lock()
             raise
         except CheckpointError as error:
             if not goes_on:
-                self.release()
+                self.release_lock()
                 raise CheckpointError(f"the run cannot begin: {error}") from error
-            self._note(str(error))
+            self._log_problem(str(error))
             held = True
         if held or goes_on:
-            self._looking = False
+            self._is_waiting = False
             return True
-        if not self._looking:
-            self._looking = True
+        if not self._is_waiting:
+            self._is_waiting = True
             log.warning("%s: %s", self._node.name, self._lock.text)
-            self._node.after(LOOK_S, lambda lock=self._lock: self._look(lock))  # type: ignore[misc]
+            self._node.after(LOOK_S, lambda lock=self._lock: self._retry_lock(lock))  # type: ignore[misc]
         return False
 
     def _made(self, checkpoint_dir: str, restarted: bool) -> RunLock:
@@ -75,53 +75,53 @@ class Locking:
         owner = Owner(process, process, host, boot, pid, keeper, self._node.address, moment(runtime.wall()))
         return RunLock(runtime.storage, checkpoint_dir, owner, restarted, runtime.lives)
 
-    def release(self) -> None:
+    def release_lock(self) -> None:
         """Release the lock, because the run is over or another chief has it."""
         lock, self._lock = self._lock, None
-        self._looking = self._failing = False
+        self._is_waiting = self._failing = False
         if lock is not None:
             if self._task is not None:
                 self._task.join(RELEASE_S)
             lock.release()
 
-    def _look(self, lock: RunLock) -> None:
-        if lock is self._lock and self._looking:
-            self._again()
-            if self._looking:
-                self._node.after(LOOK_S, lambda: self._look(lock))
+    def _retry_lock(self, lock: RunLock) -> None:
+        if lock is self._lock and self._is_waiting:
+            self._retry()
+            if self._is_waiting:
+                self._node.after(LOOK_S, lambda: self._retry_lock(lock))
 
     # -- while the run goes on ----------------------------------------------------------------------------------
 
-    def _beat(self, lock: RunLock) -> None:
+    def _write_heartbeat(self, lock: RunLock) -> None:
         """Write a heartbeat, on a separate task, so that a network file system that hangs does not block the chief."""
         if lock is not self._lock:
             return
-        if self._looking:
-            self._node.after(BEAT_S, lambda: self._beat(lock))
+        if self._is_waiting:
+            self._node.after(BEAT_S, lambda: self._write_heartbeat(lock))
             return
         runtime = self._node.runtime
 
         def work() -> None:
             reason = problem = ""
             try:
-                reason = lock.beat(runtime.now())
+                reason = lock.write_heartbeat(runtime.now())
             except CheckpointError as error:
                 problem = str(error)
-            self._node.post(lambda: self._beaten(lock, reason, problem))
+            self._node.post(lambda: self._handle_heartbeat(lock, reason, problem))
 
         self._task = runtime.spawn("lock", work)
 
-    def _beaten(self, lock: RunLock, reason: str, problem: str) -> None:
+    def _handle_heartbeat(self, lock: RunLock, reason: str, problem: str) -> None:
         if lock is not self._lock:
             return
         if reason:
             self._lock = None
             self._lost(reason)
             return
-        self._note(problem)
-        self._node.after(BEAT_S, lambda: self._beat(lock))
+        self._log_problem(problem)
+        self._node.after(BEAT_S, lambda: self._write_heartbeat(lock))
 
-    def _note(self, problem: str) -> None:
+    def _log_problem(self, problem: str) -> None:
         """Log one line when heartbeats begin to fail, and no more, because the disk may be full for long."""
         if problem and not self._failing:
             text = "the lock of the checkpoint_dir could not be refreshed, training goes on; it is tried again every"
@@ -157,7 +157,7 @@ class Journaling:
         self.problem, self._wanted = "", None
         return True
 
-    def forget(self) -> None:
+    def drop_write(self) -> None:
         """Drop a failed write, because its run will not begin."""
         self.problem, self._wanted = "", None
 
@@ -169,9 +169,9 @@ class Journaling:
             log.error("%s: the journal cannot be written: %s%s", self._node.name, error, more)
         self.problem = str(error)
         if self._wanted is None and not ended:
-            self._node.after(AGAIN_S, self._again)
+            self._node.after(AGAIN_S, self._retry_write)
 
-    def _again(self) -> None:
+    def _retry_write(self) -> None:
         """Write the current state, unless a later write has succeeded meanwhile."""
         if self._wanted is None:
             return
@@ -190,13 +190,13 @@ class CheckpointRoot:
         self._named = ""
         """What a session in the chief's process has named: it could write there without the chief."""
 
-    def waits(self, name: str, wanted: str, own: bool, joined: bool) -> str:
+    def waiting_text(self, name: str, wanted: str, own: bool, joined: bool) -> str:
         """What a session has to wait for before it may name this folder; "" if it may. `own`: it is in the chief's
         process. `joined`: its key has joined the run by a token. Raises CheckpointError if it may not."""
         if own:
             self._named = wanted
         root = "" if joined and self._root is None else self._root
-        if not wanted or root is None or self._allows(wanted, root):
+        if not wanted or root is None or self._is_allowed(wanted, root):
             return ""
         asks = f"{name} asks for checkpoints in {wanted}"
         if root:
@@ -213,11 +213,11 @@ class CheckpointRoot:
             "--checkpoint-root FOLDER (DPS_CHECKPOINT_ROOT, checkpoint_root=) and name a checkpoint_dir below that"
         )
 
-    def allows(self, wanted: str) -> bool:
+    def is_allowed(self, wanted: str) -> bool:
         """Whether a session may name this folder without waiting."""
-        return self._root is None or self._allows(wanted, self._root)
+        return self._root is None or self._is_allowed(wanted, self._root)
 
-    def _allows(self, wanted: str, root: str) -> bool:
+    def _is_allowed(self, wanted: str, root: str) -> bool:
         return is_below(wanted, root) if root else wanted == self._named
 
 

@@ -74,7 +74,7 @@ class Checkpoints:
         """What the last save failed by, if it failed; a second try that fails alike is not logged."""
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         return self._busy
 
     @property
@@ -102,23 +102,23 @@ class Checkpoints:
         """Find the last checkpoint that another chief saved in this run epoch."""
         for name in candidates(self.node.runtime.storage, self.checkpoint_dir):
             epoch, _ = parse_folder_name(name) or (0, 0)
-            manifest = self._whole(name) if epoch == self.epoch else None
+            manifest = self._load_manifest(name) if epoch == self.epoch else None
             if manifest is not None:
-                self._note(manifest)
+                self._set_newest(manifest)
                 return
 
-    def _note(self, manifest: Manifest) -> None:
+    def _set_newest(self, manifest: Manifest) -> None:
         """This is the newest checkpoint."""
         self.saved_name, self.saved_at, self._revision = manifest.name, manifest.saved_at, manifest.revision
         self._versions = [shard.version for shard in manifest.shards]
 
-    def _whole(self, name: str) -> Manifest | None:
+    def _load_manifest(self, name: str) -> Manifest | None:
         try:
             return load(self.node.runtime.storage, self.checkpoint_dir, name, verify=False)
         except CheckpointError:
             return None
 
-    def end(self) -> None:
+    def stop_saving(self) -> None:
         """The run epoch is over; drop all pending saves."""
         self._ended = True
         for then in [*self._now, *(then for then, _ in self._next)]:
@@ -142,9 +142,9 @@ class Checkpoints:
         try:
             keep_position(self.node.runtime.storage, self.checkpoint_dir, self.saved_name, self._position)
         except (DpsError, OSError) as error:
-            self._failed(error)
+            self._fail_save(error)
             return
-        self._done(self.saved_name, step)
+        self._finish_save(self.saved_name, step)
 
     def _commit(self, step: int, revision: int, cuts: dict[int, Any], files: dict[int, Any]) -> None:
         storage = self.node.runtime.storage
@@ -153,12 +153,12 @@ class Checkpoints:
             commit(storage, self.checkpoint_dir, manifest, self._position)
             retain(storage, self.checkpoint_dir, self.keep)
         except (DpsError, ValueError, OSError) as error:
-            self._failed(error)
+            self._fail_save(error)
             return
-        self._note(manifest)
+        self._set_newest(manifest)
         self.node.runtime.record("saved", name=manifest.name, epoch=self.epoch, step=step)
         log.info("%s: saved %s/%s", self.node.name, self.checkpoint_dir, manifest.name)
-        self._done(manifest.name, step)
+        self._finish_save(manifest.name, step)
 
     @config.building()
     def _manifest(self, step: int, revision: int, cuts: dict[int, Any], files: dict[int, Any]) -> Manifest:
@@ -198,7 +198,7 @@ class Checkpoints:
                 return
             if isinstance(answer, Exception):
                 failed = True
-                self._failed(answer)
+                self._fail_save(answer)
             elif isinstance(answer, wanted | Done):
                 answers[ps] = answer
                 if len(answers) == len(messages):
@@ -207,7 +207,7 @@ class Checkpoints:
         for ps, message in messages.items():
             self.node.ask(self.ps[ps], message, SAVE_TIMEOUT_S, lambda answer, ps=ps: answered(ps, answer))  # type: ignore[misc]
 
-    def _done(self, name: str | Exception, step: int) -> None:
+    def _finish_save(self, name: str | Exception, step: int) -> None:
         told, self._now = self._now, []
         self._busy = False
         if isinstance(name, str):
@@ -219,8 +219,8 @@ class Checkpoints:
             for then, position in again:
                 self.save(then, position)
 
-    def _failed(self, error: Exception) -> None:
+    def _fail_save(self, error: Exception) -> None:
         if str(error) != self._failure:
             log.warning("%s: the checkpoint failed: %s", self.node.name, error)
         self._failure = str(error)
-        self._done(error, -1)
+        self._finish_save(error, -1)

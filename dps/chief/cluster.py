@@ -31,20 +31,20 @@ class Reachability:
         self._tried_since: dict[str, float] = {}
         self._reached: dict[str, None] = {}
 
-    def tries(self, address: str, now: float) -> None:
+    def begin_trying(self, address: str, now: float) -> None:
         """Note that a node at this address has come."""
         if address not in self._reached:
             self._tried_since.setdefault(address, now)
             if len(self._tried_since) > MOST_DIALLED:
                 del self._tried_since[next(iter(self._tried_since))]
 
-    def check(self, address: str, now: float, chief: str, name: str) -> None:
+    def check_reached(self, address: str, now: float, chief: str, name: str) -> None:
         """Raise Unavailable if the node of a task came and could not be reached within REACH_S. `chief`: its address,
         for the message."""
         if now - self._tried_since.get(address, now) >= REACH_S:
             raise Unavailable(f"{name} {self.problem(address, chief, name)}")
 
-    def reached(self, address: str) -> None:
+    def mark_reached(self, address: str) -> None:
         """Note that a connection to this address is up."""
         self._tried_since.pop(address, None)
         self._reached[address] = None
@@ -121,7 +121,7 @@ class Nodes:
         self.known[task] = KnownNode(address, told or address, process, ticket=ticket, user=user)
         return task, replaced
 
-    def heard(self, task: int, connection: int, progress: Sequence[Any]) -> None:
+    def record_progress(self, task: int, connection: int, progress: Sequence[Any]) -> None:
         """Note over which connection a registered node is reached, and how far it says that it has come."""
         self.known[task].connection, self.known[task].progress = connection, progress
 
@@ -130,22 +130,22 @@ class Nodes:
         own = next((t for t, n in self.known.items() if n.process == process), -1)
         return own if own >= 0 else next((t for t, n in self.known.items() if n.address == address), -1)
 
-    def take_up(self, task: int, address: str, process: int) -> bool:
+    def take_over_node(self, task: int, address: str, process: int) -> bool:
         """Take over a node that another chief knew; returns whether another process has replaced it since."""
         return self.known.setdefault(task, KnownNode(address, address, process)).process != process
 
-    def at(self, address: str) -> int | None:
+    def task_at(self, address: str) -> int | None:
         """The task of the living node at an address, or None."""
         return next((t for t, n in self.known.items() if n.address == address and n.alive), None)
 
-    def lose(self, address: str) -> int | None:
+    def mark_lost(self, address: str) -> int | None:
         """Note that the node at an address is lost; returns its task."""
-        task = self.at(address)
+        task = self.task_at(address)
         if task is not None:
             self.known[task].alive = False
         return task
 
-    def leave(self, task: int, ticket: str | None) -> str | None:
+    def mark_left(self, task: int, ticket: str | None) -> str | None:
         """Note that a node announces its end; returns its address, or None if this was known. `ticket` None: its
         launcher announces it."""
         known = self.known.get(task)
@@ -177,7 +177,7 @@ class Cluster:
 
     def __init__(self, ps: Sequence[int], workers: Sequence[int], named: frozenset[str] = frozenset()) -> None:
         """`ps`, `workers`: expected task indices, as for `Nodes`. `named`: the addresses of the cluster spec."""
-        self.reaching = Reachability(named)
+        self.reachability = Reachability(named)
         self.ps, self.workers = Nodes("ps", ps), Nodes("worker", workers)
         self.jobs = {"ps": self.ps, "worker": self.workers}
         self.holders: tuple[int, ...] = ()
@@ -195,11 +195,11 @@ class Cluster:
         self.has_no_ps = False
         """Whether the run is to have no ps."""
 
-    def group(self) -> None:
+    def use_group(self) -> None:
         """Note that workers train in a group, so that no ps is missed."""
         self.grouped = True
 
-    def without_ps(self) -> None:
+    def use_no_ps(self) -> None:
         """The run is to have no ps."""
         self.grouped = self.has_no_ps = True
 
@@ -234,25 +234,25 @@ class Cluster:
             return LAUNCHED_GRACE_S
         return EXPOSED_GRACE_S if self.exposed else GRACE_S
 
-    def needs(self, task: int) -> bool:
+    def is_needed(self, task: int) -> bool:
         """Whether the run needs this ps."""
         return not self.holders or task in self.holders
 
     def missing(self) -> list[int]:
         """The ps that are needed and absent."""
         unknown = [task for task in self.holders if task not in self.ps.known and task not in self.ps.expected]
-        return [task for task in self.ps.missing() if self.needs(task)] + unknown
+        return [task for task in self.ps.missing() if self.is_needed(task)] + unknown
 
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether all needed ps are present."""
         return bool(self.ps.known) and not self.missing()
 
-    def places(self, job: str) -> list[int]:
+    def fixed_tasks(self, job: str) -> list[int]:
         """The tasks of a job if their number is known: those that are expected, or the ps once there is a plan."""
         nodes = self.jobs[job]
         return nodes.expected or (list(nodes.known) if job == "ps" and self.holders else [])
 
-    def ps_away(self, task: int, now: float) -> None:
+    def mark_ps_away(self, task: int, now: float) -> None:
         """Note that a ps was lost; it may come back within a time limit."""
         self._away_since.setdefault(task, now)
 
@@ -260,7 +260,7 @@ class Cluster:
         """Whether the chief waits for this lost ps."""
         return task in self._away_since
 
-    def ps_back(self, task: int) -> None:
+    def mark_ps_back(self, task: int) -> None:
         self._away_since.pop(task, None)
 
     def away_s(self, task: int, now: float) -> float:
@@ -276,7 +276,7 @@ class Cluster:
 
     # -- who is who ---------------------------------------------------------------------------------------------
 
-    def held(self, job: str, task: int, address: str, ticket: str, up: Mapping[str, int]) -> str:
+    def holder_of(self, job: str, task: int, address: str, ticket: str, up: Mapping[str, int]) -> str:
         """The task whose living process has this place, as a job's task or at an address, and not the process of this
         ticket; "" if there is none. A process counts as living while the connection that the chief had to it when it
         registered is up (`Node.up`). One that only an earlier chief knew has no ticket here, and holds no place."""
@@ -328,7 +328,7 @@ class Cluster:
                 if known.address == address and known.connection == 0:
                     known.connection = connection
 
-    def has(self, job: str, task: int, sender: Sender) -> bool:
+    def has_registered(self, job: str, task: int, sender: Sender) -> bool:
         """Whether this task has registered; true for jobs that do not. Raises NotAuthenticated if it did with another
         ticket than the sender's."""
         known = self.jobs[job].known.get(task) if job in self.jobs else None
@@ -344,7 +344,7 @@ class Cluster:
         """Addresses of all living nodes."""
         return [n.address for nodes in self.jobs.values() for n in nodes.known.values() if n.alive]
 
-    def waits_for(self, now: float) -> str:
+    def missing_text(self, now: float) -> str:
         """The missing ps, each with the seconds since its loss, and how to start it."""
         away = [(t, f" ({now - self._away_since[t]:.0f} s)" if t in self._away_since else "") for t in self.missing()]
         names = ", ".join(f"ps:{task}{since}" for task, since in away) or "a ps"

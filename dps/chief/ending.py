@@ -31,15 +31,15 @@ class Shutdown:
         self._over = False
         self._linger_s = 0.0
 
-    def begin(self, message: StopTask, addresses: Iterable[str], linger_s: float) -> None:
+    def tell_nodes(self, message: StopTask, addresses: Iterable[str], linger_s: float) -> None:
         """Tell the nodes at these addresses. Wait another `linger_s` for nodes that have not registered yet."""
         self.message, self._linger_s = message, linger_s
         self._untold = set(addresses) - {self.node.address}
         for address in sorted(self._untold):
-            self.node.ask(Ref(address, AGENT), message, STOP_S, lambda _, a=address: self.told(a))  # type: ignore[misc]
-        self.told("")
+            self.node.ask(Ref(address, AGENT), message, STOP_S, lambda _, a=address: self.mark_told(a))  # type: ignore[misc]
+        self.mark_told("")
 
-    def told(self, address: str) -> None:
+    def mark_told(self, address: str) -> None:
         """Note that a node knows that the run is over, or is gone."""
         self._untold.discard(address)
         if self.message is not None and not self._untold and not self._over:
@@ -64,7 +64,8 @@ UNKNOWN = -1
 
 
 class RunEnding:
-    """Ends the run once: when `check` finds that all workers are done, or when `fail` or `stop` is called.
+    """Ends the run once: when `end_if_done` finds that all workers are done, or when `fail_run` or `stop_run` is
+    called.
 
     More than 12 attributes: whether a run is over depends on tasks, sessions, members and the epoch, which others
     write. Written here is who has left and why, and how far the last save is.
@@ -74,11 +75,11 @@ class RunEnding:
         self, node: Node, cluster: Cluster, sessions: Sessions, members: RunMembers, epochs: Epochs,
         ended: Callable[[int, str], None], owned: bool,
     ) -> None:  # fmt: skip
-        """`ended` gets exit code and reason. `owned`: only `stop` ends the run."""
+        """`ended` gets exit code and reason. `owned`: only `stop_run` ends the run."""
         self._node, self._cluster, self._sessions = node, cluster, sessions
         self._members, self._epochs = members, epochs
         self._owned = owned
-        self.farewell = Shutdown(node, ended)
+        self.shutdown = Shutdown(node, ended)
         self.reason = ""
         """Why the run has failed."""
         self._left: dict[str, int] = {}
@@ -97,48 +98,48 @@ class RunEnding:
 
     # -- who is still there -------------------------------------------------------------------------------------
 
-    def came(self, name: str) -> None:
+    def mark_running(self, name: str) -> None:
         """Note that a task has registered: its program is running, whatever was known of an earlier one."""
         self._left.pop(name, None)
         self._why.pop(name, None)
 
-    def left(self, name: str, reason: str, code: int) -> None:
+    def mark_program_over(self, name: str, reason: str, code: int) -> None:
         """Note that a worker's program is over and does not come back."""
         self._left[name], self._why[name] = code, reason
 
-    def gone(self, name: str) -> None:
+    def mark_process_gone(self, name: str) -> None:
         """Note that the process of a worker for which nobody waits has ended. How it ended is not known."""
         self._left.setdefault(name, UNKNOWN)
 
-    def lost(self, name: str, why: str) -> None:
+    def mark_lost(self, name: str, why: str) -> None:
         """Note that a worker is lost; it may come back."""
         self._why.setdefault(name, why)
 
-    def admitted(self) -> None:
+    def mark_admitted(self) -> None:
         """Note that a session was admitted and trains."""
         self._alone_since, self._all_is_saved = None, False
 
-    def all_saved(self) -> None:
+    def mark_all_saved(self) -> None:
         """Note that a checkpoint was written when nobody trained any more."""
         self._all_is_saved = True
 
-    def check(self) -> None:
+    def end_if_done(self) -> None:
         """End the run if all workers are done. Called after every change."""
-        if self._epochs.over or self._epochs.phase in (SETTLE, HOLD) or not self._done():
+        if self._epochs.end_phase or self._epochs.phase in (SETTLE, HOLD) or not self._is_done():
             return
-        now, trained = self._epochs.now, self._epochs.phase == RUN
-        if trained and now is not None and now.behind() and not self._late:
+        now, trained = self._epochs.current, self._epochs.phase == RUN
+        if trained and now is not None and now.ps_behind() and not self._late:
             return  # their last step is decided only once every ps knows who has left
         run = self._epochs.run
         unsaved = run is not None and bool(run.checkpoint_dir) and run.trained and not (trained or self._all_is_saved)
         if run is not None and unsaved and self._members.finished:
-            self.fail(f"the last checkpoint could not be written: {self._epochs.text()}; {self._lost_after(run)}")
+            self.fail_run(f"the last checkpoint could not be written: {self._epochs.text()}; {self._lost_after(run)}")
             return
-        if after := self._epochs.unsaved():
+        if after := self._epochs.unsaved_since():
             why = "its ps was lost with the chief"
-            self.fail(f"the last checkpoint could not be written: {why}; the steps after {after} are lost")
+            self.fail_run(f"the last checkpoint could not be written: {why}; the steps after {after} are lost")
             return
-        self._epochs.stop(END)
+        self._epochs.stop_epochs(END)
         if not trained or now is None or now.checkpoints is None:
             self._stop_all(*self._verdict(), self._linger_s())
             return
@@ -148,31 +149,31 @@ class RunEnding:
     @property
     def is_near(self) -> bool:
         """Whether the run ends, or will as soon as every ps knows who has left."""
-        return bool(self._epochs.over or self._drained is not None or self._done())
+        return bool(self._epochs.end_phase or self._drained is not None or self._is_done())
 
-    def _done(self) -> bool:
+    def _is_done(self) -> bool:
         """Whether all workers are done: none trains, none is expected, and none may come back."""
         if self._late:
             return True
-        if self._trainers() or (self._epochs.restarted and self._epochs.unsure):
+        if self._has_trainers() or (self._epochs.restarted and self._epochs.is_unsure):
             return False  # an earlier chief's run may still have to be saved
         if self._drained is not None:
             return True
-        if self._owned or not self._members.all_done():
+        if self._owned or not self._members.is_all_done():
             return False
         gone_for_good = self._left.keys() >= set(self._members.given_up)
-        return bool(self._members.finished) or gone_for_good or self._alone_for_long()
+        return bool(self._members.finished) or gone_for_good or self._is_alone_for_long()
 
-    def _trainers(self) -> bool:
+    def _has_trainers(self) -> bool:
         """Whether any session keeps the run going. Readers from outside the cluster do not count."""
         return any(s.job in self._cluster.jobs or s.trains for s in self._sessions.known.values())
 
-    def _alone_for_long(self) -> bool:
+    def _is_alone_for_long(self) -> bool:
         """Whether REJOIN_S is over since all workers were lost; lost workers get that time to come back."""
         now = self._node.now()
         if self._alone_since is None:
             self._alone_since = now
-            self._node.after(REJOIN_S + 0.1, self.check)
+            self._node.after(REJOIN_S + 0.1, self.end_if_done)
         return now - self._alone_since >= REJOIN_S
 
     def _verdict(self) -> tuple[int, str]:
@@ -180,7 +181,7 @@ class RunEnding:
         code, reason = self._drained or (0, "")
         with_error = dict.fromkeys(self._members.failed, "ended with an error")
         gone = {**dict.fromkeys(self._members.given_up, "did not come"), **with_error}
-        if code or self._members.succeeded() or 0 in self._left.values() or not gone:
+        if code or self._members.has_succeeded() or 0 in self._left.values() or not gone:
             return code, reason
         failed = all(name in with_error or self._left.get(name, -1) > 0 for name in gone)  # their own programs failed
         became = ", ".join(f"{name} {self._why.get(name, gone[name])}" for name in sorted(gone))
@@ -202,13 +203,13 @@ class RunEnding:
 
     def _save_last(self) -> None:
         """Save the last step. If the disk is full for a moment, try again several times."""
-        now = self._epochs.now
-        ends = self._epochs.over == END and self.farewell.message is None
+        now = self._epochs.current
+        ends = self._epochs.end_phase == END and self.shutdown.message is None
         if now is not None and now.checkpoints is not None and ends:
             now.checkpoints.save(self._last_saved)
 
     def _last_saved(self, name: str | Exception, step: int) -> None:
-        if not self._saving or self._epochs.over != END or self.farewell.message is not None:
+        if not self._saving or self._epochs.end_phase != END or self.shutdown.message is not None:
             return
         self._tries -= 1
         if isinstance(name, Exception) and self._tries > 0:
@@ -222,10 +223,10 @@ class RunEnding:
 
     def ps_lost(self, name: str, why: str) -> None:
         """A ps was lost. If its shard was not saved yet, the last steps are lost with it."""
-        now = self._epochs.now
-        if self._saving and self._epochs.over == END and now is not None and now.checkpoints is not None:
+        now = self._epochs.current
+        if self._saving and self._epochs.end_phase == END and now is not None and now.checkpoints is not None:
             saved = now.checkpoints.saved_name or "the start"
-            self.fail(f"{name} {why} during the last checkpoint; the steps after {saved} are lost")
+            self.fail_run(f"{name} {why} during the last checkpoint; the steps after {saved} are lost")
 
     def _lost_after(self, run: Run) -> str:
         names = candidates(self._node.runtime.storage, run.checkpoint_dir)
@@ -238,9 +239,9 @@ class RunEnding:
         """Why workers must stop after their step; "" while they need not."""
         return "" if self._drained is None else self._drained[1]
 
-    def drain(self, reason: str, code: int = 0) -> None:
+    def drain_run(self, reason: str, code: int = 0) -> None:
         """End the run in order, with this exit code: workers stop after their step, then the last one is saved."""
-        if self._epochs.over or (self._drained is not None and code):
+        if self._epochs.end_phase or (self._drained is not None and code):
             return
         first, self._drained = self._drained is None, (code, reason)
         if first:
@@ -250,7 +251,7 @@ class RunEnding:
             for address in addresses:
                 self.tell_to_stop(address)
             self._node.after(DRAIN_S, self._give_up_late)
-        self.check()
+        self.end_if_done()
 
     def tell_to_stop(self, address: str) -> None:
         """If the run is draining, tell a worker's node to stop."""
@@ -258,26 +259,26 @@ class RunEnding:
             self._node.tell(Ref(address, AGENT), Drain(self._drained[1]))
 
     def _give_up_late(self) -> None:
-        if not self._epochs.over:
+        if not self._epochs.end_phase:
             late = ", ".join(sorted({session.name for session in self._sessions.known.values() if session.trains}))
             who = late or "the workers"
             log.warning("%s: %s did not stop within %.0f s; the run ends", self._node.name, who, DRAIN_S)
             self._late = True
-            self.check()
+            self.end_if_done()
 
-    def stop(self, linger_s: float = 0.0) -> None:
+    def stop_run(self, linger_s: float = 0.0) -> None:
         """End the run from this side, without saving. Wait so long for nodes that have not registered yet."""
-        if self.farewell.message is None:
-            self._epochs.stop(END)
+        if self.shutdown.message is None:
+            self._epochs.stop_epochs(END)
             self._stop_all(0, "", linger_s)
 
-    def fail(self, reason: str) -> None:
+    def fail_run(self, reason: str) -> None:
         """End the run with an error and tell every task the reason. Does nothing if the end was already announced."""
-        if self._epochs.over == FAILED or self.farewell.message is not None:
+        if self._epochs.end_phase == FAILED or self.shutdown.message is not None:
             return
         log.error("%s: %s", self._node.name, reason)
         self._node.runtime.record("failed", reason=reason)
-        self._epochs.stop(FAILED)
+        self._epochs.stop_epochs(FAILED)
         self.reason = reason
         for session in self._sessions.waiting():
             assert session.opened is not None
@@ -290,4 +291,4 @@ class RunEnding:
         self._epochs.close(ended=code == 0)
         addresses = self._cluster.living()
         addresses += [s.address for s in self._sessions.known.values() if s.address]  # readers have nodes of their own
-        self.farewell.begin(StopTask(code, reason), addresses, linger_s)
+        self.shutdown.tell_nodes(StopTask(code, reason), addresses, linger_s)

@@ -34,7 +34,7 @@ class _Reached:
     counted: bool = False
     """Whether its step ps has reported the last step."""
 
-    def heard(self, session: int, step: int) -> None:
+    def record_step(self, session: int, step: int) -> None:
         self.step = max(self.step, step)
         self.silent.discard(session)
 
@@ -50,35 +50,35 @@ class LostSteps:
         self._now: _Reached | None = None
         self._ended: _Reached | None = None
 
-    def trains(self, epoch: int, step: int, unknown: bool = False) -> None:
+    def begin_epoch(self, epoch: int, step: int, unknown: bool = False) -> None:
         """Note that a run epoch trains, from this step on. `unknown`: another chief began it."""
         self._now = _Reached(epoch, step, unknown=unknown)
 
-    def over(self, sessions: Iterable[int]) -> None:
+    def end_epoch(self, sessions: Iterable[int]) -> None:
         """Note that the current run epoch is over; these sessions took part."""
         if self._now is not None:
             self._now.silent.update(sessions)
             self._ended, self._now = self._now, None
 
-    def lost(self, session: int) -> None:
+    def add_lost(self, session: int) -> None:
         """Note that a session of the current run epoch was lost, with the steps that only it was told of."""
         if self._now is not None:
             self._now.silent.add(session)
 
-    def closed(self, session: int, epoch: int, step: int) -> None:
+    def record_close(self, session: int, epoch: int, step: int) -> None:
         """Note that a session has closed, at this step of this run epoch."""
         for reached in (self._ended, self._now):
             if reached is not None:
-                reached.heard(session, step if reached.epoch == epoch else 0)
+                reached.record_step(session, step if reached.epoch == epoch else 0)
 
-    def joins(self, session: int, epoch: int, step: int) -> None:
+    def record_join(self, session: int, epoch: int, step: int) -> None:
         """Note that a session joins that had reached this step of this run epoch."""
         if self._ended is None and self._now is None and epoch:
             self._ended = _Reached(epoch, step, unknown=True)
         if self._ended is not None and self._ended.epoch == epoch:
-            self._ended.heard(session, step)
+            self._ended.record_step(session, step)
 
-    def counted(self, epoch: int, step: int) -> None:
+    def record_last_step(self, epoch: int, step: int) -> None:
         """Note the last step that the step ps of a finished run epoch reports."""
         if self._ended is not None and self._ended.epoch == epoch:
             self._ended.step, self._ended.counted = max(self._ended.step, step), True
@@ -88,7 +88,7 @@ class LostSteps:
         """The highest known step of the last finished run epoch; 0 if there is none."""
         return 0 if self._ended is None else self._ended.step
 
-    def certain(self, epoch: int) -> bool:
+    def is_certain(self, epoch: int) -> bool:
         """Whether `reached` is certain for a session whose last run epoch is `epoch`. Pushes whose result no session
         received are not counted."""
         ended = self._ended
@@ -102,10 +102,10 @@ OVER = "over"
 class EpochOwner(Protocol):
     """The object that leads from one run epoch to the next. An epoch reports its events to it."""
 
-    def kept(self, incarnation: int) -> list[list[Any]]:
+    def applied_pushes(self, incarnation: int) -> list[list[Any]]:
         """What the values have of the pushes of an incarnation that has ended, as in SessionOpened."""
 
-    def choose(self) -> ClientSession | None:
+    def choose_initialiser(self) -> ClientSession | None:
         """The session that should send the first values; None if every session with values is gone."""
 
     def deserted(self) -> None:
@@ -131,7 +131,7 @@ class EpochOwner(Protocol):
 
 
 class Epoch:
-    """From `configure` to `end`. After that, and after `stop`, late answers do nothing.
+    """From `configure_ps` to `end_epoch`. After that, and after `stop_admitting`, late answers do nothing.
 
     More than 12 attributes: eight are facts of the epoch, which never change; the others are its phase and its parts.
     """
@@ -163,7 +163,7 @@ class Epoch:
 
     # -- from the first message to training ---------------------------------------------------------------------
 
-    def configure(self) -> None:
+    def configure_ps(self) -> None:
         """Give every ps its shard of the plan."""
         for task in self.run.plan.ps:
             self._configure_one(task)
@@ -180,7 +180,7 @@ class Epoch:
                 return
             if isinstance(answer, Configured):
                 self._configured.add(task)
-                self._losses.counted(answer.ended, answer.reached)
+                self._losses.record_last_step(answer.ended, answer.reached)
                 if not self._unconfigured():
                     self._all_configured()
             elif isinstance(answer, ConfigError | CheckpointError):  # a missing GPU, another model
@@ -190,7 +190,7 @@ class Epoch:
 
         self.node.ask(self._refs[task], message, CONFIGURE_S, configured)
 
-    def resume(self) -> None:
+    def resume_epoch(self) -> None:
         """Continue an epoch that another chief began and all ps serve already."""
         self.resumed = True
         self._configured.update(self.run.plan.ps)
@@ -210,12 +210,12 @@ class Epoch:
             return
         self.phase = INITIALISE
         run.step = 0
-        chosen = self._owner.choose()
+        chosen = self._owner.choose_initialiser()
         if chosen is None:
             self._owner.deserted()
             return
         self.initialiser = chosen.number
-        self.answer(chosen, 0, initialise=True)
+        self.answer_session(chosen, 0, initialise=True)
 
     def _open_checkpoints(self) -> None:
         run = self.run
@@ -227,7 +227,7 @@ class Epoch:
             )
             self.checkpoints.saved_name, self.checkpoints.saved_at = run.restore, run.saved_at
 
-    def initialised(self, session: int, epoch: int) -> None:
+    def accept_first_values(self, session: int, epoch: int) -> None:
         """The ps have all first values. Save them before any session trains."""
         if self.phase != INITIALISE or session != self.initialiser or epoch != self.number:
             return
@@ -252,19 +252,19 @@ class Epoch:
         owner = self._owner
         self.roster = EpochRoster(self.node, self.number, self._refs, self._members, self._heard, owner.forgotten)
         owner.begun()
-        self.roster.tell()
+        self.roster.tell_members()
 
     # -- while it lasts -----------------------------------------------------------------------------------------
 
-    def answer(self, session: ClientSession, incarnation: int, initialise: bool) -> None:
+    def answer_session(self, session: ClientSession, incarnation: int, initialise: bool) -> None:
         """Admit a session, or ask it for the first values."""
         assert session.opened is not None
         run, asked = self.run, session.request
         seen, last = (0, 0) if asked is None else (asked.epoch, asked.last)
         opened = SessionOpened(
             self.number, incarnation, run.step, initialise, run.plan.to_wire(), run.settings, self._addresses,
-            run.restore, self._losses.reached, self._losses.certain(seen) and run.even,
-            self._opener if initialise else b"", self._owner.kept(last),
+            run.restore, self._losses.reached, self._losses.is_certain(seen) and run.even,
+            self._opener if initialise else b"", self._owner.applied_pushes(last),
         )  # fmt: skip
         self.node.answer(session.opened, opened)
 
@@ -273,27 +273,27 @@ class Epoch:
         """Whether a push may be applied on one ps and not on another. A synchronous step is applied on all or none."""
         return len(self.run.plan.ps) > 1 and self.run.settings["update"]["mode"] in ("async", "bounded")
 
-    def settle(self) -> None:
-        """Have all sessions complete their pushes and join again. None is admitted before `go_on`."""
+    def settle_pushes(self) -> None:
+        """Have all sessions complete their pushes and join again. None is admitted before `resume_training`."""
         self.phase = SETTLE
-        self._members.settle()
+        self._members.settle_pushes()
 
-    def hold(self, then: Callable[[], None]) -> None:
-        """Let nobody train: every session has to join again, and none is admitted before `go_on`. `then` is called when
-        all ps know it, or when the epoch ends: no push is accepted any more that a checkpoint lacks."""
+    def hold_training(self, then: Callable[[], None]) -> None:
+        """Let nobody train: every session has to join again, and none is admitted before `resume_training`. `then` is
+        called when all ps know it, or when the epoch ends: no push is accepted any more that a checkpoint lacks."""
         self.phase, self._held = HOLD, then
-        self._losses.over([live.session for live in self._members.live.values() if live.trains])
-        self._members.new_epoch()
+        self._losses.end_epoch([live.session for live in self._members.live.values() if live.trains])
+        self._members.begin_epoch()
 
-    def go_on(self) -> None:
-        """Train again after `hold`, as soon as sessions are admitted."""
+    def resume_training(self) -> None:
+        """Train again after `hold_training`, as soon as sessions are admitted."""
         if self.phase == HOLD:
             self.phase = RUN
 
     def _heard(self, ps: int, ended: list[list[Any]]) -> None:
         """A ps has a newer list of members."""
         self._owner.ended(ps, ended)
-        if not self.behind():
+        if not self.ps_behind():
             self._tell_held()
         self._owner.heard()
 
@@ -302,11 +302,11 @@ class Epoch:
         if then is not None:
             then()
 
-    def behind(self) -> list[int]:
+    def ps_behind(self) -> list[int]:
         """The ps that do not have the current list of members."""
-        return [] if self.roster is None else self.roster.behind()
+        return [] if self.roster is None else self.roster.ps_behind()
 
-    def waits_for(self, initialiser: str) -> str:
+    def waiting_text(self, initialiser: str) -> str:
         """What the epoch waits for, as a sentence. `initialiser`: the task that sends first values, or ""."""
         if self.phase == CONFIGURE:
             waits = [f"ps:{task}" for task in self._unconfigured()]
@@ -314,19 +314,19 @@ class Epoch:
         if self.phase == INITIALISE and initialiser:
             return f"the chief waits for {initialiser} to send the first values"
         if self.phase == RUN:
-            behind = [f"ps:{task}" for task in self.behind()]
+            behind = [f"ps:{task}" for task in self.ps_behind()]
             return f"training; the chief waits for {', '.join(behind)}" if behind else "training"
         return self.phase
 
-    def stop(self) -> None:
+    def stop_admitting(self) -> None:
         """The run ends or has failed: admit no more sessions. Checkpoints and members are still handled."""
         self.phase = OVER
 
-    def end(self) -> None:
+    def end_epoch(self) -> None:
         """This epoch is over; ignore everything that still arrives for it."""
         self.phase = OVER
         if self.roster is not None:
-            self.roster.over = True
+            self.roster.is_over = True
         if self.checkpoints is not None:
-            self.checkpoints.end()
+            self.checkpoints.stop_saving()
         self._tell_held()

@@ -35,11 +35,11 @@ class Leaving:
         self._going: dict[int, str] = {}
         """The ps that leave once the values are saved, and why."""
 
-    def ask(self, task: int, why: str, sender: Sender) -> None:
+    def ask_to_leave(self, task: int, why: str, sender: Sender) -> None:
         """A ps was told to end and asks to leave. It repeats the request until it is answered."""
         known = self._cluster.ps.known.get(task)
-        if self._ending.farewell.message is not None:
-            self._node.answer(sender, self._ending.farewell.message)
+        if self._ending.shutdown.message is not None:
+            self._node.answer(sender, self._ending.shutdown.message)
         elif known is None or known.ticket != sender.peer.ticket or not known.alive:
             self._node.answer(sender)
         elif not self._is_run():
@@ -57,73 +57,73 @@ class Leaving:
         return self._epochs.run is not None or bool(workers.known or workers.expected)
 
     def _decide(self, task: int, why: str) -> None:
-        if self._stays(task):
+        if self._must_stay(task):
             return
-        run, now = self._epochs.run, self._epochs.now
+        run, now = self._epochs.run, self._epochs.current
         if now is not None and now.phase in (SETTLE, HOLD):
             self._going[task] = why
-        elif run is None or not self._cluster.needs(task) or self._epochs.phase != RUN:
-            self._go(task, why)
+        elif run is None or not self._cluster.is_needed(task) or self._epochs.phase != RUN:
+            self._let_leave(task, why)
         elif now is None or now.checkpoints is None:
             lost = "without a checkpoint_dir its values are lost; give the session a checkpoint_dir"
-            self._ending.drain(f"ps:{task} {why}: {lost}", 3)
+            self._ending.drain_run(f"ps:{task} {why}: {lost}", 3)
         else:
             self._going[task] = why
             if now.may_have_halves:
-                now.settle()
-                self._epochs.members_changed()
-            self._settle(now, self._node.now() + SETTLE_S)
+                now.settle_pushes()
+                self._epochs.publish_members()
+            self._settle_pushes(now, self._node.now() + SETTLE_S)
 
-    def _settle(self, now: Epoch, until: float) -> None:
+    def _settle_pushes(self, now: Epoch, until: float) -> None:
         """Take the sessions out of the run once they have completed their pushes, or when their time is over."""
-        if self._epochs.now is not now or now.phase not in (RUN, SETTLE):
-            self._saved(now, -1)
-        elif now.phase == SETTLE and self._epochs.unsettled() and self._node.now() < until:
-            self._node.after(LOOK_S, lambda: self._settle(now, until))
+        if self._epochs.current is not now or now.phase not in (RUN, SETTLE):
+            self._finish_save(now, -1)
+        elif now.phase == SETTLE and self._epochs.is_unsettled() and self._node.now() < until:
+            self._node.after(LOOK_S, lambda: self._settle_pushes(now, until))
         else:
-            now.hold(partial(self._save, now))
-            self._epochs.members_changed()
+            now.hold_training(partial(self._save_values, now))
+            self._epochs.publish_members()
 
-    def _save(self, now: Epoch) -> None:
+    def _save_values(self, now: Epoch) -> None:
         """Nobody trains any more, or the run epoch is over."""
-        if self._epochs.now is now and now.checkpoints is not None:
+        if self._epochs.current is now and now.checkpoints is not None:
 
             def saved(name: str | Exception, step: int) -> None:
                 if isinstance(name, str):
-                    self._epochs.pushes.saved(name)
-                self._saved(now, step)
+                    self._epochs.pushes.mark_saved(name)
+                self._finish_save(now, step)
 
             now.checkpoints.save(saved)
         else:
-            self._saved(now, -1)
+            self._finish_save(now, -1)
 
-    def _saved(self, now: Epoch, step: int) -> None:
+    def _finish_save(self, now: Epoch, step: int) -> None:
         """The checkpoint of this step was written, or has failed (-1), which the log says. Let the ps leave."""
         going, self._going = self._going, {}
         if step >= 0:
-            self._ending.all_saved()
-            self._epochs.losses.counted(now.number, step)
-        here = self._epochs.now is now
+            self._ending.mark_all_saved()
+            self._epochs.losses.record_last_step(now.number, step)
+        here = self._epochs.current is now
         if here:
-            now.go_on()
-            self._ending.check()
+            now.resume_training()
+            self._ending.end_if_done()
         for task, why in going.items():
-            if not self._stays(task):
-                self._go(task, why)
-        if here and self._epochs.now is now:
-            self._epochs.losses.trains(now.number, now.run.step, unknown=True)
+            if not self._must_stay(task):
+                self._let_leave(task, why)
+        if here and self._epochs.current is now:
+            self._epochs.losses.begin_epoch(now.number, now.run.step, unknown=True)
         if here:
             self._epochs.advance()
 
-    def _stays(self, task: int) -> bool:
+    def _must_stay(self, task: int) -> bool:
         """Whether not to let the ps leave: it will hear of the run's end with all others, or is gone already."""
         known = self._cluster.ps.known.get(task)
         here = known is not None and known.alive and known.ticket == self._asked[task].peer.ticket
         return self._ending.is_near or not here
 
-    def _go(self, task: int, why: str) -> None:
+    def _let_leave(self, task: int, why: str) -> None:
         known = self._cluster.ps.known[task]
         self._node.answer(self._asked.pop(task))
-        self._cluster.ps.lose(known.address)
+        self._cluster.ps.mark_lost(known.address)
         self._node.unwatch(known.address)
         self._lost(task, why)

@@ -63,7 +63,7 @@ class RunMembers:
         self.expected_tickets: dict[str, str] = {}
         """The tickets of the members of an earlier chief, by their names."""
 
-    def came(self, name: str) -> bool:
+    def mark_come(self, name: str) -> bool:
         """Note that a worker has come. If it had been given up, it is expected again; returns whether that is so."""
         expected_again = name in self.absent()
         self._came.add(name)
@@ -72,17 +72,17 @@ class RunMembers:
             self.version += 1
         return expected_again
 
-    def new_epoch(self) -> None:
+    def begin_epoch(self) -> None:
         """Begin a run epoch, which every session must join again."""
         self.live, self.settles = {}, False
         self.version += 1
 
-    def settle(self) -> None:
+    def settle_pushes(self) -> None:
         """Have all sessions complete their pushes and join again."""
         self.settles = True
         self.version += 1
 
-    def admit(
+    def admit_session(
         self, session: int, name: str, task: int, worker: bool, trains: bool = True, address: str = "",
         process: int = 0, ticket: str = "",
     ) -> int:  # fmt: skip
@@ -101,7 +101,7 @@ class RunMembers:
         self.version += 1
         return incarnation
 
-    def end(self, incarnation: int, lost: bool, failed: bool = False) -> None:
+    def end_incarnation(self, incarnation: int, lost: bool, failed: bool = False) -> None:
         """Note that a session left or was lost. Its worker is done unless it has another session."""
         live = self.live.pop(incarnation, None)
         if live is None:
@@ -113,7 +113,7 @@ class RunMembers:
         if failed and live.name not in self.failed:
             self.failed.append(live.name)
 
-    def finish(self, name: str) -> None:
+    def mark_finished(self, name: str) -> None:
         """Note that a worker that took part has left between two run epochs, when it had no incarnation."""
         if name in self.joined and name not in self.finished:
             self.finished.append(name)
@@ -122,12 +122,12 @@ class RunMembers:
     def give_up(self, name: str) -> None:
         """Stop waiting for a worker that is away or never came."""
         for incarnation in [i for i, live in self.live.items() if live.name == name]:
-            self.end(incarnation, lost=True)
+            self.end_incarnation(incarnation, lost=True)
         if name not in self.given_up and name not in self.finished and (name in self.expected or name in self.joined):
             self.given_up.append(name)
             self.version += 1
 
-    def done_elsewhere(self, name: str) -> None:
+    def mark_finished_before(self, name: str) -> None:
         """Note that a worker whose session belonged to an earlier chief has finished."""
         if any(live.name == name for live in self.live.values()):
             return
@@ -137,7 +137,7 @@ class RunMembers:
         self.version += 1
 
     def notes(self) -> dict[str, Any]:
-        """The whole state as plain values, from which another chief can continue (`take_up`)."""
+        """The whole state as plain values, from which another chief can continue (`take_over_notes`)."""
         live = [
             [i, m.session, m.name, m.task, m.worker, m.trains, m.address, m.process, m.ticket]
             for i, m in self.live.items()
@@ -148,7 +148,7 @@ class RunMembers:
             "came": sorted(self._came),
         }  # fmt: skip
 
-    def take_up(self, notes: Mapping[str, Any]) -> None:
+    def take_over_notes(self, notes: Mapping[str, Any]) -> None:
         """Continue from the `notes` of another chief. Workers that this chief saw finish stay finished. Incarnations
         that ended according to the journal stay ended, because it is written before the ps are told."""
         finished, given_up = self.finished, self.given_up
@@ -161,9 +161,9 @@ class RunMembers:
         ended = {self.live.pop(incarnation).name for incarnation in list(self.live) if self.has_ended(incarnation)}
         seen, self._came = self._came, set(notes["came"])
         for name in seen:
-            self.came(name)
+            self.mark_come(name)
         for name in finished:
-            self.done_elsewhere(name)
+            self.mark_finished_before(name)
         there = {live.name for live in self.live.values()}
         for name in given_up:
             if name not in there and (name in ended or name not in self.known_to_have_come()):
@@ -178,12 +178,12 @@ class RunMembers:
             entry[3].append(incarnation)
         return list(found.values())
 
-    def awaited(self, name: str, ticket: str, since_s: float) -> bool:
+    def is_awaited(self, name: str, ticket: str, since_s: float) -> bool:
         """Whether another process than that of this ticket had the name under an earlier chief, and may still come,
         because this chief began only `since_s` ago."""
         return since_s <= COME_S and self.expected_tickets.get(name, ticket) not in ("", ticket)
 
-    def succeeded(self) -> bool:
+    def has_succeeded(self) -> bool:
         """Whether some worker has finished without an error."""
         return not set(self.finished) <= set(self.failed)
 
@@ -210,7 +210,7 @@ class RunMembers:
         """Workers that came, and then finished or were lost."""
         return len({*self.finished, *self.given_up}.difference(self.absent()))
 
-    def all_done(self) -> bool:
+    def is_all_done(self) -> bool:
         """Whether each worker has joined and left, or is given up, and there was at least one."""
         return (
             bool(self.joined or self.given_up)
@@ -245,7 +245,7 @@ class EpochRoster:
         self._heard, self._refused = heard, refused
         self._known = dict.fromkeys(ps, -1)
         self._telling: set[int] = set()
-        self.over = False
+        self.is_over = False
         """Set when the run epoch ends; nothing more is sent."""
 
     @property
@@ -253,13 +253,13 @@ class EpochRoster:
         """The version of the members that every ps has."""
         return min(self._known.values(), default=-1)
 
-    def behind(self) -> list[int]:
+    def ps_behind(self) -> list[int]:
         """The ps that do not have the current members."""
         return [ps for ps, version in self._known.items() if version < self.members.version]
 
-    def tell(self) -> None:
+    def tell_members(self) -> None:
         """Send the members to each ps that is behind, unless a message to it is in flight."""
-        for ps in self.behind():
+        for ps in self.ps_behind():
             if ps not in self._telling:
                 self._tell_one(ps)
 
@@ -270,7 +270,7 @@ class EpochRoster:
 
         def told(answer: Message | Exception) -> None:
             self._telling.discard(ps)
-            if self.over:
+            if self.is_over:
                 return
             if isinstance(answer, Aborted):
                 self._refused(ps)
@@ -278,8 +278,8 @@ class EpochRoster:
             if not isinstance(answer, Exception):
                 self._known[ps] = max(version, self._known[ps])
                 self._heard(ps, answer.ended if isinstance(answer, MembersKnown) else [])
-            if not self.over:
-                self.tell()
+            if not self.is_over:
+                self.tell_members()
 
         who = live, members.waiting(), members.absent(), members.gone()
         message = Members(

@@ -99,7 +99,7 @@ class KeyEnrolment(Actor):
         answer = Enrolled(role, {name: list(keys) for name, keys in public.items()})
         self._once_heard(lambda: self.node.answer(sender, answer))
         for waiting in list(self._waiting.values()):
-            self._tell(waiting)
+            self._send_joined_keys(waiting)
 
     def _change(self, change: Callable[[JoinTokens, float], str]) -> str:
         """Change the tokens, once the change is on disk; returns what `change` does."""
@@ -117,10 +117,10 @@ class KeyEnrolment(Actor):
         if message.version == self._tokens.version:
             self._waiting[who] = sender
         else:
-            self._tell(sender)
+            self._send_joined_keys(sender)
         self._check_heard()
 
-    def _tell(self, sender: Sender) -> None:
+    def _send_joined_keys(self, sender: Sender) -> None:
         self._waiting.pop(sender.peer.ticket, None)
         keys = [[key, joined.role, joined.under] for key, joined in self._tokens.joined.items()]
         self.node.answer(sender, JoinedKeys(self._tokens.version, keys))

@@ -52,10 +52,10 @@ class Registration:
         self._since: dict[str, float] = {}
         """Since when processes wait, by their tickets."""
 
-    def waits(self, message: Register, address: str, sender: Sender) -> bool:
+    def must_wait(self, message: Register, address: str, sender: Sender) -> bool:
         """Whether the sender has to wait, and has been told so. Raises ConfigError if its place is certainly taken."""
         ticket, now = sender.peer.ticket, self._node.now()
-        why = self._why(message, address, ticket)
+        why = self._reason_to_wait(message, address, ticket)
         if why is None:
             self._since.pop(ticket, None)
             return False
@@ -84,9 +84,9 @@ class Registration:
 
     def holder(self, job: str, task: int, address: str, ticket: str) -> str:
         """The task of the living process that has this place and is not that of the ticket; "" if nobody has it."""
-        return self._cluster.held(job, task, address, ticket, self._node.up)
+        return self._cluster.holder_of(job, task, address, ticket, self._node.up)
 
-    def _why(self, message: Register, address: str, ticket: str) -> _Wait | None:
+    def _reason_to_wait(self, message: Register, address: str, ticket: str) -> _Wait | None:
         """Why a process has to wait now; None if it may have its place."""
         job, task, nodes = message.job, message.task, self._cluster.jobs.get(message.job)
         if task < 0 and nodes is not None:
@@ -98,27 +98,27 @@ class Registration:
                 f"{other} is taken: another process is {other}, at {at}, and answers; give another --task, or none, or "
                 "stop the other process first"
             )
-            return self._second(other, f" at {at}")._replace(doubtful=False, refusal=refusal)
+            return self._wait_of_second(other, f" at {at}")._replace(doubtful=False, refusal=refusal)
         if nodes is None:  # a client
             return None
         name, since_s = f"{job}:{task}", self._node.now() - self._began_at
-        if self._cluster.is_open(job, task) and self._members.awaited(name, ticket, since_s):
-            return self._second(name)
-        return None if task >= 0 else self._further(job)
+        if self._cluster.is_open(job, task) and self._members.is_awaited(name, ticket, since_s):
+            return self._wait_of_second(name)
+        return None if task >= 0 else self._wait_of_further(job)
 
     def _refuse(self, address: str, refusal: str) -> NoReturn:
         log.warning("%s: refused the process at %s: %s", self._node.name, address, refusal)
         raise ConfigError(refusal)
 
-    def _second(self, other: str, at: str = "") -> _Wait:
+    def _wait_of_second(self, other: str, at: str = "") -> _Wait:
         return _Wait(
             f"another process is {other}{at}; this one waits until that has ended",
             f"a second process wants to be {other}; it waits for the first one's end",
         )
 
-    def _further(self, job: str) -> _Wait | None:
+    def _wait_of_further(self, job: str) -> _Wait | None:
         """Why a process without an index has to wait: all places are held."""
-        known, fixed = self._cluster.jobs[job].known, self._cluster.places(job)
+        known, fixed = self._cluster.jobs[job].known, self._cluster.fixed_tasks(job)
         held = [task for task in fixed or known if task in known and known[task].alive]
         if len(held) < len(fixed):
             return None

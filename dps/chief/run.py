@@ -99,9 +99,9 @@ def read_journal(storage: Storage, checkpoint_dir: str, members: RunMembers, sam
         took_part = [name for name in state.members if name.startswith("worker:")]
         members.joined = list(dict.fromkeys([*members.joined, *took_part]))
         for name in state.settings.get("came", ()):
-            members.came(name)
+            members.mark_come(name)
         for name in state.finished:
-            members.done_elsewhere(name)
+            members.mark_finished_before(name)
         for name in state.given_up:
             members.give_up(name)
     return max(epoch, state.run_epoch)

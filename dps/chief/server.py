@@ -84,24 +84,26 @@ class ChiefActor(Actor):
         node, cluster, sessions, members = self.node, self.cluster, self.sessions, self.members
         cluster.exposed = node.exposed
         self.epochs = Epochs(node, cluster, sessions, members, self.agreement, self, self._restarted)
-        self.places = Registration(node, cluster, members)
+        self.registration = Registration(node, cluster, members)
         self.admission = Admission(node, cluster, sessions, members, self.epochs)
         self.ending = RunEnding(node, cluster, sessions, members, self.epochs, self._ended, self._owned)
-        self.leaving = Leaving(node, cluster, self.epochs, self.ending, self.ps_lost)
+        self.leaving = Leaving(node, cluster, self.epochs, self.ending, self.handle_lost_ps)
         where = "" if self._owned else cluster.where
-        self._lookout = MissingTasks(node, cluster, members, self._text, lambda: bool(self.epochs.over), where)
-        self._lookout.look()
+        self._missing_tasks = MissingTasks(
+            node, cluster, members, self._text, lambda: bool(self.epochs.end_phase), where
+        )
+        self._missing_tasks.check_tasks()
         AbsentWorkers(node, cluster, members, self.epochs, self.admission, self.ending)
 
     def stopping(self) -> None:
         """Also called when the program ends in the middle of the run."""
-        self.epochs.lock.release()
+        self.epochs.lock.release_lock()
 
     # -- nodes --------------------------------------------------------------------------------------------------
 
     def on_Register(self, message: Register, sender: Sender) -> None:
-        if self.ending.farewell.message is not None:
-            self.node.answer(sender, self.ending.farewell.message)
+        if self.ending.shutdown.message is not None:
+            self.node.answer(sender, self.ending.shutdown.message)
             return
         sender.check_ticket()
         cluster, job = self.cluster, message.job
@@ -109,35 +111,35 @@ class ChiefActor(Actor):
         check_name(job, message.task)
         check_claim(self.node.asker, job, name)
         self.agreement.mode(name, message.update)
-        address = self.node.dials(message.address, cluster.reaching.named)
-        if self.places.waits(message, address, sender):
+        address = self.node.dial_address(message.address, cluster.reachability.named)
+        if self.registration.must_wait(message, address, sender):
             return
         cluster.check_place(message, address, sender, self.sessions.addresses)
-        self.places.check_index(message, address)
+        self.registration.check_index(message, address)
         self.node.present(address, message.proof)
         if job not in cluster.jobs:
-            cluster.reaching.check(address, self.node.now(), self.node.address, name)
+            cluster.reachability.check_reached(address, self.node.now(), self.node.address, name)
             self.node.answer(sender, Registered(max(message.task, 0), cluster.expected()))
             return
         if self.node.exposed:
-            cluster.reaching.tries(address, self.node.now())
-        cluster.reaching.check(address, self.node.now(), self.node.address, name)
+            cluster.reachability.begin_trying(address, self.node.now())
+        cluster.reachability.check_reached(address, self.node.now(), self.node.address, name)
         who = message.process, message.address, sender.peer.ticket, self.node.user
         task, replaced = cluster.jobs[job].register(message.task, address, *who)
-        self.epochs.seen(message.epoch)
-        self.ending.came(f"{job}:{task}")
-        if job == "worker" and self.members.came(f"worker:{task}"):
-            self.epochs.members_changed()
+        self.epochs.record_epoch(message.epoch)
+        self.ending.mark_running(f"{job}:{task}")
+        if job == "worker" and self.members.mark_come(f"worker:{task}"):
+            self.epochs.publish_members()
         self._admit_tickets(sender)
         self.node.watch(address, cluster.grace_s(job))
-        cluster.jobs[job].heard(task, self.node.up.get(address, 0), message.progress)
+        cluster.jobs[job].record_progress(task, self.node.up.get(address, 0), message.progress)
         self.node.answer(sender, Registered(task, cluster.expected()))
         if job == "ps":
-            cluster.ps_back(task)
+            cluster.mark_ps_back(task)
             if replaced:
-                self.ps_lost(task, "was restarted")
+                self.handle_lost_ps(task, "was restarted")
             if message.epoch:
-                self.epochs.ps_came(task, address)
+                self.epochs.ask_restarted_ps(task, address)
             self.epochs.advance(message.epoch)
         elif replaced:
             self._worker_back(f"worker:{task}")
@@ -150,148 +152,150 @@ class ChiefActor(Actor):
             self.node.tickets.admit("run", self.cluster.tickets() + self.sessions.tickets())
 
     def back(self, address: str) -> None:
-        self.cluster.reaching.reached(address)
+        self.cluster.reachability.mark_reached(address)
         self.cluster.connected(address, self.node.up.get(address, 0))
 
     def lost(self, address: str, silent_s: float) -> None:
-        silent, problem = f"was silent for {silent_s:.1f} s", self.cluster.reaching.problem
-        if (ps := self.cluster.ps.lose(address)) is not None:
-            self.ps_lost(ps, problem(address, self.node.address, f"ps:{ps}") or silent)
-        if (worker := self.cluster.workers.lose(address)) is not None:
+        silent, problem = f"was silent for {silent_s:.1f} s", self.cluster.reachability.problem
+        if (ps := self.cluster.ps.mark_lost(address)) is not None:
+            self.handle_lost_ps(ps, problem(address, self.node.address, f"ps:{ps}") or silent)
+        if (worker := self.cluster.workers.mark_lost(address)) is not None:
             name = f"worker:{worker}"
             self._worker_lost(name, problem(address, self.node.address, name) or silent)
-        for session in self.sessions.at(address):
-            self.admission.end(session, lost=True)
+        for session in self.sessions.sessions_at(address):
+            self.admission.end_session(session, lost=True)
         self.node.unwatch(address)
-        self.ending.farewell.told(address)
-        self.ending.check()
+        self.ending.shutdown.mark_told(address)
+        self.ending.end_if_done()
 
     def _worker_lost(self, name: str, why: str) -> None:
-        if self.epochs.over:
+        if self.epochs.end_phase:
             return
         if name not in self.members.finished and name not in self.members.given_up:
-            log.warning("%s: %s %s%s", self.node.name, name, why, self._go_on(name))
+            log.warning("%s: %s %s%s", self.node.name, name, why, self._others_text(name))
             self.node.runtime.record("worker lost", name=name, why=why)
-        self.ending.lost(name, why)
+        self.ending.mark_lost(name, why)
         self._give_up(name)
 
     def _worker_back(self, name: str) -> None:
         """Another process has replaced a worker's: end the sessions of the old one."""
-        if not self.epochs.over:
+        if not self.epochs.end_phase:
             log.warning("%s: %s came back and joins again", self.node.name, name)
             self.node.runtime.record("worker lost", name=name, why="was restarted")
             self._give_up(name)
 
-    def _go_on(self, name: str) -> str:
+    def _others_text(self, name: str) -> str:
         """How the run continues without a worker, as text for the log."""
         others = {m.name for m in self.members.live.values() if m.worker} | set(self.members.waiting())
         return "; the others go on without it" if others - {name} else ""
 
     def _give_up(self, name: str) -> None:
-        for session in self.sessions.of(name):
-            self.admission.end(session, lost=True)
+        for session in self.sessions.sessions_of(name):
+            self.admission.end_session(session, lost=True)
         self.admission.give_up(name)
 
-    def ps_lost(self, task: int, why: str) -> None:
+    def handle_lost_ps(self, task: int, why: str) -> None:
         """A ps is lost, or has come back without its shard."""
-        name, needed = f"ps:{task}", self.cluster.needs(task)
+        name, needed = f"ps:{task}", self.cluster.is_needed(task)
         if needed:
             self.ending.ps_lost(name, why)
-        if self.epochs.over:
+        if self.epochs.end_phase:
             return
         log.warning("%s: %s %s%s", self.node.name, name, why, "" if needed else EMPTY)
         self.node.runtime.record("ps lost", name=name, why=why)
         if not self.cluster.ps.known[task].alive:
             self._wait_for_ps(task, why)
         if needed:
-            self.epochs.lost(task, why)
+            self.epochs.handle_lost_ps(task, why)
 
     def _wait_for_ps(self, task: int, why: str) -> None:
-        self.cluster.ps_away(task, self.node.now())
+        self.cluster.mark_ps_away(task, self.node.now())
         self.node.after(RESTART_S, lambda: self._give_up_ps(task, why))
 
     def _give_up_ps(self, task: int, why: str) -> None:
         away_s = self.cluster.away_s(task, self.node.now())
-        if self.cluster.needs(task) and away_s >= RESTART_S - 0.01:
-            self.fail(f"ps:{task} {why} and did not come back within {RESTART_S:.0f} s")
+        if self.cluster.is_needed(task) and away_s >= RESTART_S - 0.01:
+            self.fail_run(f"ps:{task} {why} and did not come back within {RESTART_S:.0f} s")
 
     # -- sessions -----------------------------------------------------------------------------------------------
 
     def on_OpenSession(self, message: OpenSession, sender: Sender) -> None:
-        if self.epochs.over == FAILED:
+        if self.epochs.end_phase == FAILED:
             raise TaskLost(self.ending.reason)
-        if self.epochs.over == END:
-            told = self.ending.farewell.message
+        if self.epochs.end_phase == END:
+            told = self.ending.shutdown.message
             if told is not None and told.code:
                 raise TaskLost(told.reason)
             raise Unavailable("the run has ended; start it again to train on")
-        self.admission.open(message, sender)
+        self.admission.open_session(message, sender)
         self._admit_tickets(sender)
 
     def on_Initialised(self, message: Initialised, sender: Sender) -> None:
         self.sessions.check_owner(message.session, sender)
-        if self.epochs.now is not None:
-            self.epochs.now.initialised(message.session, message.epoch)
+        if self.epochs.current is not None:
+            self.epochs.current.accept_first_values(message.session, message.epoch)
         self.node.answer(sender)
 
     def on_CloseSession(self, message: CloseSession, sender: Sender) -> None:
         self.sessions.check_owner(message.session, sender)
         check_name(message.job, message.task)
-        if message.session not in self.sessions.known and not self.cluster.has(message.job, message.task, sender):
+        if message.session not in self.sessions.known and not self.cluster.has_registered(
+            message.job, message.task, sender
+        ):
             self.admission.close_early(message, sender.peer.ticket)
         else:
-            self.admission.close(message)
+            self.admission.close_session(message)
         self.node.answer(sender)
-        self.ending.check()
+        self.ending.end_if_done()
 
     def on_Leave(self, message: Leave, sender: Sender) -> None:
         check_name(message.job, message.task)
         if message.job == "ps":
-            self.leaving.ask(message.task, message.reason, sender)
+            self.leaving.ask_to_leave(message.task, message.reason, sender)
             return
         name = f"{message.job}:{message.task}"
-        if self.places.holder(message.job, message.task, "", sender.peer.ticket):  # its launcher may know first
+        if self.registration.holder(message.job, message.task, "", sender.peer.ticket):  # its launcher may know first
             self.node.answer(sender, Waiting(f"{name} has not ended yet"))
             return
         self.node.answer(sender)
         if message.reason:
-            self.left(name, message.reason, message.code)
+            self.handle_program_over(name, message.reason, message.code)
         elif self.cluster.is_alone and name in self.members.waiting():
-            self.left(name, "has left", UNKNOWN)
+            self.handle_program_over(name, "has left", UNKNOWN)
         if message.job == "worker" and (name in self.members.finished or name in self.members.given_up):
             self._worker_ends(message.task, None if message.reason else sender.peer.ticket)
-            self.ending.check()
+            self.ending.end_if_done()
 
     def _worker_ends(self, task: int, ticket: str | None) -> None:
         """The process of a worker for which nobody waits has ended: it need not be told of the run's end."""
-        address = self.cluster.workers.leave(task, ticket)
+        address = self.cluster.workers.mark_left(task, ticket)
         if address is not None:
-            self.ending.gone(f"worker:{task}")
-            for session in self.sessions.at(address):
-                self.admission.end(session, lost=True)
+            self.ending.mark_process_gone(f"worker:{task}")
+            for session in self.sessions.sessions_at(address):
+                self.admission.end_session(session, lost=True)
             self.node.unwatch(address)
-            self.ending.farewell.told(address)
+            self.ending.shutdown.mark_told(address)
 
-    def left(self, name: str, reason: str, code: int = 0) -> None:
+    def handle_program_over(self, name: str, reason: str, code: int = 0) -> None:
         """A worker's program is over. If it made no session, stop waiting for it. If it failed or was killed (a
         negative `code`), its sessions end."""
-        self.ending.left(name, reason, code)
-        self.members.came(name)
+        self.ending.mark_program_over(name, reason, code)
+        self.members.mark_come(name)
         if name in self.members.waiting():
             without = (
                 "finished without taking part in the training" if code == 0
                 else f"{reason} before it took part in the training"
             )  # fmt: skip
             if reason != SERVED:
-                log.warning("%s: %s %s%s", self.node.name, name, without, self._go_on(name))
+                log.warning("%s: %s %s%s", self.node.name, name, without, self._others_text(name))
             self.admission.give_up(name)
         elif code != 0:
             self._worker_lost(name, reason)
-        self.ending.check()
+        self.ending.end_if_done()
 
     def on_Save(self, message: Save, sender: Sender) -> None:
         self.sessions.check_owner(message.session, sender)
-        if self._does_not_know_yet(message.session, sender):
+        if self._must_wait(message.session, sender):
             return
 
         def saved(name: str | Exception, step: int) -> None:
@@ -301,7 +305,7 @@ class ChiefActor(Actor):
 
     def on_Restore(self, message: Restore, sender: Sender) -> None:
         self.sessions.check_owner(message.session, sender)
-        if self._does_not_know_yet(message.session, sender):
+        if self._must_wait(message.session, sender):
             return
         if self.epochs.restored == (message.session, message.epoch):  # its answer was lost
             self.node.answer(sender)
@@ -309,29 +313,29 @@ class ChiefActor(Actor):
         self.epochs.check_restore(message.session, message.epoch, message.name)
         self.node.answer(sender)
         log.warning("%s: %s asked to go back to a checkpoint", self.node.name, self.sessions.name(message.session))
-        self.epochs.restore(message.session, message.name)
+        self.epochs.restore_checkpoint(message.session, message.name)
 
     # -- questions ----------------------------------------------------------------------------------------------
 
-    def _does_not_know_yet(self, session: int, sender: Sender) -> bool:
+    def _must_wait(self, session: int, sender: Sender) -> bool:
         """Whether to let a session of another chief wait, because the state of the run is not known yet."""
-        if self.epochs.unsure and session not in self.sessions.known:
+        if self.epochs.is_unsure and session not in self.sessions.known:
             self.node.answer(sender, Waiting(self._text()))
             return True
         return False
 
     def on_AskState(self, message: AskState, sender: Sender) -> None:
         epochs, number = self.epochs, message.session
-        if epochs.over == FAILED:
+        if epochs.end_phase == FAILED:
             raise TaskLost(self.ending.reason)
-        if self._does_not_know_yet(number, sender):
+        if self._must_wait(number, sender):
             return
         known = number in self.sessions.known and self.members.incarnation_of(number) is not None
         leads = self.members.leader() == number
         self.node.answer(sender, RunState(epochs.number, known and epochs.phase in TRAINS, leads, self._text()))
 
     def on_AskCluster(self, message: AskCluster, sender: Sender) -> None:
-        complete, found = self.cluster.complete(), self.cluster.to_wire()
+        complete, found = self.cluster.is_complete(), self.cluster.to_wire()
         if self.node.asker == "reader":
             found = {"ps": found["ps"]}
         text = "" if complete else self._text()
@@ -351,7 +355,7 @@ class ChiefActor(Actor):
     def _stats(self) -> dict[str, Any]:
         """How the run does."""
         epochs = self.epochs
-        saved = epochs.now.checkpoints if epochs.now is not None else None
+        saved = epochs.current.checkpoints if epochs.current is not None else None
         return {
             "phase": epochs.phase, "epoch": epochs.number, "text": self._text(),
             "live": [member.name for member in self.members.live.values()],
@@ -363,46 +367,46 @@ class ChiefActor(Actor):
 
     # -- requests of the parts ----------------------------------------------------------------------------------
 
-    def refuse(self, session: ClientSession, error: Exception) -> None:
+    def refuse_session(self, session: ClientSession, error: Exception) -> None:
         """A session cannot take part in this run."""
-        self.admission.refuse(session, error)
+        self.admission.refuse_session(session, error)
 
-    def admit(self) -> None:
+    def admit_waiting(self) -> None:
         """Admit the sessions that wait."""
-        if self.admission.admit():
-            self.ending.admitted()
+        if self.admission.admit_waiting():
+            self.ending.mark_admitted()
 
-    def take_up(self) -> None:
+    def take_over_sessions(self) -> None:
         """Take over the members that another chief admitted."""
-        self.admission.take_up()
+        self.admission.take_over_sessions()
 
-    def ask_again(self) -> None:
+    def end_refused(self) -> None:
         """Handle earlier requests again: a ps of the epoch that was taken over may have refused their sessions."""
-        self.admission.ask_again()
+        self.admission.end_refused()
 
-    def ps_missing(self, tasks: Sequence[int]) -> None:
+    def await_missing_ps(self, tasks: Sequence[int]) -> None:
         """These ps are needed, and have not registered with this chief."""
         for task in tasks:
             if not self.cluster.is_away(task):
                 self._wait_for_ps(task, "was lost with the chief")
 
-    def finish(self) -> None:
+    def finish_run(self) -> None:
         """The run has ended well, and an earlier chief has saved it."""
-        self.ending.stop(UNKNOWN_S)
+        self.ending.stop_run(UNKNOWN_S)
 
-    def heard(self) -> None:
+    def handle_known_members(self) -> None:
         """A ps has received a newer list of members."""
-        self.admission.answer()
-        self.ending.check()
+        self.admission.answer_admitted()
+        self.ending.end_if_done()
 
-    def fail(self, reason: str) -> None:
+    def fail_run(self, reason: str) -> None:
         """The run cannot continue."""
-        self.ending.fail(reason)
+        self.ending.fail_run(reason)
 
     def drain(self, reason: str) -> None:
         """End the run in order: workers stop after their step, and the last step is saved."""
-        self.ending.drain(reason)
+        self.ending.drain_run(reason)
 
     def stop_run(self) -> None:
         """End the run from this side (`Server.stop` of the chief); nothing is saved."""
-        self.ending.stop()
+        self.ending.stop_run()

@@ -53,7 +53,7 @@ class Sessions:
         self._closed: dict[int, bool] = {}
         """The closed sessions, and whether each closed with an error."""
 
-    def open(self, message: OpenSession, sender: Sender, address: str) -> ClientSession:
+    def open_session(self, message: OpenSession, sender: Sender, address: str) -> ClientSession:
         """A session whose node is dialled at `address` asks for admission, for the first time or again. Raises Aborted
         if it has closed, and NotAuthenticated if it is another process's."""
         sender.check_ticket()
@@ -72,11 +72,11 @@ class Sessions:
 
     def _check_room(self, name: str, ticket: str) -> None:
         """Raise Unavailable if a process, or all together, have too many sessions."""
-        self._bound.check(sum(session.ticket == ticket for session in self.known.values()), name)
+        self._bound.check_count(sum(session.ticket == ticket for session in self.known.values()), name)
         if len(self.known) >= ALL_SESSIONS:
             raise Unavailable(f"there are {len(self.known)} sessions; close some of them")
 
-    def take_up(self, live: Live) -> ClientSession:
+    def take_over_session(self, live: Live) -> ClientSession:
         """Add a session that another chief admitted."""
         session = self.known.get(live.session)
         if session is None:
@@ -99,7 +99,7 @@ class Sessions:
         if number in self._closed:
             raise Aborted("this session is closed; open another one")
 
-    def close(self, number: int, failed: bool = False) -> bool:
+    def mark_closed(self, number: int, failed: bool = False) -> bool:
         """Note that a session has closed, with an error if `failed`; returns whether this was not known."""
         news = number not in self._closed
         self._closed.setdefault(number, failed)
@@ -107,11 +107,11 @@ class Sessions:
             del self._closed[next(iter(self._closed))]
         return news
 
-    def closed(self, number: int) -> bool | None:
+    def close_state(self, number: int) -> bool | None:
         """Whether a session has closed with an error; None if it has not closed."""
         return self._closed.get(number)
 
-    def drop(self, session: ClientSession) -> None:
+    def drop_session(self, session: ClientSession) -> None:
         """Remove a session that was refused, was lost or has closed."""
         self.known.pop(session.number, None)
 
@@ -119,12 +119,12 @@ class Sessions:
         """The sessions that wait to be told their incarnation."""
         return [session for session in self.known.values() if session.opened is not None]
 
-    def at_the_door(self, incarnation: int) -> bool:
+    def is_rejoining(self, incarnation: int) -> bool:
         """Whether the session of an incarnation asks to join again."""
         asked = [session.request for session in self.waiting()]
         return any(request is not None and request.incarnation == incarnation for request in asked)
 
-    def bringer(self) -> ClientSession | None:
+    def first_with_variables(self) -> ClientSession | None:
         """The first waiting session with variables. Its plan becomes the run's, and it sends the first values."""
         return next((session for session in self.waiting() if session.trains), None)
 
@@ -132,11 +132,11 @@ class Sessions:
         """Where the chief dials the nodes of sessions."""
         return [session.address for session in self.known.values() if session.address]
 
-    def at(self, address: str) -> list[ClientSession]:
+    def sessions_at(self, address: str) -> list[ClientSession]:
         """The sessions of the node at an address."""
         return [session for session in self.known.values() if session.address == address]
 
-    def of(self, name: str) -> list[ClientSession]:
+    def sessions_of(self, name: str) -> list[ClientSession]:
         """The sessions of a task."""
         return [session for session in self.known.values() if session.name == name]
 
@@ -149,7 +149,7 @@ class Sessions:
         """The task of a session; "" if it is not known."""
         return self.known[number].name if number in self.known else ""
 
-    def admit(self, members: RunMembers) -> list[tuple[int, ClientSession]]:
+    def admit_waiting(self, members: RunMembers) -> list[tuple[int, ClientSession]]:
         """Give incarnations to the waiting sessions that have none; returns (incarnation, session) pairs."""
         admitted = []
         for session in self.waiting():
@@ -157,11 +157,13 @@ class Sessions:
                 worker = session.job in ("worker", "chief") and session.trains
                 assert session.request is not None, "who waits has asked"
                 about = session.trains, session.address, session.request.process, session.ticket
-                admitted.append((members.admit(session.number, session.name, session.task, worker, *about), session))
+                admitted.append(
+                    (members.admit_session(session.number, session.name, session.task, worker, *about), session)
+                )
                 session.version = members.version
         return admitted
 
-    def ready(self, members: RunMembers, known: int) -> list[tuple[int, ClientSession]]:
+    def answerable(self, members: RunMembers, known: int) -> list[tuple[int, ClientSession]]:
         """The waiting sessions that can be told their incarnation when every ps has the members' version `known`."""
         found = [(members.incarnation_of(session.number), session) for session in self.waiting()]
         return [(i, session) for i, session in found if i is not None and session.version <= known]

@@ -27,7 +27,7 @@ class Takeover:
         self._node, self._changed = node, changed
         self._asked: dict[int, str] = {}
         self.found: dict[int, ConfiguredBefore] = {}
-        self.over = False
+        self.is_over = False
         """Whether this chief leads; from then on all epochs that ps have seen are its own."""
 
     @property
@@ -35,26 +35,26 @@ class Takeover:
         """The ps that have not answered yet."""
         return [task for task in self._asked if task not in self.found]
 
-    def came(self, task: int, address: str) -> None:
+    def ask_ps(self, task: int, address: str) -> None:
         """Ask a ps that has registered and has seen a run epoch."""
-        if not self.over and task not in self._asked:
+        if not self.is_over and task not in self._asked:
             self._asked[task] = address
-            self._ask(task, address)
+            self._ask_until_answered(task, address)
 
-    def lost(self, task: int) -> None:
+    def drop_answer(self, task: int) -> None:
         """Drop the answer of a ps that was lost."""
         self._asked.pop(task, None)
         self.found.pop(task, None)
 
-    def _ask(self, task: int, address: str) -> None:
+    def _ask_until_answered(self, task: int, address: str) -> None:
         def answered(answer: Message | Exception) -> None:
-            if self.over or self._asked.get(task) != address:
+            if self.is_over or self._asked.get(task) != address:
                 return
             if isinstance(answer, ConfiguredBefore):
                 self.found[task] = answer
                 self._changed()
             else:
-                self._ask(task, address)
+                self._ask_until_answered(task, address)
 
         self._node.ask(Ref(address, PS), AskServing(), ASK_S, answered)
 
@@ -70,20 +70,20 @@ class Takeover:
         trains = [found for found in self.found.values() if found.trains]
         return max(trains, key=lambda s: (s.epoch, s.notes["version"]), default=None)
 
-    def whole(self, plan: Plan, epoch: int) -> bool:
+    def is_whole(self, plan: Plan, epoch: int) -> bool:
         """Whether all ps of the plan serve this epoch, and it trains."""
         served = [self.found[task] for task in plan.ps if task in self.found]
         same = len(served) == len(plan.ps) and all(s.epoch == epoch for s in served)
         return same and any(s.trains for s in served)
 
 
-class SessionsElsewhere:
+class EarlierSessions:
     """The highest step of these sessions, and the checkpoint_dir that they named."""
 
     def __init__(self) -> None:
         self._checkpoint_dir, self._step = "", 0
 
-    def closed(self, checkpoint_dir: str, step: int) -> None:
+    def record_close(self, checkpoint_dir: str, step: int) -> None:
         """One has closed, at this step."""
         self._checkpoint_dir, self._step = checkpoint_dir or self._checkpoint_dir, max(step, self._step)
 
@@ -111,24 +111,24 @@ class AppliedPushes:
         self._name = ""
         """This checkpoint."""
 
-    def ended(self, ps: int, pushes: list[list[Any]]) -> None:
+    def record_ended(self, ps: int, pushes: list[list[Any]]) -> None:
         """A ps tells what became of the pushes of incarnations that have ended, as in MembersKnown."""
         for incarnation, *became in pushes:
             self._now.setdefault(incarnation, {})[ps] = became
         while len(self._now) > MOST:
             del self._now[next(iter(self._now))]
 
-    def saved(self, name: str) -> None:
+    def mark_saved(self, name: str) -> None:
         """This checkpoint was written when all incarnations had ended."""
         self._saved, self._now, self._name = {**self._saved, **self._now}, {}, name
 
-    def begins(self, restored: str) -> None:
+    def begin_epoch(self, restored: str) -> None:
         """A run epoch begins from a checkpoint. From an earlier one, none of these pushes is left."""
         self._now.clear()
         if self._name and _age(restored) < _age(self._name):
             self._saved.clear()
 
-    def of(self, incarnation: int) -> list[list[Any]]:
+    def pushes_of(self, incarnation: int) -> list[list[Any]]:
         """What became of the pushes of an incarnation, as in SessionOpened."""
         found = self._now.get(incarnation) or self._saved.get(incarnation, {})
         return [[ps, *became] for ps, became in sorted(found.items())]

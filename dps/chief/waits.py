@@ -26,22 +26,22 @@ class MissingTasks:
         """`text` returns what the chief waits for, as a sentence. `over` returns whether the run is over. `where` is
         the argument of `start_command`; if "", people do not start workers, and missing ones are not reported."""
         self._node, self._cluster, self._members, self._text, self._over = node, cluster, members, text, over
-        self._where, self._patience = where, LogThrottle()
+        self._where, self._throttle = where, LogThrottle()
 
-    def look(self) -> None:
+    def check_tasks(self) -> None:
         """Check now, and then every second until the run is over."""
         if self._over():
             return
         missing = self._missing()
         if not missing:
-            self._patience.over()
-        elif self._patience.due(self._node.now()):
+            self._throttle.end_wait()
+        elif self._throttle.is_due(self._node.now()):
             log.warning("%s: %s", self._node.name, missing)
-        self._node.after(LOOK_S, self.look)
+        self._node.after(LOOK_S, self.check_tasks)
 
     def _missing(self) -> str:
         """A sentence about missing ps, or else about workers that never registered; "" if there are none."""
-        if not self._cluster.complete() and not self._cluster.grouped:
+        if not self._cluster.is_complete() and not self._cluster.grouped:
             return self._text()
         never = [name for name in self._members.waiting() if int(name.partition(":")[2]) not in self._workers()]
         if not never or not self._where:
@@ -69,21 +69,21 @@ class AbsentWorkers:
         self._node, self._cluster, self._members = node, cluster, members
         self._epochs, self._admission, self._ending = epochs, admission, ending
         self._began_at = node.now()
-        node.after(ABSENT_S / 10, self._look)
+        node.after(ABSENT_S / 10, self._check_workers)
         if epochs.restarted:
             node.after(ABSENT_S, self._end_unless_found)
 
     def _end_unless_found(self) -> None:
         """End a restarted chief if nothing, or not enough, is left of its run."""
         if not any(nodes.known for nodes in self._cluster.jobs.values()):
-            self._ending.fail(f"no task of the run came to the restarted chief within {ABSENT_S:.0f} s")
-        elif self._epochs.unsure:
+            self._ending.fail_run(f"no task of the run came to the restarted chief within {ABSENT_S:.0f} s")
+        elif self._epochs.is_unsure:
             who = ", ".join(f"ps:{task}" for task in self._cluster.missing()) or "the report of what each ps serves"
-            self._ending.fail(f"{who} did not come to the restarted chief within {ABSENT_S:.0f} s")
+            self._ending.fail_run(f"{who} did not come to the restarted chief within {ABSENT_S:.0f} s")
 
-    def _look(self) -> None:
+    def _check_workers(self) -> None:
         """Give up the workers that have been away for too long."""
-        self._node.after(ABSENT_S / 10, self._look)
+        self._node.after(ABSENT_S / 10, self._check_workers)
         self._admission.count_early()
         since_start_s, members, restarted = self._node.now() - self._began_at, self._members, self._epochs.restarted
         for name in members.waiting():
@@ -94,6 +94,6 @@ class AbsentWorkers:
                 why = f"has not come for {patience_s:.0f} s"
                 log.warning("%s: %s %s; the run may end without it", self._node.name, name, why)
                 self._node.runtime.record("worker absent", name=name, why=why)
-                self._ending.lost(name, why)
+                self._ending.mark_lost(name, why)
                 self._admission.give_up(name)
-        self._ending.check()
+        self._ending.end_if_done()

@@ -118,7 +118,7 @@ class Connection:
     def tell(self, patience: LogThrottle, text: str) -> None:
         """Log for whom the chief waits, unless people read the chief's own log in the same place."""
         told = self.home.runtime.shares_log or is_local(self.home.runtime, self.chief.address, CHIEF)
-        if not told and patience.due(self.caller.now()):
+        if not told and patience.is_due(self.caller.now()):
             log.warning("%s: %s", self.home.name, text)
 
     def ask(self, message: Message, deadline: float, whom: str, ref: Ref | None = None) -> Message:
@@ -158,7 +158,7 @@ class Connection:
         try:
             while not self.caller.wait(requests, min(slice_s, max(0.0, deadline - self.caller.now())), stop):
                 self.check_node()
-                self.joining.unreached.look()
+                self.joining.unreached.log_unreached()
                 if stop is not None and stop():
                     return
                 if meanwhile is not None:

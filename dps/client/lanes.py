@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Any, NamedTuple
 
-from dps.actors.answers import Failed, ends
+from dps.actors.answers import Failed, is_last
 from dps.actors.caller import Caller
 from dps.actors.ref import Ref
 from dps.actors.requests import Request
@@ -81,7 +81,7 @@ class Lane:
         """
         self._reading.discard(number)
         if nbytes > self._runtime.tuning.small_nbytes or self._tells_at_once:
-            self._caller.start(self._ref, Release(self._epoch, [number]), ends)
+            self._caller.start(self._ref, Release(self._epoch, [number]), is_last)
 
     def all_released_below(self) -> int:
         """No request of a lower number reads memory any more; 0 if the lane is off."""

@@ -31,7 +31,7 @@ class LocalSession(Session):
             if self._own.membership is not connection.membership:
                 self._tell_lost()
                 self._own = LocalCopy(connection.agreed.plan, connection.membership)
-            self._own.begin(common)
+            self._own.begin_round(common)
         return self._own
 
     def _tell_lost(self) -> None:
@@ -56,7 +56,7 @@ class LocalSession(Session):
 
     def _end_round(self, loss: Any, timeout: float | None) -> Push:
         """Push the difference of the own copy, and wait for the other workers."""
-        moved = self._own.moved()
+        moved = self._own.differences()
         self._own.ended = True
         check_all_finite(self._connection.agreed, moved, "movement")
         result = self._pushes.finish(self._pushes.start(moved, loss, timeout), timeout)

@@ -188,7 +188,7 @@ class _PartLookup(Transfer):
         self._caller.open(self.peer.ref, self._message, self, 0.25 + self._nbytes / 100e6)
         self._lane.reads(self.number)
 
-    def again(self) -> Message:
+    def resend_message(self) -> Message:
         return self._message
 
     def feed(self, message: Message) -> bool:

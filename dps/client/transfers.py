@@ -157,7 +157,7 @@ class PullTransfer(Transfer):
             self._ask()
             self._behind = None  # only now: until here the number was that of the push, which `drop` must not close
 
-    def again(self) -> Message:
+    def resend_message(self) -> Message:
         """Ask for short pieces: libzmq closes a connection on which one message takes too long, and a long piece may be
         why no answer came."""
         return changed(self._message, keeps_memory=False) if self._message.keeps_memory else self._message
@@ -282,7 +282,7 @@ class PushTransfer(Transfer):
             for piece in self._pieces[1:]:
                 self._caller.send(self, piece)
 
-    def again(self) -> Message:
+    def resend_message(self) -> Message:
         return PushStatus(self._epoch, self.push) if self._credit else Credit(self._epoch, self.push)
 
     def feed(self, message: Message) -> bool:
@@ -301,7 +301,7 @@ class PushTransfer(Transfer):
         error = message.exception() if isinstance(message, Failed) else None
         if isinstance(error, Unavailable) and self._cargo.out_of_reach(error):
             self._pieces, self._credit = self._cargo.messages(), False
-            self._caller.send(self, self.again())
+            self._caller.send(self, self.resend_message())
             return False
         if isinstance(message, PushMissing) or (isinstance(message, Done) and not self._credit):
             self._send()

@@ -101,7 +101,7 @@ class Waiter:
                 raise DeadlineExceeded(self._late(operation, what, now - started), operation)
             if now >= look_at:
                 connection.lookout.look()
-                connection.joining.unreached.look()
+                connection.joining.unreached.log_unreached()
                 look_at = now + own.slice_s
                 if now >= report_at:
                     report_at = now + own.report_s

@@ -351,7 +351,7 @@ class Group:
             text = f"{self._node.name}: {what}: {member.awaits}"
             if waited_s >= timeout:
                 member.fail(DeadlineExceeded(f"{text}; waited {waited_s:.1f} s"))
-            elif patience.due(self._runtime.now()):
+            elif patience.is_due(self._runtime.now()):
                 log.info("%s; has waited %.0f s", text, waited_s)
         if member.error is not None and not ready():
             raise member.error

@@ -236,7 +236,7 @@ class Groups(Actor):
         if not message.through:
             self._begun()
         roster = self.rosters.setdefault(message.group, GroupRoster(message.group, self._expected))
-        address, through = self.node.dials(message.address), (list[Any](), "")
+        address, through = self.node.dial_address(message.address), (list[Any](), "")
         if message.through:
             through = self._ps(roster.ps), self._lacks(self.node.now())
         answer = roster.join_member(message, address, self.node.user, *through)

@@ -399,7 +399,7 @@ class CallersNode(Node):
             left_s = deadline - self._time.now()
             if left_s <= 0:
                 return until()
-            self._turn(left_s)
+            self._run_turn(left_s)
         self._outbox.flush()
         return True
 

@@ -380,7 +380,7 @@ class Coordinator:
             text = f"{what}: {self._text()}"
             if waited_s >= limit_s:
                 raise DeadlineExceeded(f"{text}; waited {now - began:.1f} s")
-            if patience.due(now):
+            if patience.is_due(now):
                 log.info("%s: %s; has waited %.0f s", self._server.name, text, now - began)
 
     def _text(self) -> str:

@@ -239,7 +239,7 @@ class DatasetActor(Actor):
     # -- workers -----------------------------------------------------------------------------------------------
 
     def on_JoinFeed(self, message: JoinFeed, sender: Sender) -> None:
-        address = self.node.dials(message.address)
+        address = self.node.dial_address(message.address)
         self.feed.add_worker(sender.client(message.client), message.name, address)
         self.node.watch(address, GRACE_S)
         begun = self.feed.is_over and self.error is None

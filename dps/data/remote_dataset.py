@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple, Self
 from weakref import WeakMethod
 
-from dps.actors.answers import ends
+from dps.actors.answers import is_last
 from dps.actors.caller import Caller
 from dps.actors.ref import Ref
 from dps.data.messages import AskPosition, PositionIs, feed_name
@@ -258,7 +258,7 @@ class RemotePass:
         """
         if not self._closed:
             self._end_pass()
-            asked = [self._caller.start(s.to, s.end_stream(), ends) for s in self._streams]
+            asked = [self._caller.start(s.to, s.end_stream(), is_last) for s in self._streams]
             self._caller.wait(asked, LEAVE_S)
             self._caller.close()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dps.actors.answers import Failed, Waiting, ends
+from dps.actors.answers import Failed, Waiting, is_last
 from dps.actors.caller import Caller
 from dps.actors.ref import Ref
 from dps.actors.requests import Question, Request
@@ -109,7 +109,7 @@ class Stream:
         def message() -> Message:
             return FinishBatches(client, epoch, numbers.floor, sorted(numbers.finished))
 
-        told = Question(ends, message, lambda: None)
+        told = Question(is_last, message, lambda: None)
         self._caller.open(self.to, message(), told)
         self.request_batch()  # both leave together
         return told

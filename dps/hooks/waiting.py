@@ -39,7 +39,7 @@ def wait_until(session: Loop, missing: Callable[[], str], timeout: float, renewe
         text = now_missing
         if now - since >= timeout:
             raise DeadlineExceeded(f"{session.name} waited {timeout:g} s: {text}")
-        if patience.due(now):
+        if patience.is_due(now):
             log.info("%s waits: %s", session.name, text)
         runtime.sleep(min(ASK_AGAIN_S, timeout))
 

@@ -144,7 +144,7 @@ class Parser(argparse.ArgumentParser):
             message = f"{what} {found['got']!r}; {nearest(found['got'], re.findall(r'[^ ,]+', found['known']))}"
         self.exit(2, f"dps: {message}{'' if message.endswith('?') else ';'} {end}\n")
 
-    def take(self, given: Sequence[str]) -> argparse.Namespace:
+    def parse_command(self, given: Sequence[str]) -> argparse.Namespace:
         """Parse a command line; everything after "--" is in `arguments`."""
         cut = list(given).index("--") if "--" in given else len(given)
         own, behind = list(given[:cut]), list(given[cut + 1 :])

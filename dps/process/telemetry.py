@@ -59,15 +59,15 @@ def forget(pushed: Listener, opened: Listener) -> None:
 
 def progress(row: dict[str, Any]) -> None:
     """Pass a progress row to all listeners."""
-    _tell(on_progress, row)
+    _tell_listeners(on_progress, row)
 
 
 def opened(session: dict[str, Any]) -> None:
     """Tell all listeners that a session is open."""
-    _tell(on_opened, session)
+    _tell_listeners(on_opened, session)
 
 
-def _tell(listeners: list[Listener], row: dict[str, Any]) -> None:
+def _tell_listeners(listeners: list[Listener], row: dict[str, Any]) -> None:
     """Pass a row to each listener. A listener that raises is removed, and its error logged."""
     for listener in list(listeners):
         try:
@@ -89,7 +89,7 @@ class LogThrottle:
         self._since: float | None = None
         self._tell_at = 0.0
 
-    def due(self, now: float) -> bool:
+    def is_due(self, now: float) -> bool:
         """Whether to report the current wait now. The first call of a wait begins it."""
         if self._since is None:
             self._since, self._tell_at = now, now + self._first_s
@@ -98,6 +98,6 @@ class LogThrottle:
         self._tell_at = now + AGAIN_S
         return True
 
-    def over(self) -> None:
+    def end_wait(self) -> None:
         """End the current wait."""
         self._since = None

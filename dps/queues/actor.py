@@ -51,7 +51,7 @@ class QueuesActor(Actor):
             line = self.lines[message.queue] = QueueState(message.queue, message.capacity or CAPACITY)
         check_capacity(line, message.capacity)
         client = sender.client(message.client)
-        line.add_client(client, message.name, self.node.dials(message.address))
+        line.add_client(client, message.name, self.node.dial_address(message.address))
         self._watch_client(message.queue, client)
         self.node.answer(sender, QueueOpened(line.capacity))
 

@@ -64,7 +64,7 @@ class Directory(Actor):
         owner of its key, and how many tasks it says that there are."""
 
     def on_Announce(self, message: Announce, sender: Sender) -> None:
-        address = self.node.dials(message.address)
+        address = self.node.dial_address(message.address)
         self._addresses.setdefault(message.name, {})[address] = message.address, self.node.user, message.tasks
         self.node.watch(address, GRACE_S)
         self.node.answer(sender)

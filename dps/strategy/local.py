@@ -58,7 +58,7 @@ class AveragedVariables(WorkerVariables):
     def _begin_round(self) -> LocalCopy:
         """The own copy. At the beginning of a round it takes the common values."""
         if self._local.ended:
-            self._local.begin(super().read())
+            self._local.begin_round(super().read())
         return self._local
 
     def read(self, on_device: bool = False) -> Any:
@@ -91,7 +91,7 @@ class AveragedVariables(WorkerVariables):
     def _end_round(self) -> Push:
         """Average how far the copies have moved, and apply it. Blocks until all workers have ended the round."""
         names = [spec.name for spec in self._plan.variables]
-        moved = {names[index]: array for index, array in self._local.moved().items()}
+        moved = {names[index]: array for index, array in self._local.differences().items()}
         for name, array in moved.items():
             if problem := not_finite_text(name, array):
                 raise ValueError(problem.replace("gradient", "movement", 1))

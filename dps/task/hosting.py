@@ -29,7 +29,8 @@ LOOK_S = 0.2
 
 
 class HostedChief:
-    """The chief of a run, beside the queues and the directory of it. The calls return at once but for `wait`."""
+    """The chief of a run, beside the queues and the directory of it. The calls return at once but for
+    `wait_for_workers`."""
 
     def __init__(
         self, node: Node, standing: Standing, cluster: ClusterSpec, expected: tuple[Sequence[int], Sequence[int]],
@@ -50,8 +51,8 @@ class HostedChief:
         node.host(DIRECTORY, Directory())
         node.host(EXAMINER, Examiner())
         found = self._actor.cluster
-        node.host(GROUPS, Groups(expected[1], found.group, self._left_group, found.helper, found.waits_for))
-        node.host(OPERATORS, Operators(self.drain, self.stop_run))
+        node.host(GROUPS, Groups(expected[1], found.use_group, self._left_group, found.helper, found.missing_text))
+        node.host(OPERATORS, Operators(self.drain_run, self.stop_run))
         if node.keys is not None:
             from dps.chief.operators import KeyEnrolment
 
@@ -71,20 +72,20 @@ class HostedChief:
 
     def without_ps(self) -> None:
         """The run is to have no ps."""
-        self._actor.cluster.without_ps()
+        self._actor.cluster.use_no_ps()
 
     def _ended(self, code: int, reason: str) -> None:
         """The run is over. The chief still answers for a moment, so that every task hears the reason."""
-        if self._standing.end(code or self._standing.ends_with, reason):
+        if self._standing.end_task(code or self._standing.ends_with, reason):
             linger_s = 0.2 if code == 0 else 1.0
             self._node.after(linger_s, self._node.stop if self._is_task else lambda: None)
 
     def _left_group(self, name: str) -> None:
         """A worker that trained without a ps has finished."""
-        self._actor.members.done_elsewhere(name)
-        self._actor.ending.check()
+        self._actor.members.mark_finished_before(name)
+        self._actor.ending.end_if_done()
 
-    def drain(self, why: str) -> None:
+    def drain_run(self, why: str) -> None:
         """Have the workers stop after their step."""
         self._node.post(lambda: self._actor.drain(why))
 
@@ -94,7 +95,7 @@ class HostedChief:
             self._standing.ends_with = code
         self._node.post(self._actor.stop_run)
 
-    def wait(self, name: str, error: str = "") -> None:
+    def wait_for_workers(self, name: str, error: str = "") -> None:
         """Wait for the other workers, because the run needs its chief: `name` is the worker that hosts it, and is done,
         `error` the one that has ended its program: Python shows it after the wait.
 
@@ -103,7 +104,7 @@ class HostedChief:
 
         def left() -> None:
             code = 1 if error and name in members.waiting() else 0
-            self._actor.left(name, "has failed" if code else "its program is over", code)
+            self._actor.handle_program_over(name, "has failed" if code else "its program is over", code)
 
         self._node.post(left)
         failed = f"; its program has failed: {error}" if error else ""
@@ -111,7 +112,7 @@ class HostedChief:
         while not self._standing.wait_over(LOOK_S):
             if config.stop_requested.is_set() and not drained:
                 drained = True
-                self.drain("the worker that hosts the chief was told to end")
+                self.drain_run("the worker that hosts the chief was told to end")
             if runtime.now() >= report_at:
                 report_at += REPORT_S
                 there = [live.name for live in members.live.values()] + members.waiting()

@@ -114,9 +114,9 @@ class ServedTask:
 
         A worker that hosts the chief first waits for the other workers to finish, and logs every 10 s which.
         """
-        self._stop("")
+        self._stop_task("")
 
-    def _stop(self, error: str) -> None:
+    def _stop_task(self, error: str) -> None:
         """`error`: what has ended the program."""
         for task in self._beside.tasks:
             task.stop()
@@ -125,11 +125,11 @@ class ServedTask:
                 hosted, self._hosted = self._hosted, None  # an interrupted wait is not repeated
                 if self._agent is not None:
                     self._node.post(self._agent.program_over)
-                hosted.wait(self.name, error)
+                hosted.wait_for_workers(self.name, error)
             else:
                 self._hosted.stop_run()
                 self._standing.wait_over(STOP_S)
-        self._standing.end(0, "")
+        self._standing.end_task(0, "")
         self._node.stop()
         self._node.join(STOP_S)
         serving.discard(self)
@@ -145,12 +145,12 @@ class ServedTask:
         with a checkpoint_dir its values are saved first, else the run ends with it.
         """
         if self._hosted is not None:
-            self._hosted.drain(f"the chief {why}")
+            self._hosted.drain_run(f"the chief {why}")
         elif self._agent is not None and self.job == "ps":
             agent = self._agent
             self._node.post(lambda: agent.leave(why))
         else:
-            self._end(0, "")
+            self._end_task(0, "")
 
     def ask_to_stop(self, whether: bool = True) -> None:
         """Have the loops of this task stop after their step, or (False) not stop any more."""
@@ -158,17 +158,17 @@ class ServedTask:
 
     def cancel(self, reason: str) -> None:
         """End this worker's sessions from outside: their current or next call raises dps.Cancelled."""
-        self._end(CANCELLED, reason)
+        self._end_task(CANCELLED, reason)
 
     def run_ended(self) -> None:
         """The run of this task has ended well, as its launcher knows. Does nothing if the chief has said so."""
         if self._hosted is None:
-            self._end(0, "the run has ended")
+            self._end_task(0, "the run has ended")
 
     def end_now(self, code: int = 0) -> None:
         """Make this task, and the run if it is the chief, end with an exit code, without saving. Returns at once."""
         if self._hosted is None:
-            self._end(code, "")
+            self._end_task(code, "")
         else:
             self._hosted.stop_run(code)
 
@@ -216,14 +216,14 @@ class ServedTask:
         """The arguments with which a session connects."""
         who = self.runtime, self.name, self.job, self.task, self.address, self._node.incarnation
         keys = session_keys(self.job, self._node.keys)
-        told = self._chief, self._standing.how, self._standing.session_joined, self._standing.hooks
-        return Home(*who, *told, keys, self._standing.named, self._node.ticket, self._standing.progress.pushed)
+        told = self._chief, self._standing.exit_state, self._standing.session_joined, self._standing.hooks
+        return Home(*who, *told, keys, self._standing.named, self._node.ticket, self._standing.progress.record_push)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        self._stop(f"{type(error).__name__}: {error}" if isinstance(error, Exception) else "")
+        self._stop_task(f"{type(error).__name__}: {error}" if isinstance(error, Exception) else "")
 
     def __repr__(self) -> str:
         chief = "" if self.job == "chief" else f"; the chief is at {self.target}"
@@ -237,7 +237,7 @@ class ServedTask:
     # -- what actors tell, on the node's thread ---------------------------------------------------------------
 
     def _progress(self) -> list[Any]:
-        return self._standing.progress.tell(self._node.now())
+        return self._standing.progress.report_progress(self._node.now())
 
     def _seen_epoch(self) -> int:
         return self._standing.session_epoch if self._ps_actor is None else self._ps_actor.epoch
@@ -254,7 +254,7 @@ class ServedTask:
 
             self.host("announcer", Announcer(self.job, self._chief))
             self._learn_keys(self.host)
-        self._standing.join()
+        self._standing.mark_joined()
 
     def _learn_keys(self, host: Callable[[str, Actor], object]) -> None:
         """Learn from the chief which keys have joined by tokens. `host` gives an actor a name on the node."""
@@ -263,18 +263,18 @@ class ServedTask:
 
             host("joined", EnrolledKeys(self._chief, self._node.keys.accepted))
 
-    def _led(self, chief: str, job: str, task: int) -> None:
+    def _follow_chief(self, chief: str, job: str, task: int) -> None:
         """This process was given the address of another task, which has told it the chief's."""
         self._chief = chief
         self._standing.named = task if job == "worker" else -1
 
-    def _drain(self, reason: str) -> None:
+    def _request_stop(self, reason: str) -> None:
         """The run should end: make `should_stop` true in this task's sessions."""
         if self.job == "worker" and not self.stop_requested:
             self._standing.stop_requested = True
             log.warning("%s: stopping after this step: %s", self.name, reason)
 
-    def _end(self, code: int, reason: str) -> None:
+    def _end_task(self, code: int, reason: str) -> None:
         """This task's part is over, because the chief said so or is gone."""
-        if self._standing.end(code, reason) and self._hosted is None and self.job in ("ps", "chief"):
+        if self._standing.end_task(code, reason) and self._hosted is None and self.job in ("ps", "chief"):
             self._node.stop()

@@ -136,7 +136,7 @@ class Server(ServedTask):
         keyed = node_keys(own, self.binding, keys)
         self._node = make_node(self.runtime, own, self.name, self.binding, expected, keyed)
         self._chief = self.address if own.listens_as_chief else own.chief
-        self._node.failed = lambda error: self._standing.fail(self.name, error)
+        self._node.failed = lambda error: self._standing.end_failed(self.name, error)
         if self.job not in OUTSIDE:  # they may have been given the address of another task
             self._node.expect(self._chief, "chief")
         if own.hosts_chief:
@@ -154,7 +154,7 @@ class Server(ServedTask):
             self._node.host(PS, self._ps_actor)
             self._node.host(SUMS, Sums())
         if self.job == "chief":
-            self._standing.join()
+            self._standing.mark_joined()
         else:
             self._host_agent(wire or {})
         self._serve()
@@ -173,7 +173,9 @@ class Server(ServedTask):
         from dps.cluster.spec import chief_command
         from dps.worker.agent import Agent, Told  # here: `import dps` stays quick
 
-        told = Told(self._seen_epoch, self._has_joined, self._end, self._drain, self._led, self._progress)
+        told = Told(
+            self._seen_epoch, self._has_joined, self._end_task, self._request_stop, self._follow_chief, self._progress
+        )
         who = self.job, self.task, self._chief, self._node.incarnation
         self._agent = Agent(*who, update, told, chief_command(self.cluster, self._chief, network_flags(self._node)))
         self._node.host(AGENT, self._agent)

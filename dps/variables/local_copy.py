@@ -33,9 +33,9 @@ class LocalCopy:
         self.is_common = False
         """Whether its values are still those that the round began with."""
         self.ended = True
-        """Whether the round has ended, so that `begin` comes next."""
+        """Whether the round has ended, so that `begin_round` comes next."""
 
-    def begin(self, common: Any) -> None:
+    def begin_round(self, common: Any) -> None:
         """Begin a round from these nested values, which nobody changes any more."""
         self._nesting, self._common = Nesting(common), dict(leaves(common))
         values = [self._common[spec.name] for spec in self._plan.variables]
@@ -64,7 +64,7 @@ class LocalCopy:
                 self._copies[self._plan.by_name[name]].assign(np.asarray(value))
                 self.is_common = False
 
-    def moved(self) -> dict[int, Array]:
+    def differences(self) -> dict[int, Array]:
         """How far each trained variable has moved in this round, as a gradient: the common value less the own one."""
         return {
             index: np.asarray(self._common[spec.name] - self._copies[index].host())

@@ -77,14 +77,14 @@ class Agent(Actor):
         self._update, self._told = update, told
         self._state = AgentState.JOINING
         self._heard_at = 0.0
-        self._start_the_chief, self._patience = start_the_chief, LogThrottle()
+        self._start_the_chief, self._throttle = start_the_chief, LogThrottle()
         self._beats = 0
         self._told_at = -inf
         """When the chief last told this node to wait."""
         self._proof = b""
         self._unasked: Callable[[], None] = lambda: None
         """Drops the last request to the chief."""
-        self._looks = False
+        self._asked_for_chief = False
         """Whether it looks for the chief behind the address that it was given, or has done so."""
 
     def started(self) -> None:
@@ -100,33 +100,33 @@ class Agent(Actor):
 
     def leave(self, why: str) -> None:
         """This task was told to end: ask the chief for permission first. Runs on the node's thread."""
-        if not self._stays:
+        if not self._is_active:
             return
         known, self._state = self._state is AgentState.KNOWN, AgentState.LEAVING
         if not known:
-            self._end(0, "")
+            self._end_task(0, "")
             return
 
         def answered(answer: Message | Exception) -> None:
             if isinstance(answer, StopTask):
-                self._end(answer.code, answer.reason)
+                self._end_task(answer.code, answer.reason)
             else:
-                self._end(LEFT, f"{why}; the run goes on without it")
+                self._end_task(LEFT, f"{why}; the run goes on without it")
 
         self.node.ask(self.chief, Leave(self.job, self.task, why), LEAVE_S, answered)
 
     def program_over(self) -> None:
         """The program of this worker, which hosts the chief, is over: register no more, as if it came back."""
-        if self._stays:
+        if self._is_active:
             self._state = AgentState.LEAVING
 
     @property
-    def _stays(self) -> bool:
+    def _is_active(self) -> bool:
         """Whether this task neither ends nor was told to."""
         return self._state in (AgentState.JOINING, AgentState.KNOWN)
 
     def _register(self) -> None:
-        if not self._stays:
+        if not self._is_active:
             return
         who = self.job, self.task, self.node.address, self.process
         message = Register(*who, self._told.epoch(), self._update, self._proof, self._told.progress())
@@ -135,77 +135,77 @@ class Agent(Actor):
         asked = self.node.ask(self.chief, message, max(BEAT_S, left), self._registered, waits=self._told_to_wait)
         self._unasked = asked
         if self._start_the_chief:
-            self._tell(self._beats)
+            self._log_waiting(self._beats)
 
-    def _tell(self, beat: int) -> None:
+    def _log_waiting(self, beat: int) -> None:
         """Log that this node waits for the chief, while this beat has no answer."""
-        if not self._stays or beat != self._beats:
+        if not self._is_active or beat != self._beats:
             return
         now = self.node.now()
-        if now - self._told_at > SILENT_S and self._patience.due(now):
+        if now - self._told_at > SILENT_S and self._throttle.is_due(now):
             what = f"waits for the chief at {self.chief.address}; start it with: {self._start_the_chief}"
             log.warning("%s: %s", self.node.name, what)
-        self.node.after(FIRST_S, lambda: self._tell(beat))
+        self.node.after(FIRST_S, lambda: self._log_waiting(beat))
 
     def _told_to_wait(self, reason: str) -> None:
         """The chief answers, but does not let this task take part yet."""
         now = self.node.now()
         self._heard_at = self._told_at = now
-        if self._patience.due(now):
+        if self._throttle.is_due(now):
             log.warning("%s: the chief at %s says: %s", self.node.name, self.chief.address, reason)
 
     def _registered(self, answer: Message | Exception) -> None:
-        if not self._stays:
+        if not self._is_active:
             return
         now = self.node.now()
         if isinstance(answer, Registered):
             self._heard_at, self._state = now, AgentState.KNOWN
             self._beats += 1
-            self._patience.over()
+            self._throttle.end_wait()
             self.task = answer.task
             self._told.joined(answer.task, answer.expected)
             self.node.after(BEAT_S, self._register)
         elif isinstance(answer, StopTask):
-            self._end(answer.code, answer.reason)
+            self._end_task(answer.code, answer.reason)
         elif isinstance(answer, DeadlineExceeded):
             if now - self._heard_at > CHIEF_S:
-                self._end(3, f"the chief at {self.chief.address} was silent for {now - self._heard_at:.0f} s")
+                self._end_task(3, f"the chief at {self.chief.address} was silent for {now - self._heard_at:.0f} s")
             else:
                 self._register()
         elif isinstance(answer, Unavailable) and self.job in OUTSIDE and self._beats == 1:
             self._look_behind(answer)
         else:
             assert isinstance(answer, Exception)
-            self._end(getattr(answer, "exit_code", 1), str(answer))
+            self._end_task(getattr(answer, "exit_code", 1), str(answer))
 
     def refused(self, address: str, error: DpsError) -> None:
         """The chief refuses the keys of this task, or this task those of the chief. A client may have been given the
         address of another task, which has another key."""
         if address != self.chief.address:
             return
-        if self.job in OUTSIDE and self._beats == 1 and self._stays:
+        if self.job in OUTSIDE and self._beats == 1 and self._is_active:
             self._look_behind(error)
         else:
-            self._end(error.exit_code, str(error))
+            self._end_task(error.exit_code, str(error))
 
     def _look_behind(self, refusal: DpsError) -> None:
         """There is no chief at the address that this client was given: ask the task there, on another thread, since
         that has to connect with other keys."""
-        if self._looks:
+        if self._asked_for_chief:
             return
-        self._looks, given, node = True, self.chief.address, self.node
+        self._asked_for_chief, given, node = True, self.chief.address, self.node
 
         def look() -> None:
             found = find_chief(node.runtime, given, node.keys)
-            node.post(lambda: self._led(found, refusal))
+            node.post(lambda: self._follow_chief(found, refusal))
 
         node.runtime.spawn("looks for the chief", look)
 
-    def _led(self, found: RunIs | None, refusal: DpsError) -> None:
+    def _follow_chief(self, found: RunIs | None, refusal: DpsError) -> None:
         """The task at the address that this client was given has said where the chief is, or has not."""
         self._unasked()
         if found is None:
-            self._end(refusal.exit_code, str(refusal))
+            self._end_task(refusal.exit_code, str(refusal))
             return
         self.node.unwatch(self.chief.address)
         self.chief = Ref(found.chief, CHIEF)
@@ -218,12 +218,12 @@ class Agent(Actor):
 
     def on_StopTask(self, message: StopTask, sender: Sender) -> None:
         self.node.answer(sender)
-        self._end(message.code, message.reason)
+        self._end_task(message.code, message.reason)
 
     def on_Drain(self, message: Drain, sender: Sender) -> None:
         self._told.drained(message.reason)
 
-    def _end(self, code: int, reason: str) -> None:
+    def _end_task(self, code: int, reason: str) -> None:
         if self._state is not AgentState.OVER:
             self._state = AgentState.OVER
             self._told.ended(code, reason)

@@ -112,9 +112,9 @@ class EnrolledKeys(Actor):
         self._version = 0
 
     def started(self) -> None:
-        self.node.ask(self._chief, AskJoined(self._version), ASK_S, self._heard)
+        self.node.ask(self._chief, AskJoined(self._version), ASK_S, self._handle_keys)
 
-    def _heard(self, answer: Message | Exception) -> None:
+    def _handle_keys(self, answer: Message | Exception) -> None:
         if isinstance(answer, JoinedKeys):
             self._accepted.joined = {bytes(key): JoinedKey(str(role), bytes(under)) for key, role, under in answer.keys}
             self._version = answer.version

@@ -192,14 +192,14 @@ def test_a_task_whose_process_lives_is_not_replaced_and_its_end_is_nobody_else_s
 def test_a_session_sends_no_message_that_has_to_be_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
     """What proves a message is a lookup and a comparison in `Node._hand_over`; it calls nothing."""
     looked: list[str] = []
-    check = Tickets.check
+    check = Tickets.check_claim
 
     def noted(self: Tickets, peer: Any, claim: int, message: Message) -> NotAuthenticated | None:
         looked.append(type(message).__name__)
         return check(self, peer, claim, message)
 
     with cluster(1, 1) as (worker,), dps.Session(worker, {"a": np.zeros(4)}, optimizer=dps.optim.SGD(1.0)) as session:
-        monkeypatch.setattr(Tickets, "check", noted)
+        monkeypatch.setattr(Tickets, "check_claim", noted)
         for _ in range(5):
             session.push({"a": np.ones(4)})
             session.pull()
@@ -289,9 +289,9 @@ def test_nobody_is_told_to_wait_for_long_or_often() -> None:
     tickets.admit("run", [[digest(b"w"), "worker:0", "worker", [3]]])
 
     def told(route: bytes, peer: Peer, message: Message, claim: int, now: float) -> type:
-        error = tickets.check(peer, claim, message)
+        error = tickets.check_claim(peer, claim, message)
         assert error is not None
-        return type(tickets.answer(error, route, peer, now))
+        return type(tickets.answer_to(error, route, peer, now))
 
     assert told(b"1", STRANGER, Done(), 3, 100.0) is Waiting
     assert told(b"1", STRANGER, Done(), 3, 100.0 + EARLY_S - 1) is Waiting
@@ -308,13 +308,13 @@ def test_nobody_is_told_to_wait_for_long_or_often() -> None:
         told(b"many %d" % route, STRANGER, Done(), 3, 300.0)
     assert len(tickets._early) == STRANGERS
     again = [Present(b"w"), Present(b"n")]
-    tickets.presented(b"4", again[1])
+    tickets.accept_presented(b"4", again[1])
     assert told(b"4", new, members, 0, 300.0) is Waiting, "it has connected anew"
     lost = tickets.present(b"5", digest(b"w"))
     tickets.admit("run", [])
     assert told(b"5", lost, members, 0, 400.0) is Waiting, "its task was lost, and has not registered again"
     assert told(b"5", lost, members, 0, 400.0 + EARLY_S) is NotAuthenticated
-    tickets.presented(b"5", again[0])
+    tickets.accept_presented(b"5", again[0])
     assert told(b"5", lost, members, 0, 400.0 + EARLY_S) is NotAuthenticated, "it is the same connection"
 
 
@@ -350,12 +350,12 @@ def test_the_tickets_that_nobody_admitted_are_bounded_and_those_that_were_stay()
     tickets.admit("run", [[digest(b"w"), "worker:0", "worker", [3]]])
     for number in range(STRANGERS + 100):
         for route in range(2):
-            tickets.presented(b"%d %d" % (number, route), Present(b"%d" % number))
+            tickets.accept_presented(b"%d %d" % (number, route), Present(b"%d" % number))
     assert len(tickets._known) == STRANGERS + 2 and len(tickets.by_route) == 2 * STRANGERS + 2
     assert tickets.by_route[b"worker"].name == "worker:0"
     for route in range(ROUTES + 10):
-        tickets.presented(b"again %d" % route, Present(b"w"))
-        tickets.presented(b"stranger %d" % route, Present(b"9999999"))
+        tickets.accept_presented(b"again %d" % route, Present(b"w"))
+        tickets.accept_presented(b"stranger %d" % route, Present(b"9999999"))
     assert len(tickets.by_route) == 2 * (STRANGERS - 1) + 1 + ROUTES + STRANGERS_ROUTES
 
 
@@ -363,24 +363,24 @@ def test_a_ticket_that_is_admitted_no_more_may_claim_nothing() -> None:
     tickets, _ = table()
     peer = tickets.present(b"one", digest(b"w"))
     tickets.admit("sessions", [[digest(b"w"), "worker:0", "worker", [3, 4]], ["", "worker:1", "worker", [5]]])
-    assert peer.claims == {0, 3, 4} and tickets.check(peer, 9, Done()) is None
+    assert peer.claims == {0, 3, 4} and tickets.check_claim(peer, 9, Done()) is None
     assert "incarnation 4, which is worker:0's, on a connection of a stranger" in str(
-        tickets.check(STRANGER, 4, Done())
+        tickets.check_claim(STRANGER, 4, Done())
     )
     tickets.admit("sessions", [[digest(b"w"), "worker:0", "worker", [4]]])
     assert peer.claims == {0, 4}
     tickets.admit("sessions", [])
-    assert (peer.name, peer.claims) == ("", {0}) and tickets.check(STRANGER, 4, Done()) is None
+    assert (peer.name, peer.claims) == ("", {0}) and tickets.check_claim(STRANGER, 4, Done()) is None
 
 
 def test_datagrams_go_on_over_a_new_connection_of_the_same_process_and_of_no_other() -> None:
     tickets, end = table()
-    tickets.presented(b"one", Present(b"w", b"name"))
+    tickets.accept_presented(b"one", Present(b"w", b"name"))
     assert end.names == {}  # nobody has paired
     end.names[b"name"] = b"one"
-    tickets.presented(b"thief", Present(b"t", b"name"))
+    tickets.accept_presented(b"thief", Present(b"t", b"name"))
     assert end.names == {b"name": b"one"} and tickets.pair(b"thief", b"name") == b""
-    tickets.presented(b"two", Present(b"w", b"name"))
+    tickets.accept_presented(b"two", Present(b"w", b"name"))
     assert end.names == {b"name": b"two"}
 
 

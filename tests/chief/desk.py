@@ -60,7 +60,7 @@ class Desk:
     def secret(self) -> bytes:
         return bytes(16)
 
-    def dials(self, told: str, named: object = ()) -> str:
+    def dial_address(self, told: str, named: object = ()) -> str:
         return told
 
     def expect(self, address: str, user: str) -> None:

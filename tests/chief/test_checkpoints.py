@@ -62,10 +62,10 @@ class Run:
 def test_all_shards_are_cut_then_written_then_committed() -> None:
     run = Run()
     run.save()
-    assert run.checkpoints.busy
+    assert run.checkpoints.is_busy
     run.write(run.cut((12, 12)))
     name = "step-000000000012-epoch-000002"
-    assert run.results == [(name, 12)] and not run.checkpoints.busy
+    assert run.results == [(name, 12)] and not run.checkpoints.is_busy
     assert (run.checkpoints.saved_name, run.checkpoints.saved_at) == (name, 1.7e9)
     manifest = load(run.storage, "run", name)
     assert [shard.version for shard in manifest.shards] == [9, 7]
@@ -96,11 +96,11 @@ def test_whoever_asks_during_a_save_gets_the_next_one_together() -> None:
     for _ in range(3):
         run.save()
     run.write(run.cut((12, 12)))
-    assert [step for _, step in run.results] == [12] and run.checkpoints.busy
+    assert [step for _, step in run.results] == [12] and run.checkpoints.is_busy
     run.write(run.cut((15, 15)))
-    assert [step for _, step in run.results] == [12, 15] and run.checkpoints.busy
+    assert [step for _, step in run.results] == [12, 15] and run.checkpoints.is_busy
     assert run.cut((15, 15)) == []  # the third asks anew, and that step is saved
-    assert [step for _, step in run.results] == [12, 15, 15] and not run.checkpoints.busy
+    assert [step for _, step in run.results] == [12, 15, 15] and not run.checkpoints.is_busy
 
 
 def test_a_save_that_is_asked_for_when_one_is_done_is_begun_once() -> None:
@@ -108,7 +108,7 @@ def test_a_save_that_is_asked_for_when_one_is_done_is_begun_once() -> None:
     run.checkpoints.save(lambda name, step: run.save())
     run.write(run.cut((12, 12)))
     run.write(run.cut((15, 15)))
-    assert [step for _, step in run.results] == [15] and not run.checkpoints.busy and run.desk.take() == []
+    assert [step for _, step in run.results] == [15] and not run.checkpoints.is_busy and run.desk.take() == []
 
 
 @pytest.mark.parametrize("error", [DeadlineExceeded("ps:1 did not answer"), CheckpointError("No space left")])
@@ -118,7 +118,7 @@ def test_a_ps_that_fails_fails_the_save_and_the_next_one_is_new(error: Exception
     first, second = run.desk.take()
     second.answer(error)
     first.answer(ShardCut(12, 9, [4]))
-    assert run.results == [(error, -1)] and not run.checkpoints.busy and run.desk.take() == []
+    assert run.results == [(error, -1)] and not run.checkpoints.is_busy and run.desk.take() == []
     run.save()
     run.write(run.cut((13, 13)))
     assert run.results[-1][1] == 13
@@ -162,7 +162,7 @@ def test_a_new_epoch_cuts_a_save_short_and_late_answers_do_nothing() -> None:
     run.save()
     run.save()
     questions = run.cut((12, 12))
-    run.checkpoints.end()
+    run.checkpoints.stop_saving()
     assert [type(error) for error, _ in run.results] == [Aborted, Aborted]
     run.write(questions)
     assert len(run.results) == 2 and run.checkpoints.saved_name == ""

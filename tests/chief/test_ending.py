@@ -239,7 +239,7 @@ def test_a_worker_alone_that_has_left_is_not_waited_for(
     """With ps it may be started again, and its launcher says how it has ended."""
     led = Led(ps=2 if has_ps else 0, launched=launched)
     if not has_ps:
-        led.chief.cluster.without_ps()
+        led.chief.cluster.use_no_ps()
     led.gather()
     led.tell(Leave("worker", 1, ""), "leave")
     assert (led.chief.members.given_up == ["worker:1"]) is (not has_ps and not launched)
@@ -247,8 +247,8 @@ def test_a_worker_alone_that_has_left_is_not_waited_for(
         assert caplog.messages == [
             "chief: worker:1 has left before it took part in the training; the others go on without it"
         ]
-        led.chief.left("worker:0", "its program is over")
-        assert led.chief.ending.farewell.message == StopTask(0, "")
+        led.chief.handle_program_over("worker:0", "its program is over")
+        assert led.chief.ending.shutdown.message == StopTask(0, "")
 
 
 def test_workers_whose_nodes_have_said_that_they_end_are_not_told_and_those_that_say_nothing_are() -> None:
@@ -359,7 +359,7 @@ def test_nodes_that_come_when_it_is_over_are_told_why_and_a_missing_one_is_given
 def test_a_restarted_chief_to_which_nobody_comes_fails_after_a_minute() -> None:
     led = Led(restarted=True)
     led.desk.pass_time(59.0)
-    assert not led.chief.epochs.over
+    assert not led.chief.epochs.end_phase
     led.desk.pass_time(1.0)
     assert led.chief.epochs.phase == FAILED and "no task of the run came" in led.chief.ending.reason
 
@@ -395,9 +395,9 @@ def test_steps_that_were_lost_with_chief_and_ps_before_the_only_session_closed_f
 def test_a_failure_is_told_to_those_that_wait_and_its_first_reason_stays(twice: bool) -> None:
     led = Led().gather()
     led.open(0)
-    led.chief.fail("the first")
+    led.chief.fail_run("the first")
     if twice:
-        led.chief.fail("the second")
+        led.chief.fail_run("the second")
     assert isinstance(led.answered(0), TaskLost) and str(led.answered(0)) == "the first"
     assert set(stopped(led).values()) == {StopTask(3, "the first")} and led.ended == [(3, "the first")]
     assert led.desk.take(CutShard) == []

@@ -279,7 +279,7 @@ def test_a_ps_that_serves_an_epoch_that_is_over_gets_another_though_no_session_a
 
 def test_an_epoch_that_a_node_has_seen_is_never_used_again() -> None:
     led = Led().gather()
-    led.chief.epochs.seen(7)
+    led.chief.epochs.record_epoch(7)
     led.open(0)
     assert phase(led) == (CONFIGURE, 8)
 
@@ -358,7 +358,7 @@ def test_where_the_number_of_ps_is_not_known_one_that_comes_later_may_go() -> No
 def test_when_the_run_is_over_late_answers_change_nothing(ends: str) -> None:
     led = Led().gather()
     led.open(0)
-    led.chief.fail("a reason") if ends == FAILED else led.chief.stop_run()
+    led.chief.fail_run("a reason") if ends == FAILED else led.chief.stop_run()
     led.configure()
     led.initialise(0)
     led.lose("ps", 0)

@@ -42,7 +42,7 @@ def test_a_full_disk_is_told_once_and_tried_again_until_there_is_room(caplog: py
     for words in ("cannot write run/journal.json: No space left", "free some space there", "no new run epoch begins"):
         assert words in record.getMessage()
     disk.full = False
-    disk.members.admit(7, "worker:0", 0, True)
+    disk.members.admit_session(7, "worker:0", 0, True)
     disk.desk.pass_time(AGAIN_S)
     assert disk.epoch() == 3 and disk.told == ["written"] and disk.journaling.problem == ""
     state = Journal(disk.storage, "run").load()

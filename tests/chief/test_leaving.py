@@ -136,13 +136,13 @@ def test_a_session_that_comes_back_hears_which_of_its_pushes_the_values_have() -
 
 def test_an_earlier_checkpoint_has_none_of_them() -> None:
     kept = AppliedPushes()
-    kept.ended(0, [[1, 5, []]])
-    kept.saved("step-000000000007-epoch-000001")
-    kept.begins("step-000000000007-epoch-000001-values-000001")
-    kept.begins("step-000000000003-epoch-000002")
-    assert kept.of(1) == [[0, 5, []]] and kept.of(2) == []
-    kept.begins("step-000000000006-epoch-000001")
-    assert kept.of(1) == []
+    kept.record_ended(0, [[1, 5, []]])
+    kept.mark_saved("step-000000000007-epoch-000001")
+    kept.begin_epoch("step-000000000007-epoch-000001-values-000001")
+    kept.begin_epoch("step-000000000003-epoch-000002")
+    assert kept.pushes_of(1) == [[0, 5, []]] and kept.pushes_of(2) == []
+    kept.begin_epoch("step-000000000006-epoch-000001")
+    assert kept.pushes_of(1) == []
 
 
 def again(led: Led, session: int, last: int) -> OpenSession:

@@ -58,7 +58,7 @@ def test_the_end_of_a_run_gives_the_lock_back() -> None:
     for end in ("stop_run", "stopping", "fail"):
         run = led().train(0)
         assert LOCK in files(run)
-        run.chief.fail("a reason") if end == "fail" else getattr(run.chief, end)()
+        run.chief.fail_run("a reason") if end == "fail" else getattr(run.chief, end)()
         assert LOCK not in files(run)
         run.desk.pass_time(20.0)
         assert LOCK not in files(run)

@@ -8,82 +8,82 @@ from dps.chief.epoch import LostSteps
 def over(*sessions: int) -> LostSteps:
     """Run epoch 3 has trained from step 40 on and is over; these sessions took part to the end."""
     losses = LostSteps()
-    losses.trains(3, 40)
-    losses.over(sessions)
+    losses.begin_epoch(3, 40)
+    losses.end_epoch(sessions)
     return losses
 
 
 def told(losses: LostSteps, epoch: int = 3) -> tuple[int, bool]:
-    return losses.reached, losses.certain(epoch)
+    return losses.reached, losses.is_certain(epoch)
 
 
 def test_it_is_certain_when_all_sessions_have_come_back() -> None:
     losses = over(1, 2)
-    losses.joins(1, 3, 47)
+    losses.record_join(1, 3, 47)
     assert told(losses) == (47, False)
-    losses.joins(2, 3, 49)
+    losses.record_join(2, 3, 49)
     assert told(losses) == (49, True)
 
 
 def test_a_session_that_closed_before_the_end_or_after_it_counts() -> None:
     losses = LostSteps()
-    losses.trains(3, 40)
-    losses.closed(1, 3, 48)
-    losses.over([2, 3])
-    losses.joins(2, 3, 46)
-    losses.closed(3, 3, 47)
+    losses.begin_epoch(3, 40)
+    losses.record_close(1, 3, 48)
+    losses.end_epoch([2, 3])
+    losses.record_join(2, 3, 46)
+    losses.record_close(3, 3, 47)
     assert told(losses) == (48, True)
 
 
 def test_the_step_ps_knows_of_all_also_of_sessions_that_are_lost() -> None:
     losses = over(1, 2)
-    losses.joins(1, 3, 47)
-    losses.counted(2, 90)  # of an earlier epoch
+    losses.record_join(1, 3, 47)
+    losses.record_last_step(2, 90)  # of an earlier epoch
     assert told(losses) == (47, False)
-    losses.counted(3, 50)
+    losses.record_last_step(3, 50)
     assert told(losses) == (50, True)
 
 
 def test_who_was_last_in_an_earlier_epoch_is_told_no_certain_number() -> None:
     losses = over(1)
-    losses.joins(1, 3, 47)
-    losses.joins(2, 2, 60)
+    losses.record_join(1, 3, 47)
+    losses.record_join(2, 2, 60)
     assert told(losses, 2) == (47, False) and told(losses, 3) == (47, True)
 
 
 def test_an_epoch_that_never_trained_changes_nothing() -> None:
     losses = over(1)
-    losses.over([])
-    losses.joins(1, 3, 47)
+    losses.end_epoch([])
+    losses.record_join(1, 3, 47)
     assert told(losses) == (47, True)
 
 
 def test_another_chiefs_epoch_is_certain_only_where_its_step_ps_tells() -> None:
     losses = LostSteps()
-    losses.joins(1, 3, 47)
+    losses.record_join(1, 3, 47)
     assert told(losses) == (47, False)
-    losses.counted(3, 48)
+    losses.record_last_step(3, 48)
     assert told(losses) == (48, True)
 
 
 def test_a_session_that_closes_in_the_epoch_after_says_nothing_of_the_one_before() -> None:
     """It took part in the first without ever hearing of it, and then made 60 steps in the second."""
     losses = over(1, 2)
-    losses.joins(1, 3, 47)
-    losses.joins(2, 0, 0)
-    losses.trains(4, 40)
-    losses.closed(2, 4, 60)
+    losses.record_join(1, 3, 47)
+    losses.record_join(2, 0, 0)
+    losses.begin_epoch(4, 40)
+    losses.record_close(2, 4, 60)
     assert told(losses) == (47, True)
-    losses.over([1])
+    losses.end_epoch([1])
     assert losses.reached == 60
 
 
 def test_a_session_that_was_lost_before_the_end_may_have_been_told_of_more() -> None:
     losses = LostSteps()
-    losses.trains(3, 10)
-    losses.lost(7)
-    losses.over([8])
-    losses.joins(8, 3, 15)
+    losses.begin_epoch(3, 10)
+    losses.add_lost(7)
+    losses.end_epoch([8])
+    losses.record_join(8, 3, 15)
     assert told(losses) == (15, False)
-    losses.closed(7, 3, 18)  # it was only thought to be lost
+    losses.record_close(7, 3, 18)  # it was only thought to be lost
     assert told(losses) == (18, True)

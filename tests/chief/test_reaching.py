@@ -17,34 +17,34 @@ from tests.chief.led import Led
 def test_an_address_is_given_up_after_ten_seconds_without_a_connection_and_never_once_it_was_reached() -> None:
     reaching = Reachability()
     for address in ("a:1", "b:2"):
-        reaching.tries(address, 100.0)
-    reaching.reached("b:2")
-    reaching.tries("b:2", 101.0)
-    reaching.tries("a:1", 105.0)  # registers again: the time goes on
+        reaching.begin_trying(address, 100.0)
+    reaching.mark_reached("b:2")
+    reaching.begin_trying("b:2", 101.0)
+    reaching.begin_trying("a:1", 105.0)  # registers again: the time goes on
     now = 100.0 + REACH_S
     for address, at in (("a:1", now - 0.1), ("b:2", now), ("never:3", now)):
-        reaching.check(address, at, "chief:1", "ps:0")
+        reaching.check_reached(address, at, "chief:1", "ps:0")
     with pytest.raises(Unavailable, match="^ps:0 cannot be reached by the chief at chief:1: nobody answers at a:1"):
-        reaching.check("a:1", now, "chief:1", "ps:0")
+        reaching.check_reached("a:1", now, "chief:1", "ps:0")
 
 
 def test_no_more_addresses_are_remembered_than_a_bound() -> None:
     reaching = Reachability()
     for number in range(MOST_DIALLED + 10):
-        reaching.tries(f"a:{number}", 0.0)
-        reaching.reached(f"b:{number}")
+        reaching.begin_trying(f"a:{number}", 0.0)
+        reaching.mark_reached(f"b:{number}")
     assert len(reaching._tried_since) == len(reaching._reached) == MOST_DIALLED
 
 
 def test_the_problem_names_both_the_address_the_port_and_what_to_try() -> None:
     reaching = Reachability(frozenset({"named:5000"}))
     for address in ("10.0.0.2:5001", "named:5000"):
-        reaching.tries(address, 0.0)
+        reaching.begin_trying(address, 0.0)
     text = reaching.problem("10.0.0.2:5001", "10.0.0.1:2220", "ps:0")
     for part in ("chief at 10.0.0.1:2220", "10.0.0.2:5001, from where it came", "open port 5001", "ps:0's", "--bind"):
         assert part in text
     assert "which the cluster spec names" in reaching.problem("named:5000", "10.0.0.1:2220", "ps:0")
-    reaching.reached("named:5000")
+    reaching.mark_reached("named:5000")
     assert reaching.problem("named:5000", "10.0.0.1:2220", "ps:0") == ""
 
 

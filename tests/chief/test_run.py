@@ -77,9 +77,9 @@ def test_one_that_is_gone_when_its_turn_comes_is_replaced_by_the_newest(caplog: 
 
 def test_a_new_chief_knows_epoch_incarnations_and_who_has_finished() -> None:
     storage, before = MemoryStorage(), RunMembers(["worker:0", "worker:1"])
-    first = before.admit(1, "worker:0", 0, True)
-    before.admit(2, "worker:1", 1, True)
-    before.end(first, lost=False)
+    first = before.admit_session(1, "worker:0", 0, True)
+    before.admit_session(2, "worker:1", 1, True)
+    before.end_incarnation(first, lost=False)
     write_journal(storage, DIR, 5, before, ended=False)
     state = Journal(storage, DIR).load()
     assert state is not None
@@ -91,8 +91,8 @@ def test_a_new_chief_knows_epoch_incarnations_and_who_has_finished() -> None:
 
 def test_a_new_chief_knows_which_workers_have_come() -> None:
     storage, before = MemoryStorage(), RunMembers(["worker:0", "worker:1", "worker:2"])
-    before.end(before.admit(1, "worker:0", 0, True), lost=True)
-    before.came("worker:1")
+    before.end_incarnation(before.admit_session(1, "worker:0", 0, True), lost=True)
+    before.mark_come("worker:1")
     write_journal(storage, DIR, 5, before, ended=False)
     after = RunMembers(["worker:0", "worker:1", "worker:2"])
     read_journal(storage, DIR, after)
@@ -104,7 +104,7 @@ def test_a_new_chief_knows_which_workers_have_come() -> None:
 def test_who_was_given_up_is_not_waited_for_again_and_who_took_part_is_known() -> None:
     storage, before = MemoryStorage(), RunMembers()
     for task in range(3):
-        before.admit(task, f"worker:{task}", task, True)
+        before.admit_session(task, f"worker:{task}", task, True)
     before.give_up("worker:1")
     write_journal(storage, DIR, 5, before, ended=False)
     expected, unknown = RunMembers([f"worker:{task}" for task in range(3)]), RunMembers()
@@ -116,7 +116,7 @@ def test_who_was_given_up_is_not_waited_for_again_and_who_took_part_is_known() -
 
 def test_another_run_takes_only_the_numbers_of_one_that_crashed() -> None:
     storage, before = MemoryStorage(), RunMembers(["worker:0", "worker:1"])
-    before.end(before.admit(1, "worker:0", 0, True), lost=False)
+    before.end_incarnation(before.admit_session(1, "worker:0", 0, True), lost=False)
     before.give_up("worker:1")
     write_journal(storage, DIR, 5, before, ended=False)
     after = RunMembers(["worker:0", "worker:1"])
@@ -126,7 +126,7 @@ def test_another_run_takes_only_the_numbers_of_one_that_crashed() -> None:
 
 def test_of_a_run_that_ended_only_the_numbers_are_kept() -> None:
     storage, before = MemoryStorage(), RunMembers(["worker:0"])
-    before.end(before.admit(1, "worker:0", 0, True), lost=False)
+    before.end_incarnation(before.admit_session(1, "worker:0", 0, True), lost=False)
     write_journal(storage, DIR, 2, before, ended=True)
     after = RunMembers(["worker:0"])
     assert read_journal(storage, DIR, after) == 2
@@ -135,9 +135,9 @@ def test_of_a_run_that_ended_only_the_numbers_are_kept() -> None:
 
 def test_ended_incarnations_are_written_as_spans() -> None:
     storage, members = MemoryStorage(), RunMembers()
-    numbers = [members.admit(i, f"worker:{i}", i, True) for i in range(6)]
+    numbers = [members.admit_session(i, f"worker:{i}", i, True) for i in range(6)]
     for number in (numbers[0], numbers[1], numbers[4]):
-        members.end(number, lost=True)
+        members.end_incarnation(number, lost=True)
     write_journal(storage, DIR, 1, members, ended=False)
     state = Journal(storage, DIR).load()
     assert state is not None and state.ended == ((1, 2), (5, 5))
@@ -160,32 +160,32 @@ def test_the_settings_of_a_run_are_data() -> None:
 def test_what_the_journal_knows_of_ends_counts_where_the_ps_were_told_less() -> None:
     storage, before = MemoryStorage(), RunMembers(["worker:0", "worker:1", "worker:2", "worker:3"])
     for name in ("worker:0", "worker:1", "worker:2"):
-        before.admit(int(name[-1]), name, int(name[-1]), worker=True)
+        before.admit_session(int(name[-1]), name, int(name[-1]), worker=True)
     told = before.notes()
-    before.end(1, lost=False)
-    before.end(2, lost=True)
+    before.end_incarnation(1, lost=False)
+    before.end_incarnation(2, lost=True)
     before.give_up("worker:3")
     write_journal(storage, DIR, 1, before, ended=False)
 
     after = RunMembers(before.expected)
     read_journal(storage, DIR, after)
-    after.take_up(told)
+    after.take_over_notes(told)
     assert list(after.live) == [3] and after.waiting() == []
     assert (after.finished, after.given_up) == (["worker:0"], ["worker:1", "worker:3"])
 
 
 def test_what_the_ps_were_told_counts_where_the_journal_could_not_be_written() -> None:
     storage, before = MemoryStorage(), RunMembers(["worker:0", "worker:1", "worker:2"])
-    before.end(before.admit(0, "worker:0", 0, worker=True), lost=False)
-    before.end(before.admit(1, "worker:1", 1, worker=True), lost=True)
+    before.end_incarnation(before.admit_session(0, "worker:0", 0, worker=True), lost=False)
+    before.end_incarnation(before.admit_session(1, "worker:1", 1, worker=True), lost=True)
     before.give_up("worker:2")
     write_journal(storage, DIR, 1, before, ended=False)
     for task in (0, 1):
-        before.admit(task, f"worker:{task}", task, worker=True)
-    before.came("worker:2")
+        before.admit_session(task, f"worker:{task}", task, worker=True)
+    before.mark_come("worker:2")
 
     after = RunMembers(before.expected)
     read_journal(storage, DIR, after)
-    after.take_up(before.notes())
+    after.take_over_notes(before.notes())
     assert list(after.live) == [3, 4] and after.waiting() == ["worker:2"]
     assert (after.finished, after.given_up) == ([], [])

@@ -13,13 +13,13 @@ from tests.chief.desk import Desk
 def begun(addresses: list[str], linger_s: float = 0.0) -> tuple[Desk, Shutdown, list[tuple[int, str]]]:
     desk, ended = Desk(), list[tuple[int, str]]()
     node: Any = desk
-    farewell = Shutdown(node, lambda code, reason: ended.append((code, reason)))
-    farewell.begin(StopTask(3, "ps:1 is gone"), addresses, linger_s)
-    return desk, farewell, ended
+    shutdown = Shutdown(node, lambda code, reason: ended.append((code, reason)))
+    shutdown.tell_nodes(StopTask(3, "ps:1 is gone"), addresses, linger_s)
+    return desk, shutdown, ended
 
 
 def test_it_ends_when_all_have_heard_or_did_not_answer() -> None:
-    desk, farewell, ended = begun(["b:1", "a:1"])
+    desk, shutdown, ended = begun(["b:1", "a:1"])
     first, second = desk.take()
     assert [q.to.address for q in (first, second)] == ["a:1", "b:1"] and first.message == StopTask(3, "ps:1 is gone")
     first.answer()
@@ -28,12 +28,12 @@ def test_it_ends_when_all_have_heard_or_did_not_answer() -> None:
     ((seconds, end),) = desk.timers
     assert seconds == 0.0 and ended == []
     end()
-    assert ended == [(3, "ps:1 is gone")] and farewell.message == StopTask(3, "ps:1 is gone")
+    assert ended == [(3, "ps:1 is gone")] and shutdown.message == StopTask(3, "ps:1 is gone")
 
 
 def test_a_node_that_is_known_to_be_away_is_not_waited_for() -> None:
-    desk, farewell, _ = begun(["a:1"])
-    farewell.told("a:1")
+    desk, shutdown, _ = begun(["a:1"])
+    shutdown.mark_told("a:1")
     assert len(desk.timers) == 1
     desk.take()[0].answer()
     assert len(desk.timers) == 1  # it ends once
@@ -47,6 +47,6 @@ def test_with_nobody_to_tell_but_itself_it_ends_after_the_time_for_late_comers()
 def test_losses_before_the_end_are_none_of_its_business() -> None:
     desk = Desk()
     node: Any = desk
-    farewell = Shutdown(node, lambda code, reason: None)
-    farewell.told("a:1")
-    assert farewell.message is None and desk.timers == []
+    shutdown = Shutdown(node, lambda code, reason: None)
+    shutdown.mark_told("a:1")
+    assert shutdown.message is None and desk.timers == []

@@ -40,7 +40,7 @@ def told(*sessions: int, gone: tuple[int, ...] = ()) -> dict[str, Any]:
     """Notes of a chief that has let in these sessions, of workers with the same numbers; of `gone` some were lost."""
     members = RunMembers(["worker:0", "worker:1"])
     for session in sessions:
-        members.admit(session, f"worker:{session}", session, True, True, f"worker:{session}", 1)
+        members.admit_session(session, f"worker:{session}", session, True, True, f"worker:{session}", 1)
     for session in gone:
         members.give_up(f"worker:{session}")
     return members.notes()
@@ -279,7 +279,7 @@ def test_a_run_that_had_ended_is_not_saved_again_and_ends_well() -> None:
     write_journal(led.desk.storage, "run", 5, RunMembers(), ended=True)
     led.come("ps", 0)
     led.serve(0)  # ps:1 was told of the end before the chief died, and does not come
-    assert led.phase()[0] == END and led.chief.ending.farewell.message == StopTask(0, "")
+    assert led.phase()[0] == END and led.chief.ending.shutdown.message == StopTask(0, "")
 
 
 @pytest.mark.parametrize(("epoch", "ended"), [(4, True), (5, False)])
@@ -288,7 +288,7 @@ def test_a_journal_of_another_epoch_or_of_a_run_that_did_not_end_does_not_end_th
     write_journal(led.desk.storage, "run", epoch, RunMembers(), ended)
     led.come("ps", 0)
     led.serve(0)
-    assert led.phase()[0] == GATHER and led.chief.ending.farewell.message is None
+    assert led.phase()[0] == GATHER and led.chief.ending.shutdown.message is None
     led.come("ps", 1)
     led.serve(1)
     assert led.phase()[0] == RUN

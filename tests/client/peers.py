@@ -32,7 +32,7 @@ class Wire:
 
     def open(self, to: Ref, message: Message, request: Request, resend_s: float | None = None) -> None:
         self.sent.append(message)
-        self.requests.open(0.0, to, request, 1e9, resend_s)
+        self.requests.open_request(0.0, to, request, 1e9, resend_s)
 
     def now(self) -> float:
         return self.time
@@ -42,10 +42,10 @@ class Wire:
 
     def answer(self, *messages: Message) -> None:
         for message in messages:
-            self.requests.answer(1, message, 0.0)
+            self.requests.feed_answer(1, message, 0.0)
 
     def drop(self, request: Request) -> None:
-        self.requests.close(request)
+        self.requests.forget_request(request)
 
     def abort(self) -> None:
         self.aborted += 1

@@ -149,9 +149,9 @@ def test_a_pull_that_is_sent_again_asks_for_small_pieces() -> None:
     wire, transfer = pull(three(), 0, whole=True)
     (asked,) = wire.sent
     assert isinstance(asked, Pull) and asked.keeps_memory
-    assert transfer.again() == changed(asked, keeps_memory=False)
+    assert transfer.resend_message() == changed(asked, keeps_memory=False)
     _, other = pull(three(), 0)
-    assert other.again() == changed(asked, keeps_memory=False)
+    assert other.resend_message() == changed(asked, keeps_memory=False)
 
 
 def test_pieces_of_a_pull_that_was_dropped_are_let_go() -> None:

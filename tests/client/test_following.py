@@ -105,7 +105,7 @@ def test_an_evaluator_whose_run_fails_is_told_why() -> None:
         with dps.Server(None, "evaluator", 0, chief=worker.target) as evaluator:
             found = dps.follow(evaluator, pause=0.01, timeout=30)
             next(found)
-            evaluator._end(3, "ps:0 was lost")
+            evaluator._end_task(3, "ps:0 was lost")
             with pytest.raises(dps.TaskLost, match="ps:0 was lost"):
                 next(found)
 

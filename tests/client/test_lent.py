@@ -48,12 +48,12 @@ def test_values_that_come_with_a_result_are_read_and_given_back_and_no_pull_is_s
 def test_a_result_without_values_is_followed_by_a_pull() -> None:
     memory = there()
     wire, push, pull = step(memory)
-    assert push.again() == PushStatus(1, 4)  # as after a result that was lost
+    assert push.resend_message() == PushStatus(1, 4)  # as after a result that was lost
     wire.answer(pushed())
     assert push.complete and not pull.complete
     assert wire.sent[1:] == [Pull(1, 0, 4, 0, -1, [], shared=True)] and memory.reading == {2}
     for piece in pieces_of(small(), 0, run_of(small(), 0, 7), 9, 1000):
-        wire.requests.answer(2, piece, 0.0)
+        wire.requests.feed_answer(2, piece, 0.0)
     assert pull.complete and pull.counter == 9 and not memory.reading
 
 
@@ -64,7 +64,7 @@ def test_values_that_cannot_be_read_are_asked_for_over_the_socket() -> None:
     assert not pull.complete and not memory.on
     assert wire.sent[1:] == [Pull(1, 0, 4, 0, -1, [], shared=False)] and not memory.reading
     values = run_of(small(), 0, 7)[:32]
-    wire.requests.answer(2, Values(1, 9, 3, values.nbytes, [0], 1, -2, (values,)), 0.0)
+    wire.requests.feed_answer(2, Values(1, 9, 3, values.nbytes, [0], 1, -2, (values,)), 0.0)
     assert pull.complete
 
 

@@ -173,24 +173,24 @@ def pushed(status: str) -> Pushed:
 def test_a_short_push_goes_at_once_and_a_resend_only_asks_what_became_of_it() -> None:
     wire, transfer, pieces = push(64)
     assert wire.sent == pieces and len(pieces) == 1
-    assert transfer.again() == PushStatus(1, 4)
+    assert transfer.resend_message() == PushStatus(1, 4)
     wire.answer(pushed(APPLIED))
     assert transfer.complete and transfer.accepted is True and transfer.result == pushed(APPLIED)
 
 
 def test_a_long_push_asks_for_credit_and_then_sends_all_pieces() -> None:
     wire, transfer, pieces = push(8)
-    assert wire.sent == [Credit(1, 4)] and transfer.again() == Credit(1, 4)
+    assert wire.sent == [Credit(1, 4)] and transfer.resend_message() == Credit(1, 4)
     wire.answer(Waiting("takes 2 large pushes at a time"))
     assert len(wire.sent) == 1
     wire.answer(Done(), Done())
     assert wire.sent == [Credit(1, 4), *pieces] and len(pieces) == 4  # a second leave is none
-    assert transfer.again() == PushStatus(1, 4)
+    assert transfer.resend_message() == PushStatus(1, 4)
 
 
 def test_a_long_push_that_has_credit_goes_at_once_and_asks_for_more_where_the_ps_has_lost_sight_of_it() -> None:
     wire, transfer, pieces = push(8, credit=True)
-    assert wire.sent == pieces and len(pieces) == 4 and transfer.again() == PushStatus(1, 4)
+    assert wire.sent == pieces and len(pieces) == 4 and transfer.resend_message() == PushStatus(1, 4)
     wire.answer(PushMissing(4), Done())
     assert wire.sent == [*pieces, Credit(1, 4), *pieces]
 

@@ -26,7 +26,7 @@ def found(mode: str, words: str) -> bool:
 
 @pytest.mark.parametrize("mode", ["async", "bounded", "sync"])
 def test_a_chief_that_does_not_say_what_was_kept_is_found(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept.AppliedPushes, "of", lambda self, incarnation: [])
+    monkeypatch.setattr(kept.AppliedPushes, "pushes_of", lambda self, incarnation: [])
     assert found(mode, "of its pushes; it was told of")
 
 

@@ -105,7 +105,7 @@ def says_nothing(self: LocalSession) -> None:
     self._own.steps = 0
 
 
-moved = LocalCopy.moved
+moved = LocalCopy.differences
 
 
 @pytest.mark.parametrize(

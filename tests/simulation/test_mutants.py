@@ -312,12 +312,12 @@ def test_values_that_leave_for_a_version_that_never_was_are_caught(monkeypatch: 
 
 
 def test_a_chief_that_does_not_ask_what_the_ps_serve_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(takeover.Takeover, "came", lambda self, task, address: None)
+    monkeypatch.setattr(takeover.Takeover, "ask_ps", lambda self, task, address: None)
     caught("async", "chief ended with 3", 172, of=with_a_killed_chief)
 
 
 def test_a_chief_that_forgets_to_take_up_the_sessions_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission.Admission, "take_up", lambda self: None)
+    monkeypatch.setattr(admission.Admission, "take_over_sessions", lambda self: None)
     caught("async", "still runs at the end", of=with_a_killed_chief)
 
 
@@ -328,12 +328,12 @@ def test_an_epoch_that_begins_without_being_written_down_is_caught(monkeypatch: 
         return True
 
     monkeypatch.setattr(journaling.Journaling, "write", write)
-    monkeypatch.setattr(epochs.Epochs, "seen", lambda self, number: None)
+    monkeypatch.setattr(epochs.Epochs, "record_epoch", lambda self, number: None)
     caught("async", "began after", of=with_a_killed_chief)
 
 
 def test_an_announced_loss_that_forgets_sessions_that_have_closed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(losses.LostSteps, "closed", lambda self, session, epoch, step: None)
+    monkeypatch.setattr(losses.LostSteps, "record_close", lambda self, session, epoch, step: None)
     caught("async", "steps lost in epoch", 36, of=with_a_lost_ps)
 
 

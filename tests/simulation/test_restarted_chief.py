@@ -107,7 +107,7 @@ def test_a_chief_that_dies_when_only_one_ps_knows_of_the_end_ends_the_run_as_it_
     monkeypatch: pytest.MonkeyPatch, update: Any
 ) -> None:
     """That ps is gone; the other one knows the journal, which says that the run has ended."""
-    begin, told = Shutdown.begin, list[str]()
+    begin, told = Shutdown.tell_nodes, list[str]()
 
     def tell_one(self: Shutdown, message: Any, addresses: Any, linger_s: float) -> None:
         if told:
@@ -117,7 +117,7 @@ def test_a_chief_that_dies_when_only_one_ps_knows_of_the_end_ends_the_run_as_it_
         self.message, self._over = message, True  # it is killed before the others hear
         self.node.ask(Ref(told[0], AGENT), message, 9.0, lambda _: None)
 
-    monkeypatch.setattr(Shutdown, "begin", tell_one)
+    monkeypatch.setattr(Shutdown, "tell_nodes", tell_one)
     faults = [Kill("chief", at=5.0, restart_after=1.0)]
     done, _, saved = run(update, faults, steps=4, workers=1)
     assert [done.exit_codes[name] for name in ("chief", "ps:0", "ps:1")] == [0, 0, 0] and saved == 4

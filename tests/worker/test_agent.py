@@ -110,7 +110,7 @@ def test_a_chief_that_is_missing_is_told_with_its_command_after_two_seconds_and_
     assert len(caplog.messages) == 2
     desk.pass_time(2.2)
     assert len(caplog.messages) == 3  # which has no answer
-    agent._end(0, "")
+    agent._end_task(0, "")
     desk.pass_time(60.0)
     assert len(caplog.messages) == 3
 

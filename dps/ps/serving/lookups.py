@@ -15,7 +15,7 @@ from dps.transport.endpoint import Memory, Runtime
 from dps.transport.wire import Array
 
 if TYPE_CHECKING:
-    from dps.ps.serving.served import Served
+    from dps.ps.shard import Shard
 
 
 class LookupMemory:
@@ -67,7 +67,7 @@ class LookupMemory:
 class Lookups:
     """The lookups of one shard's sessions. Runs on the node's thread."""
 
-    def __init__(self, shard: Served) -> None:
+    def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self._answers: dict[int, LookupMemory] = {}
         self.waiting: dict[int, dict[int, tuple[Sender, Lookup, Array]]] = {}

@@ -24,7 +24,7 @@ from dps.variables.packed import PackedLayout
 from dps.variables.plan import cut
 
 if TYPE_CHECKING:
-    from dps.ps.serving.served import Served
+    from dps.ps.shard import Shard
 
 
 @dataclass
@@ -40,7 +40,7 @@ class _Read:
 class ShardReads:
     """The reads of one shard's sessions. Runs on the node's thread."""
 
-    def __init__(self, shard: Served) -> None:
+    def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self.lending = Lending(shard.store)
         self.lookups = Lookups(shard)
@@ -85,7 +85,7 @@ class ShardReads:
                 raise ValueError(f"part {index!r} is not on {self._shard.node.name}")
         if self._not_yet(sender, pull):
             if len(self._waiting) >= self._bound.most:
-                self._bound.check(sum(other == sender.incarnation for other, _ in self._waiting), sender.name)
+                self._bound.check_count(sum(other == sender.incarnation for other, _ in self._waiting), sender.name)
             self._waiting[key] = read
             self.long_waits.add(partial(self._say_why, key))
         else:

@@ -97,7 +97,7 @@ def test_every_pod_finds_itself_and_the_others_with_its_own_flags(
     seen = []
     for replicated in found["spec"]["replicatedJobs"]:
         job, spec = replicated["name"], replicated["template"]["spec"]
-        args = role.parser().take(spec["template"]["spec"]["containers"][0]["args"])
+        args = role.parser().parse_command(spec["template"]["spec"]["containers"][0]["args"])
         if job == "evaluator":
             assert (args.job, args.chief, args.program) == ("evaluator", "my-mnist-chief-0-0.my-mnist:8888", "train.py")
             continue
@@ -115,7 +115,7 @@ def test_dataset_tasks_are_a_job_of_the_cluster(tmp_path: Path, capsys: pytest.C
     *_, found = yaml.safe_load_all(printed(capsys, tmp_path, text))
     check(found["spec"], SCHEMA)
     *_, made = found["spec"]["replicatedJobs"]
-    args = role.parser().take(made["template"]["spec"]["template"]["spec"]["containers"][0]["args"])
+    args = role.parser().parse_command(made["template"]["spec"]["template"]["spec"]["containers"][0]["args"])
     assert (made["name"], args.program, args.arguments) == ("dataset", "train.py:dataset", ["400"])
     pod = {"HOSTNAME": "my-mnist-dataset-0-1", "JOB_COMPLETION_INDEX": "1"}
     cluster, task = kubernetes(pod, parse_jobs(args.jobs))

@@ -148,10 +148,10 @@ def test_the_training_of_a_run_is_that_of_all_workers_together() -> None:
 
 def test_the_rate_of_a_worker_is_that_between_its_last_pushes_and_falls_while_there_is_none() -> None:
     progress = TrainingProgress()
-    assert progress.tell(0.0) == []
+    assert progress.report_progress(0.0) == []
     for number in range(5):
-        progress.pushed(number, 1.0, 10.0 + 0.5 * number)
-    assert progress.tell(12.5) == [4, 2.0, 1.0]
-    progress.pushed(5, None, 16.0)
-    assert progress.tell(16.0) == [5, 0.25, 1.0], "one push in 4 s"
-    assert progress.tell(17.0)[1] == 0.25 and progress.tell(36.0)[1] == 0.05
+        progress.record_push(number, 1.0, 10.0 + 0.5 * number)
+    assert progress.report_progress(12.5) == [4, 2.0, 1.0]
+    progress.record_push(5, None, 16.0)
+    assert progress.report_progress(16.0) == [5, 0.25, 1.0], "one push in 4 s"
+    assert progress.report_progress(17.0)[1] == 0.25 and progress.report_progress(36.0)[1] == 0.05
