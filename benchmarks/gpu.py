@@ -190,7 +190,7 @@ def steps(sizes: Sizes, session: dps.Session) -> Iterator[Work]:
     yield adagrad(w, accumulator, g)
 
     def there() -> None:
-        if problem := store.apply(Gradient([g], {}, checked=False), next(numbers)):
+        if problem := store.apply_update(Gradient([g], {}, checked=False), next(numbers)):
             raise RuntimeError(problem)
         cuda.sgd(
             g, memory._values, memory._values, F(1 - 1e-3), F(0)

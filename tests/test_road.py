@@ -94,7 +94,7 @@ def test_the_handler_of_a_push_has_fewer_than_20_lines() -> None:
 
 def test_drafts_have_one_opener() -> None:
     makers = found(ON_PS, lambda node: called(node, "Draft"))
-    assert owners(makers) == ["Store.open"], makers
+    assert owners(makers) == ["Store.open_draft"], makers
 
 
 def test_what_is_current_has_one_writer() -> None:
@@ -102,9 +102,9 @@ def test_what_is_current_has_one_writer() -> None:
     copies = "DeviceMemory.refresh"  # the values are on a GPU, and buffers are copies of one version for readers
     assert set(owners(index)) == {"ArenaMemory.__init__", "ArenaMemory.wrote", copies}, index
     calls = found(ON_PS, lambda node: called(node, "wrote") and _on_memory(node))
-    assert owners(calls) == ["Store.end"], calls
+    assert owners(calls) == ["Store.end_draft"], calls
     version = [place for place in found(f"{ON_PS}/store", lambda node: assigned(node, "counter")) if "Store." in place]
-    assert set(owners(version)) == {"Store.__init__", "Store.end"}, version
+    assert set(owners(version)) == {"Store.__init__", "Store.end_draft"}, version
     outside = found(ON_PS, lambda node: assigned(node, "counter") and "store" in ast.unparse(node.value))  # type: ignore[attr-defined]
     assert not outside, f"these change a store's version from outside: {outside}"
 
@@ -117,7 +117,7 @@ def _on_memory(call: ast.AST) -> bool:
 
 def test_a_draft_becomes_current_in_one_publication() -> None:
     def publishes(node: ast.AST) -> bool:
-        return called(node, "end") and any(
+        return called(node, "end_draft") and any(
             each.arg == "published" and ast.unparse(each.value) == "True"
             for each in node.keywords  # type: ignore[attr-defined]
         )

@@ -96,7 +96,7 @@ class PsActor(Actor):
         if message.shard not in plan.ps:
             raise ProtocolError(f"the plan has ps {list(plan.ps)}, not {message.shard}")
         if self.shard is not None:
-            if self.shard.ready and self.shard.is_step_ps:
+            if self.shard.is_ready and self.shard.is_step_ps:
                 self._ended = self.shard.epoch, self.shard.mode.reached
             self.shard.ended = True
             self.shard.store.close()
@@ -118,7 +118,7 @@ class PsActor(Actor):
 
     def on_Init(self, message: Init, sender: Sender) -> None:
         shard = self._shard(message.epoch)
-        if shard.ready:
+        if shard.is_ready:
             self.node.answer(sender)
             return
         assert self._configuration is not None
@@ -127,7 +127,7 @@ class PsActor(Actor):
         if len(message.offsets) != len(message.arrays):
             raise ProtocolError(f"{len(message.offsets)} offsets for {len(message.arrays)} arrays")
         for offset, data in zip(message.offsets, message.arrays, strict=True):
-            shard.store.fill(offset, data)
+            shard.store.fill_values(offset, data)
         self.node.answer(sender)
 
     def on_Members(self, message: Members, sender: Sender) -> None:
@@ -142,16 +142,16 @@ class PsActor(Actor):
             return
         what = told.plan, told.settings, told.checkpoint_dir, told.restore
         notes = {} if shard.members is None else shard.members.notes
-        self.node.answer(sender, ConfiguredBefore(shard.epoch, shard.ready, shard.store.step, *what, notes))
+        self.node.answer(sender, ConfiguredBefore(shard.epoch, shard.is_ready, shard.store.step, *what, notes))
 
     def on_SaveShard(self, message: SaveShard, sender: Sender) -> None:
         shard = self._shard(message.epoch)
-        shard.saving.write(sender, message)
+        shard.saving.write_copy(sender, message)
 
     def on_CutShard(self, message: CutShard, sender: Sender) -> None:
         shard = self._shard(message.epoch)
         shard.saving.ask_cut(sender, message.cut)
-        shard.mode.cut(message.cut)
+        shard.mode.order_cut(message.cut)
 
     def on_AskStats(self, message: AskStats, sender: Sender) -> None:
         own = None if self.shard is None else self.shard.ledgers.get(sender.incarnation)
@@ -166,7 +166,7 @@ class PsActor(Actor):
         if shard is None:
             return {"state": "waits for the chief"}
         return {
-            "state": "ready" if shard.ready else "filling", "epoch": shard.epoch, "step": shard.store.step,
+            "state": "ready" if shard.is_ready else "filling", "epoch": shard.epoch, "step": shard.store.step,
             "version": shard.store.counter, "nbytes": shard.layout.data_nbytes, "leases": shard.store.leased(),
             "sessions": {ledger.name: ledger.counters() for ledger in ledgers},
             "waits": shard.mode.waiting_for(), "refused_messages": self.node.refused_messages, **shard.counts,
@@ -175,7 +175,7 @@ class PsActor(Actor):
     # -- from sessions ----------------------------------------------------------------------------------------
 
     def on_Pull(self, message: Pull, sender: Sender) -> None:
-        self._shard(message.epoch).reading.read(sender, message)
+        self._shard(message.epoch).reading.answer_pull(sender, message)
 
     # -- memory of this machine -------------------------------------------------------------------------------
 
@@ -198,12 +198,12 @@ class PsActor(Actor):
         self.node.answer(sender, Probed(own, found, peer.near, direct))
 
     def on_Lookup(self, message: Lookup, sender: Sender) -> None:
-        self._shard(message.epoch).reading.lookups.ask(sender, message)
+        self._shard(message.epoch).reading.lookups.answer_lookup(sender, message)
 
     def on_Enter(self, message: Enter, sender: Sender) -> None:
         shard = self._shard(message.epoch)
         shard.ledger(sender)
-        shard.mode.enter(sender)
+        shard.mode.answer_enter(sender)
 
     def on_Credit(self, message: Credit, sender: Sender) -> None:
         shard = self._shard(message.epoch)
@@ -214,24 +214,24 @@ class PsActor(Actor):
             return
         ledger.check_reach(message.number)
         shard.credits.wanted[key] = sender
-        self._grant(shard)
+        self._grant_credit(shard)
         if key in shard.credits.wanted:
             most = self.node.runtime.tuning.intake.credits
             self.node.answer(sender, Waiting(f"{self.node.name} takes {most} large pushes at a time"))
 
-    def _needs_no_credit(self, shard: Shard, key: tuple[int, int]) -> None:
+    def _return_credit(self, shard: Shard, key: tuple[int, int]) -> None:
         """All of a push that has credit is here."""
-        shard.credits.over(key, self.node.runtime.now())
-        self._grant(shard)
+        shard.credits.return_credit(key, self.node.runtime.now())
+        self._grant_credit(shard)
 
-    def _grant(self, shard: Shard) -> None:
+    def _grant_credit(self, shard: Shard) -> None:
         """Give credit to the sessions that may have it now."""
         now = self.node.runtime.now()
-        for sender in shard.credits.grants(now, shard.saves_memory):
+        for sender in shard.credits.take_granted(now, shard.saves_memory):
             self.node.answer(sender)
-        seconds = shard.credits.asks_again(now)
+        seconds = shard.credits.next_grant_s(now)
         if seconds is not None:
-            self.node.after(seconds, lambda: None if shard.ended else self._grant(shard))
+            self.node.after(seconds, lambda: None if shard.ended else self._grant_credit(shard))
 
     def _expire_credit(self) -> None:
         """Take credit and pieces from senders that have sent nothing for too long."""
@@ -239,38 +239,38 @@ class PsActor(Actor):
         shard = self.shard
         if shard is None:
             return
-        for incarnation, number in shard.credits.expire(self.node.runtime.now()):
+        for incarnation, number in shard.credits.expire_credit(self.node.runtime.now()):
             ledger = shard.ledgers.get(incarnation)
             if ledger is not None and not ledger.is_complete(number):
-                ledger.discard(number)
-        self._grant(shard)
+                ledger.discard_push(number)
+        self._grant_credit(shard)
 
     def on_Push(self, message: Push, sender: Sender) -> None:
         shard = self._shard(message.epoch)
         ledger, number = shard.ledger(sender), message.number
         if message.released:
-            shard.reading.released(sender.incarnation, message.released)
+            shard.reading.release_below(sender.incarnation, message.released)
         if shard.mode.at_once(message, ledger, sender):
             return
-        shard.reading.lending.note(sender.incarnation, sender.request, message.lend)
+        shard.reading.lending.record_wish(sender.incarnation, sender.request, message.lend)
         if ledger.is_complete(number):
-            shard.mode.again(ledger, number, sender)
+            shard.mode.answer_repeated(ledger, number, sender)
         else:
-            came = receive(message, ledger, shard.layout, shard.checks_finite, shard.mode.begin)
+            came = receive(message, ledger, shard.layout, shard.checks_finite, shard.mode.open_intake)
             if isinstance(came, Staged):
-                shard.mode.completed(came, sender)
+                shard.mode.accept_push(came, sender)
                 if (key := (sender.incarnation, number)) in shard.credits.held:
-                    self._needs_no_credit(shard, key)
+                    self._return_credit(shard, key)
             elif came.state is IntakeState.LOST:
                 self.node.answer(sender, PushMissing(number))
             else:
-                shard.credits.heard((sender.incarnation, number), came.ranges.nbytes, self.node.runtime.now())
+                shard.credits.record_piece((sender.incarnation, number), came.ranges.nbytes, self.node.runtime.now())
 
     def on_PushStatus(self, message: PushStatus, sender: Sender) -> None:
         shard = self._shard(message.epoch)
         ledger = shard.ledger(sender)
         if ledger.is_complete(message.number):
-            shard.mode.again(ledger, message.number, sender)
+            shard.mode.answer_repeated(ledger, message.number, sender)
         else:
             self.node.answer(sender, PushMissing(message.number))
 
@@ -279,13 +279,13 @@ class PsActor(Actor):
         shard.ledger(sender)
         if not isinstance(shard.mode, SyncMode):
             raise ConfigError(f"{message.what}: workers reduce values through a ps in sync alone")
-        shard.mode.exchange(message, sender)
+        shard.mode.join_exchange(message, sender)
 
     # -- from other ps ----------------------------------------------------------------------------------------
 
     def on_Report(self, message: Report, sender: Sender) -> None:
         shard = self._shard(message.epoch)
-        if not shard.ready:
+        if not shard.is_ready:
             raise Aborted(f"{self.node.name} is not ready in run epoch {message.epoch}")
         if isinstance(shard.mode, SyncMode):
             shard.mode.on_report(message)

@@ -64,7 +64,7 @@ class Shard:
         self.reading = ShardReads(self)
 
     @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether sessions may use the shard."""
         return self.members is not None
 
@@ -99,23 +99,23 @@ class Shard:
                 self.ledgers[incarnation] = Ledger(task, incarnation, name, memory)
         live = {member[0] for member in message.live}
         ended = {incarnation: ledger for incarnation, ledger in self.ledgers.items() if incarnation not in live}
-        self.mode.members(message)
+        self.mode.set_members(message)
         self._outcomes = {
             i: (version, became) for i, (version, became) in self._outcomes.items() if version > message.known
         }
-        self._outcomes |= {incarnation: (message.version, ledger.became()) for incarnation, ledger in ended.items()}
-        self.reading.wake()
+        self._outcomes |= {incarnation: (message.version, ledger.outcome()) for incarnation, ledger in ended.items()}
+        self.reading.answer_waiting()
 
     def outcomes(self) -> list[list[Any]]:
         """What became of the pushes of sessions that have ended, as in MembersKnown."""
         return [[incarnation, *became] for incarnation, (_, became) in self._outcomes.items() if became[0]]
 
-    def forget(self, incarnation: int) -> None:
+    def forget_session(self, incarnation: int) -> None:
         """Drop a session that has ended: its staged pushes, its results, its waiting reads."""
         ledger = self.ledgers.pop(incarnation, None)
         if ledger is not None:
-            ledger.clear()
-        self.reading.forget(incarnation)
+            ledger.discard_all()
+        self.reading.forget_session(incarnation)
 
     def _results(self) -> tuple[list[list[int]], int]:
         """The number of each session's last push up to which all have results, and the digest of all applied pushes."""
@@ -124,7 +124,7 @@ class Shard:
 
     def record_result(self, ledger: Ledger, result: Pushed) -> Pushed:
         """Record a push's result on this shard."""
-        ledger.record(result)
+        ledger.record_result(result)
         self.counts[result.status] += 1
         if result.status == APPLIED:  # the sum does not depend on the order; hashes of numbers are the same everywhere
             self._digest += hash((ledger.incarnation, result.number))

@@ -81,15 +81,15 @@ def _update_once(arena: Arena, together: int) -> None:
     layout = ShardLayout((arena,), arena.nbytes)
     store = Store(layout, real_runtime())  # also in the simulator: nothing else runs in between
     gradients = [Gradient(layout.flats(np.zeros(layout.nbytes, np.uint8)), {}, checked=False) for _ in range(together)]
-    store.apply(gradients[0], 1)
+    store.apply_update(gradients[0], 1)
     hold = store.hold()
     assert hold is not None, "there is a free buffer"
     with hold:  # so that the update goes to it
-        store.apply(gradients[0], 2)
-    store.apply(combined(gradients, layout), 2)
+        store.apply_update(gradients[0], 2)
+    store.apply_update(combined(gradients, layout), 2)
     if arena.sparse:
         part = arena.parts[0]
         for rows in ([0, 1], [1, 0, 1]):  # in order, and with one twice
             gradient = row_gradient(checked(part, np.array(rows)), np.zeros((len(rows), DIM), arena.dtype))
-            store.apply(Gradient(None, {0: gradient}), 3)
+            store.apply_update(Gradient(None, {0: gradient}), 3)
         store.gather(part, np.array([1]))

@@ -87,7 +87,7 @@ class ModesTuning:
     held_s: float = 0.25
     """How long an undecided push stays in its session's memory, on a ps that is not the step ps, s. Then it is copied,
     so that a session that has its token can continue. Most pushes are decided sooner."""
-    patience: float = 0.8
+    late_share: float = 0.8
     """The part of a reader's timeout after which a worker that hangs no longer counts."""
 
 
@@ -119,18 +119,18 @@ class StoreTuning:
     looking_nbytes: int = 24 << 20
     """Gradients from this size on are checked for NaN by the pass that applies them to a free buffer, if the optimizer
     has no slots. Smaller ones stay in the caches between the check and an update in place, which is faster."""
-    crew_nbytes: int = 8 << 20
-    """From this size on a crew shares a pass: two threads take 0.7 of the time at 8 MB, 0.55 at 102. At 4 MB they take
+    pool_nbytes: int = 8 << 20
+    """From this size on a pool shares a pass: two threads take 0.7 of the time at 8 MB, 0.55 at 102. At 4 MB they take
     0.9, and checking for an idle core costs as much when there is none."""
-    crew_piece_nbytes: int = 1 << 20
-    """The least bytes that a thread of a crew takes at a time."""
-    crew_threads: int = 4
-    """The most threads of a crew that uses idle cores. 1: no crews."""
-    crew_grain: int = 1024
-    """A crew's pieces begin at multiples of this many elements, so that no two threads write to one cache line."""
-    crew_alone: int = 16
+    pool_piece_nbytes: int = 1 << 20
+    """The least bytes that a thread of a pool takes at a time."""
+    pool_threads: int = 4
+    """The most threads of a pool that uses idle cores. 1: no pools."""
+    pool_grain: int = 1024
+    """A pool's pieces begin at multiples of this many elements, so that no two threads write to one cache line."""
+    pool_alone: int = 16
     """A pass of up to this many smallest pieces is not divided if no core is idle when it begins."""
-    crew_crowded: int = 2
+    pool_crowded: int = 2
     """A helper leaves after it found others waiting for a core this many times in a row; most tasks that wake up need
     the core for a shorter time."""
 
@@ -164,9 +164,9 @@ class ServingTuning:
     """A rate above that of a 1 Gbit/s connection, bytes/s. Lower rates count as slow."""
     shortest_s: float = 1e-3
     """A shorter time does not tell the rate of a connection, s."""
-    room_s: float = 0.05
+    buffer_wait_s: float = 0.05
     """How long a pull waits for another reader to finish if all buffers are in use, s; then it gets a copy."""
-    room_most_s: float = 2.0
+    buffer_wait_most_s: float = 2.0
     """How long it waits at most, while others read fast, before a large shard gets a third buffer or a copy, s."""
     moment_s: float = 0.02
     """A request that waits for longer gets a notice that names whom it waits for, s."""
@@ -262,11 +262,11 @@ class Tuning:
     @staticmethod
     def small() -> Tuning:
         """For the simulator: a piece has 64 bytes, all shards and rows are shared if possible, and all row lists are
-        remembered. There are no crews, because their threads would run outside the virtual time. Boards are looked
+        remembered. There are no pools, because their threads would run outside the virtual time. Boards are looked
         at seldom, because each look costs as much as anything else."""
         return Tuning(
             piece_nbytes=64, shard_nbytes=0, shared_nbytes=0, block_nbytes=64, rows=RowListTuning(least=1),
-            store=StoreTuning(crew_threads=1), boards=BoardTuning(watch_s=0.0, last_look_s=1e-2),
+            store=StoreTuning(pool_threads=1), boards=BoardTuning(watch_s=0.0, last_look_s=1e-2),
         )  # fmt: skip
 
     def where(self, **changes: object) -> Tuning:

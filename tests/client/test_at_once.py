@@ -193,7 +193,7 @@ def test_a_reader_without_params_sees_the_values_of_now(asked: Asked) -> None:
 
 def test_where_there_is_no_room_for_a_reader_the_values_are_sent(monkeypatch: pytest.MonkeyPatch, asked: Asked) -> None:
     with trained() as s:
-        monkeypatch.setattr(ShardReads, "lend", lambda *_: None)
+        monkeypatch.setattr(ShardReads, "lend_version", lambda *_: None)
         assert values(s) == (0.0, 0.0)
         assert float(s.step(ones())["w"][0, 0]) == -1.0
         assert asked[-4:] == ["Pull", "Push at once", "Pull at once", "Pull"]

@@ -55,7 +55,7 @@ def test_the_pieces_make_the_run_and_none_is_longer_than_it_may_be(plan: Plan, s
             assert (piece.epoch, piece.number, piece.step, piece.counter, piece.clock) == ABOUT[:5]
             assert 0 < sum(array.nbytes for array in piece.arrays) <= longest
             assert intake.state is IntakeState.ARRIVING
-            intake.take(piece)
+            intake.take_pieces(piece)
         assert intake.state is IntakeState.COMPLETE
         for arena, got in zip(layout.arenas, intake.staged().sound().flats(), strict=True):
             for part, start in zip(arena.parts, arena.starts, strict=True):

@@ -202,14 +202,14 @@ def test_a_reader_keeps_its_version_and_others_find_room_while_a_push_arrives() 
 
 def test_the_more_often_others_come_in_between_the_more_pushes_are_left_alone() -> None:
     worth = EarlyDraftBackoff()
-    assert worth.a_try()
+    assert worth.may_try()
     for skipped in (1, 3, 7):
-        worth.note(False)
-        assert [worth.a_try() for _ in range(skipped + 1)] == [False] * skipped + [True]
+        worth.record_try(False)
+        assert [worth.may_try() for _ in range(skipped + 1)] == [False] * skipped + [True]
     for skipped in (3, 1, 0):
-        worth.note(True)
-        assert [worth.a_try() for _ in range(skipped + 1)] == [False] * skipped + [True]
-    assert worth.a_try()
+        worth.record_try(True)
+        assert [worth.may_try() for _ in range(skipped + 1)] == [False] * skipped + [True]
+    assert worth.may_try()
 
 
 def test_all_of_the_push_in_shared_memory_may_follow_its_first_pieces() -> None:

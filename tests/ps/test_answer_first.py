@@ -74,7 +74,7 @@ def test_a_pull_behind_the_push_has_its_values() -> None:
     ps = Ps(1)
     *first, last = push(1, 2.0)
     ps.bring(1, *first)
-    ps.shard.reading.read(sender(1, 7), Pull(1, 0, 1, 0, NO_BASE, []))
+    ps.shard.reading.answer_pull(sender(1, 7), Pull(1, 0, 1, 0, NO_BASE, []))
     answer, values = ps.bring(1, last)
     assert answer == FIRST and isinstance(values, Values) and values.counter == 1
 
@@ -93,7 +93,7 @@ def test_where_the_pass_needs_memory_of_its_own_it_has_that_before_the_answer(mo
     def full(self: GradientPieces) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr(arena.ArenaMemory, "takes_pieces", False)
+    monkeypatch.setattr(arena.ArenaMemory, "may_take_pieces", False)
     ps = Watched(1)
     ps.bring(1, *push(1, 2.0))
     assert ps.said == [(FIRST, 0)] and ps.values == after(2.0)
@@ -105,7 +105,7 @@ def test_where_the_pass_needs_memory_of_its_own_it_has_that_before_the_answer(mo
 
 def test_a_sender_that_wants_the_values_with_the_answer_waits_for_them() -> None:
     ps = Watched(1)
-    ps.shard.reading.lending.note(1, sender(1).request, True)
+    ps.shard.reading.lending.record_wish(1, sender(1).request, True)
     ps.bring(1, *push(1, 2.0))
     assert [counter for _, counter in ps.said] == [1]
 

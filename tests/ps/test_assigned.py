@@ -97,9 +97,9 @@ def test_borrowed_values_are_copied_once_the_session_may_go_on() -> None:
 
 def assign(ps: Ps, incarnation: int, number: int, value: float) -> list[Any]:
     message = Push(1, number, 0, -1, PARTS, 16, [], [[0, VALUE, []]], arrays=(np.full(2, value),))
-    staged = receive(message, ps.shard.ledgers[incarnation], PLAN.layouts[0], True, ps.mode.begin)
+    staged = receive(message, ps.shard.ledgers[incarnation], PLAN.layouts[0], True, ps.mode.open_intake)
     assert isinstance(staged, Staged)
-    ps.mode.completed(staged, sender(incarnation))
+    ps.mode.accept_push(staged, sender(incarnation))
     return ps.desk.take()
 
 
@@ -115,7 +115,7 @@ def test_values_that_come_again_are_answered_from_the_record() -> None:
     ps = Ps(Async())
     assign(ps, 1, 1, 7.0)
     ps.push(2, 1)
-    ps.mode.again(ps.shard.ledgers[1], 1, sender(1))
+    ps.mode.answer_repeated(ps.shard.ledgers[1], 1, sender(1))
     assert ps.desk.take() == [(1, result(1, step=0, counter=1))] and ps.value == 6.0
 
 

@@ -98,7 +98,7 @@ def test_a_sum_is_divided_by_nobody() -> None:
 
 
 def test_nobody_has_a_gradient_here() -> None:
-    assert combined([push(), push()], LAYOUT).empty and combined([], LAYOUT).empty
+    assert combined([push(), push()], LAYOUT).is_empty and combined([], LAYOUT).is_empty
 
 
 def test_the_sum_is_taken_in_the_order_that_is_given() -> None:

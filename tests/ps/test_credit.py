@@ -158,13 +158,13 @@ def wanted(*incarnations: int) -> Credits:
 
 
 def granted(credits: Credits, now: float, saves_memory: bool = True) -> list[int]:
-    return [each.incarnation for each in credits.grants(now, saves_memory)]
+    return [each.incarnation for each in credits.take_granted(now, saves_memory)]
 
 
 def test_credit_is_granted_in_the_order_of_asking_one_at_a_time() -> None:
     credits = wanted(1, 2, 3)
     assert of(1) in credits.held and of(2) in credits.wanted and granted(credits, 0.1) == []
-    credits.over(of(1), 0.2)
+    credits.return_credit(of(1), 0.2)
     assert granted(credits, 0.2) == [2] and of(3) in credits.wanted
 
 
@@ -175,22 +175,22 @@ def test_two_have_credit_where_memory_is_not_spared() -> None:
 
 def test_who_waits_is_looked_after_with_one_timer_for_each_window() -> None:
     credits = wanted(1, 2)
-    assert credits.asks_again(0.0) == WINDOW_S and credits.asks_again(0.1) is None
-    credits.heard(of(1), 90 * MB, WINDOW_S)
-    assert granted(credits, WINDOW_S) == [] and credits.asks_again(WINDOW_S) == WINDOW_S
+    assert credits.next_grant_s(0.0) == WINDOW_S and credits.next_grant_s(0.1) is None
+    credits.record_piece(of(1), 90 * MB, WINDOW_S)
+    assert granted(credits, WINDOW_S) == [] and credits.next_grant_s(WINDOW_S) == WINDOW_S
     for window in range(2, SLOW + 1):
         assert granted(credits, window * WINDOW_S) == []
-    assert granted(credits, (SLOW + 1) * WINDOW_S) == [2] and credits.asks_again(9.0) is None
+    assert granted(credits, (SLOW + 1) * WINDOW_S) == [2] and credits.next_grant_s(9.0) is None
 
 
 def test_after_one_that_was_fast_the_next_is_waited_for_again() -> None:
     credits = wanted(1, 2, 3)
     for window in range(1, SLOW + 1):
         granted(credits, window * WINDOW_S)
-    credits.over(of(1), 10.0)
+    credits.return_credit(of(1), 10.0)
     assert granted(credits, 10.0) == [3], "beside the second"
-    credits.over(of(2), 100.0)
-    credits.over(of(3), 10.5)
+    credits.return_credit(of(2), 100.0)
+    credits.return_credit(of(3), 10.5)
     credits.wanted[of(1, 2)] = sender(1)
     credits.wanted[of(2, 2)] = sender(2)
     assert granted(credits, 101.0) == [1]
@@ -198,13 +198,13 @@ def test_after_one_that_was_fast_the_next_is_waited_for_again() -> None:
 
 def test_a_push_that_begins_without_asking_counts() -> None:
     credits = Credits(100 * MB)
-    credits.heard(of(1), MB, 0.0)
+    credits.record_piece(of(1), MB, 0.0)
     credits.wanted[of(2)] = sender(2)
     assert granted(credits, 0.1) == []
 
 
 def test_who_brings_nothing_loses_its_credit() -> None:
     credits = wanted(1, 2)
-    credits.heard(of(1), MB, 1.0)
-    assert credits.expire(1.0 + CREDIT_TIMEOUT_S) == []
-    assert credits.expire(1.1 + CREDIT_TIMEOUT_S) == [of(1)] and of(1) not in credits.held
+    credits.record_piece(of(1), MB, 1.0)
+    assert credits.expire_credit(1.0 + CREDIT_TIMEOUT_S) == []
+    assert credits.expire_credit(1.1 + CREDIT_TIMEOUT_S) == [of(1)] and of(1) not in credits.held

@@ -53,7 +53,7 @@ def filled(optimizer: optim.Optimizer, where: dps.Device) -> Store:
     made = store(optimizer, where)
     for arena in made.layout.arenas:
         values = np.random.default_rng(arena.offset).integers(-5, 5, arena.size).astype(arena.dtype)
-        made.fill(arena.offset, values.view(np.uint8))
+        made.fill_values(arena.offset, values.view(np.uint8))
     return made
 
 
@@ -86,10 +86,10 @@ def test_a_shard_on_the_gpu_has_the_bits_of_one_on_the_cpu(optimizer: optim.Opti
     assert all(isinstance(memory, DeviceMemory) for memory in there.arenas)
     assert held(there) == held(here)
     for step, update in enumerate(updates()):
-        there.apply(update, step, 0.5)
-        here.apply(update, step, 0.5)
+        there.apply_update(update, step, 0.5)
+        here.apply_update(update, step, 0.5)
         assert held(there) == held(here)
-        assert [m.applied.all() for m in there.arenas] == [m.applied.all() for m in here.arenas]
+        assert [m.applied.counts() for m in there.arenas] == [m.applied.counts() for m in here.arenas]
     assert there.counter == here.counter == 4
 
 
@@ -99,15 +99,15 @@ def test_gradients_that_are_on_the_gpu_stay_there_and_leave_the_same_bits(optimi
     rng = np.random.default_rng(8)
     for step in (1, 2):
         run = [rng.standard_normal(arena.size).astype(arena.dtype) for arena in there.layout.arenas]
-        assert there.apply(Gradient([device.to_device(g) for g in run], {}, checked=False), step) == ""
-        assert here.apply(Gradient(run, {}, checked=False), step) == ""
+        assert there.apply_update(Gradient([device.to_device(g) for g in run], {}, checked=False), step) == ""
+        assert here.apply_update(Gradient(run, {}, checked=False), step) == ""
         assert held(there) == held(here)
         for memory in there.arenas:
             assert isinstance(memory, DeviceMemory)
             assert device.to_host(memory._values).tobytes() == memory.values.tobytes()
     run[0][4] = np.nan
     before = held(there)
-    refused = there.apply(Gradient([device.to_device(g) for g in run], {}, checked=False), 3)
+    refused = there.apply_update(Gradient([device.to_device(g) for g in run], {}, checked=False), 3)
     assert refused == "the gradient of a has NaN or infinite values (first at element 4)"
     assert held(there) == before and there.counter == 2
 
@@ -121,10 +121,10 @@ def test_a_leased_version_stays_while_the_gpu_goes_on() -> None:
     first = leased(made)
     before = [array.copy() for array in first.arrays]
     run = Gradient([np.ones(a.size, a.dtype) for a in made.layout.arenas], {})
-    made.apply(run, 1)
+    made.apply_update(run, 1)
     assert made.hold() is None  # nobody has asked the GPU for this version
     second = leased(made)
-    made.apply(run, 2)
+    made.apply_update(run, 2)
     for array, was, memory in zip(first.arrays, before, made.arenas, strict=True):
         assert array.tobytes() == was.tobytes()
         assert memory.values.tobytes() == (was if memory.optimizer is None else was - 2).tobytes()
@@ -138,12 +138,12 @@ def test_values_are_set_on_the_gpu_after_the_gradients_and_slots_stay() -> None:
     before = [array.copy() for array in first.arrays]
     for made in (on_gpu, on_cpu):
         for update in updates():
-            made.apply(update, 1)
+            made.apply_update(update, 1)
         slots = held(made)
         values = {0: np.full((4, 3), 7, "<f4"), 2: np.array([1, 2], "<i8"), 4: np.empty((0, 3), "<f4")}
-        made.apply(Gradient(None, {}, values=values), 1)
+        made.apply_update(Gradient(None, {}, values=values), 1)
         assert made.part(made.layout.arenas[0].parts[0]).tolist() == [[7.0] * 3] * 4
-        assert held(made)[1] == slots[1] and [max(memory.applied.all()) for memory in made.arenas][:2] == [3, 2]
+        assert held(made)[1] == slots[1] and [max(memory.applied.counts()) for memory in made.arenas][:2] == [3, 2]
     assert held(on_gpu) == held(on_cpu)
     assert [array.tobytes() for array in first.arrays] == [array.tobytes() for array in before]
 
@@ -156,7 +156,7 @@ def test_a_version_is_copied_out_once_whoever_reads_and_memory_of_readers_is_use
         assert all(a.ctypes.data == b.ctypes.data for a, b in zip(one.arrays, two.arrays, strict=True))
         one.release()
         two.release()
-        made.apply(run, 1)
+        made.apply_update(run, 1)
     assert all(len(memory.buffers) == 1 for memory in made.arenas)
 
 
@@ -166,9 +166,9 @@ def test_no_third_version_is_leased_so_that_the_next_one_finds_memory() -> None:
     kept = []
     for _ in range(2):
         kept.append(leased(made))
-        made.apply(run, 1)
+        made.apply_update(run, 1)
     assert None not in kept and leased(made) is None
-    made.apply(run, 1)
+    made.apply_update(run, 1)
     assert leased(made) is None
     kept[0].release()
     assert leased(made) is not None

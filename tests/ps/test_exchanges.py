@@ -29,7 +29,7 @@ class Calls:
         self.members = {10 + i: QuorumMember(i, f"worker:{i}") for i in range(workers)}
         self.quorum.set_members(self.members, [], 0)
         for incarnation in self.members:
-            self.quorum.enter(incarnation)
+            self.quorum.enter_session(incarnation)
         self.numbers = dict.fromkeys(self.members, 0)
         self.answers: dict[int, Any] = {}
         self.exchanges = Exchanges(
@@ -45,14 +45,16 @@ class Calls:
     def ask(self, incarnation: int, place: int = 0, since: int = TRAINED, what: str = "sum", call: int = 0) -> Any:
         step = self.quorum.step
         brought = (np.full(1, incarnation),)
-        self.exchanges.ask(Exchange(1, step, place, call or place, since, what, 0, brought), FromWorker(incarnation))  # type: ignore[arg-type]
+        self.exchanges.join_call(
+            Exchange(1, step, place, call or place, since, what, 0, brought), FromWorker(incarnation)
+        )  # type: ignore[arg-type]
         return self.answers.get(incarnation)
 
     def step(self, *workers: int) -> None:
         """A step of pushes of these incarnations."""
         for incarnation in workers:
             self.numbers[incarnation] = self.numbers.get(incarnation, 0) + 1
-            self.quorum.report(0, incarnation, self.numbers[incarnation], self.quorum.step, "")
+            self.quorum.report_push(0, incarnation, self.numbers[incarnation], self.quorum.step, "")
         self.pushed -= set(workers)
 
     def ends(self, incarnation: int, then: int | None = None) -> None:
@@ -62,8 +64,8 @@ class Calls:
             self.members[then] = member
         self.quorum.set_members(self.members, [], int(then is None))
         if then is not None:
-            self.quorum.enter(then)
-        self.exchanges.settle()
+            self.quorum.enter_session(then)
+        self.exchanges.settle_calls()
 
 
 def test_all_parts_come_to_all_in_the_order_of_tasks_and_again_who_asks_again() -> None:
@@ -100,7 +102,7 @@ def test_a_worker_that_was_away_and_calls_what_the_others_do_not_gets_its_own() 
     calls.step(10)
     calls.ask(21, since=APART)
     calls.pushed.add(10)
-    calls.exchanges.settle()
+    calls.exchanges.settle_calls()
     assert isinstance(calls.answers[21], Exchanged) and "the other workers went on" in calls.answers[21].without
     assert [int(array[0]) for array in calls.answers[21].arrays] == [21]
 
@@ -124,7 +126,7 @@ def test_who_goes_on_without_the_call_ends_it_for_all() -> None:
     calls.step(10, 11, 12)
     calls.ask(10)
     calls.pushed.add(12)
-    calls.exchanges.settle()
+    calls.exchanges.settle_calls()
     error = calls.answers[10]
     assert isinstance(error, ConfigError) and str(error).startswith("worker:2 went on from step 1 without sum; all")
     assert calls.ask(11) is error
@@ -142,7 +144,7 @@ def test_after_a_rollback_workers_meet_at_different_places() -> None:
     calls = Calls(2)  # a new run epoch: its quorum has made no step
     calls.ask(10, place=0, since=APART)
     calls.pushed.add(11)
-    calls.exchanges.settle()
+    calls.exchanges.settle_calls()
     assert calls.answers[10].without == "worker:1 went on from step 0 without it"
     assert [int(array[0]) for array in calls.answers[10].arrays] == [10]
 
@@ -153,7 +155,7 @@ def test_one_that_begins_its_program_and_one_that_was_rolled_back_do_not_meet() 
     calls.ask(11, place=0, since=FIRST)
     assert isinstance(calls.answers[11], ConfigError), "it would have got the sum of a loss and something else"
     calls.pushed.add(11)
-    calls.exchanges.settle()
+    calls.exchanges.settle_calls()
     assert isinstance(calls.answers[10], Exchanged) and calls.answers[10].without
 
 
@@ -171,7 +173,7 @@ def test_messages_of_another_step_or_of_a_session_that_has_ended_are_not_counted
     calls.step(10, 11)
     old = Exchange(1, 0, 0, 0, TRAINED, "sum", 0, (np.zeros(1),))
     with pytest.raises(ConfigError, match="is at step 0, and the run at 1"):
-        calls.exchanges.ask(old, FromWorker(10))  # type: ignore[arg-type]
+        calls.exchanges.join_call(old, FromWorker(10))  # type: ignore[arg-type]
     with pytest.raises(Aborted):
         calls.ask(99)
 

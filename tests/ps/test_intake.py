@@ -87,14 +87,14 @@ class Road:
         self.draft, self.lets_go = None, kind == "let go"
         if kind in ("gathering", "keeping"):
             return (Gathering if kind == "gathering" else Keeping)(push, LAYOUT, True)
-        self.draft = self.store.open(self.store.step + 1, reversible=True)
+        self.draft = self.store.open_draft(self.store.step + 1, reversible=True)
         assert self.draft is not None
         return Applying(push, LAYOUT, True, self.draft, self.lets_go)
 
     def comes(self, message: Push) -> None:
         """A message with pieces, whose outcome is the reference's."""
         ranges = [(offset, array.nbytes) for offset, array in zip(message.offsets, message.arrays, strict=True)]
-        over = 1 in self.ledger.arriving and self.draft is not None and not self.draft.holds
+        over = 1 in self.ledger.arriving and self.draft is not None and not self.draft.is_valid
         wanted = self.reference.takes(ranges, over and self.lets_go)
         if wanted == "wrong":
             with pytest.raises(ProtocolError, match="cut otherwise"):
@@ -111,26 +111,26 @@ class Road:
 
     def lost(self) -> None:
         """Its credit has expired: what came is forgotten."""
-        self.ledger.discard(1)
+        self.ledger.discard_push(1)
         self.reference = Reference(self.run)
 
     def other(self) -> None:
         """Another session's push is applied."""
         for store in (self.store, self.twin):
-            assert store.apply(Gradient(LAYOUT.flats(gradient(None)), {}), store.step + 1) == ""
+            assert store.apply_update(Gradient(LAYOUT.flats(gradient(None)), {}), store.step + 1) == ""
 
     def applied(self) -> bool:
         """The push is applied as its staged form wants it; whether it was."""
         staged = self.ledger.staged[1]
         draft, staged.draft = staged.draft, None
         if draft is not None:
-            if draft.holds and not staged.problem:
+            if draft.is_valid and not staged.problem:
                 draft.publish()
                 return True
             draft.drop()
         if staged.problem:
             return False
-        return self.store.apply(staged.sound(), self.store.step + 1) == ""
+        return self.store.apply_update(staged.sound(), self.store.step + 1) == ""
 
 
 @settings(max_examples=150, deadline=None)
@@ -162,7 +162,7 @@ def test_whatever_comes_the_push_is_applied_as_the_simple_way_does_it(
             road.lost()
             for piece in data.draw(st.permutations(pieces)):
                 road.comes(piece)
-    problem = road.twin.apply(Gradient(LAYOUT.flats(road.run), {}, checked=False), road.twin.step + 1)
+    problem = road.twin.apply_update(Gradient(LAYOUT.flats(road.run), {}, checked=False), road.twin.step + 1)
     assert road.applied() == (problem == "") == (bad is None)
     assert (road.store.counter, road.store.step) == (road.twin.counter, road.twin.step)
     for ours, theirs in zip(road.store.arenas, road.twin.arenas, strict=True):
@@ -172,11 +172,11 @@ def test_whatever_comes_the_push_is_applied_as_the_simple_way_does_it(
 
 def test_an_intake_that_was_dropped_has_given_its_buffers_back() -> None:
     store = Store(LAYOUT, runtime())
-    draft = store.open(1, reversible=True)
+    draft = store.open_draft(1, reversible=True)
     assert draft is not None
     intake = Applying(PushOf(0, 1, 1, 0), LAYOUT, True, draft, lets_go=True)
     piece, *_ = run_pieces(LAYOUT, gradient(None), 16, ABOUT)
-    assert intake.take(piece) is IntakeState.ARRIVING
+    assert intake.take_pieces(piece) is IntakeState.ARRIVING
     intake.drop()
     assert intake.state is IntakeState.LOST and store.counter == 0
     assert not any(buffer.drafted for memory in store.arenas for buffer in memory.buffers)

@@ -94,13 +94,13 @@ class Ps:
         run = np.zeros(LAYOUT.nbytes, np.uint8)
         LAYOUT.views(run)[0][...] = value
         (piece,) = run_pieces(LAYOUT, run, 1000, About(1, number, step, counter))
-        staged = receive(piece, self.shard.ledgers[incarnation], LAYOUT, True, self.mode.begin)
+        staged = receive(piece, self.shard.ledgers[incarnation], LAYOUT, True, self.mode.open_intake)
         assert isinstance(staged, Staged)
-        self.mode.completed(staged, sender(incarnation))
+        self.mode.accept_push(staged, sender(incarnation))
         return self.desk.take()
 
     def pull(self, incarnation: int, clock: int = 0, newer_than: int = -1, after: int = 0) -> list[Any]:
-        self.shard.reading.read(sender(incarnation, 50), Pull(1, 0, after, clock, newer_than, []))
+        self.shard.reading.answer_pull(sender(incarnation, 50), Pull(1, 0, after, clock, newer_than, []))
         return self.desk.take()
 
     @property
@@ -133,10 +133,10 @@ def test_a_push_that_comes_again_is_answered_from_the_record_and_not_applied() -
     ps = Ps(Async())
     ps.push(1, 1)
     ledger = ps.shard.ledgers[1]
-    ps.mode.again(ledger, 1, sender(1))
+    ps.mode.answer_repeated(ledger, 1, sender(1))
     assert ps.desk.take() == [(1, result(1))] and ps.value == -1.0
     ps.push(1, 3)
-    ps.mode.again(ledger, 3, sender(1))
+    ps.mode.answer_repeated(ledger, 3, sender(1))
     assert ps.desk.take() == [(1, Waiting("push 3 waits for push 2 of worker:0"))]
 
 

@@ -21,20 +21,20 @@ class Steps:
         self.gone = 0
         self.actions = self.quorum.set_members(self.members, [], 0)
         for incarnation in self.members:
-            self.quorum.enter(incarnation)
+            self.quorum.enter_session(incarnation)
 
     def push(self, worker: int, step: int, refusal: str = "", ps: int = 1) -> list[Decision | Grant]:
         incarnation = 10 + worker
         self.number[incarnation] += 1
         actions: list[Decision | Grant] = []
         for task in range(ps):
-            actions += self.quorum.report(task, incarnation, self.number[incarnation], step, refusal)
+            actions += self.quorum.report_push(task, incarnation, self.number[incarnation], step, refusal)
         return actions
 
     def join(self, worker: int, is_worker: bool = True) -> list[Decision | Grant]:
         self.members[10 + worker] = QuorumMember(worker, f"worker:{worker}", is_worker)
         self.number[10 + worker] = 0
-        return [*self.quorum.set_members(self.members, [], self.gone), *self.quorum.enter(10 + worker)]
+        return [*self.quorum.set_members(self.members, [], self.gone), *self.quorum.enter_session(10 + worker)]
 
     def leave(self, worker: int) -> list[Decision | Grant]:
         del self.members[10 + worker]
@@ -61,20 +61,20 @@ def test_a_full_quota_makes_a_step_and_releases_everybody_with_it() -> None:
 
 def test_a_push_counts_only_when_it_is_whole_on_every_ps() -> None:
     s = Steps(1, ps=2)
-    assert s.quorum.report(0, 10, 1, 0, "") == []
-    assert sets(s.quorum.report(1, 10, 1, 0, "")) == [[(0, 10, 1)]]
+    assert s.quorum.report_push(0, 10, 1, 0, "") == []
+    assert sets(s.quorum.report_push(1, 10, 1, 0, "")) == [[(0, 10, 1)]]
 
 
 def test_reports_that_come_twice_or_late_do_nothing() -> None:
     s = Steps(1)
     s.push(0, 0)
-    assert s.quorum.report(0, 10, 1, 0, "") == []
+    assert s.quorum.report_push(0, 10, 1, 0, "") == []
 
 
 def test_numbers_of_a_session_are_taken_in_order() -> None:
     s = Steps(1, aggregate=2, total=1)
-    assert s.quorum.report(0, 10, 2, 0, "") == []
-    assert sets(s.quorum.report(0, 10, 1, 0, "")) == [[(0, 10, 1), (0, 10, 2)]]
+    assert s.quorum.report_push(0, 10, 2, 0, "") == []
+    assert sets(s.quorum.report_push(0, 10, 1, 0, "")) == [[(0, 10, 1), (0, 10, 2)]]
 
 
 def test_backup_workers_the_first_two_of_three_make_the_step_and_the_third_is_dropped() -> None:
@@ -193,7 +193,7 @@ def test_a_late_worker_enters_at_the_next_step() -> None:
     s.members[12] = QuorumMember(2, "worker:2")
     s.number[12] = 0
     s.quorum.set_members(s.members, [], 0)
-    assert s.quorum.enter(12) == []
+    assert s.quorum.enter_session(12) == []
     actions = s.push(1, 0)
     assert sets(actions) == [[(0, 10, 1), (1, 11, 1)]]
     assert Grant(12, 0, 1, "applied") in actions
@@ -206,7 +206,7 @@ def test_a_late_worker_enters_at_once_between_two_steps() -> None:
     s = Steps(1)
     s.members[11] = QuorumMember(1, "worker:1")
     s.quorum.set_members(s.members, [], 0)
-    assert s.quorum.enter(11) == [Grant(11, 0, 0, "applied")]
+    assert s.quorum.enter_session(11) == [Grant(11, 0, 0, "applied")]
 
 
 def test_the_first_step_waits_for_workers_that_were_admitted_and_have_not_entered_yet() -> None:
@@ -214,18 +214,18 @@ def test_the_first_step_waits_for_workers_that_were_admitted_and_have_not_entere
     quorum.set_members(
         {10: QuorumMember(0, "worker:0"), 11: QuorumMember(1, "worker:1"), 12: QuorumMember(2, "reader", False)}, [], 0
     )
-    quorum.enter(10)
-    assert quorum.report(0, 10, 1, 0, "") == []
+    quorum.enter_session(10)
+    assert quorum.report_push(0, 10, 1, 0, "") == []
     assert quorum.missing() == ["worker:1"]
-    quorum.enter(11)
-    assert sets(quorum.report(0, 11, 1, 0, "")) == [[(0, 10, 1), (1, 11, 1)]]
+    quorum.enter_session(11)
+    assert sets(quorum.report_push(0, 11, 1, 0, "")) == [[(0, 10, 1), (1, 11, 1)]]
 
 
 def test_the_first_step_waits_for_workers_that_are_expected() -> None:
     quorum = Quorum([0], 0)
     quorum.set_members({10: QuorumMember(0, "worker:0")}, ["worker:1"], 0)
-    quorum.enter(10)
-    assert quorum.report(0, 10, 1, 0, "") == []
+    quorum.enter_session(10)
+    assert quorum.report_push(0, 10, 1, 0, "") == []
     assert quorum.missing() == ["worker:1"]
     assert sets(quorum.set_members({10: QuorumMember(0, "worker:0")}, [], 1)) == [[(0, 10, 1)]]
 
@@ -233,10 +233,10 @@ def test_the_first_step_waits_for_workers_that_are_expected() -> None:
 def test_a_worker_that_is_counted_enters_even_while_others_wait_for_it() -> None:
     quorum = Quorum([0], 5)
     quorum.set_members({10: QuorumMember(0, "worker:0")}, ["worker:1"], 0)
-    quorum.enter(10)
-    quorum.report(0, 10, 1, 5, "")
+    quorum.enter_session(10)
+    quorum.report_push(0, 10, 1, 5, "")
     quorum.set_members({10: QuorumMember(0, "worker:0"), 11: QuorumMember(1, "worker:1")}, [], 0)
-    assert quorum.enter(11) == [Grant(11, 0, 5, "applied")]
+    assert quorum.enter_session(11) == [Grant(11, 0, 5, "applied")]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -277,8 +277,8 @@ def test_only_workers_that_came_and_are_gone_lower_the_quota() -> None:
 def test_a_worker_that_was_given_up_before_it_came_is_one_of_all_workers_still() -> None:
     quorum = Quorum([0], 0)
     quorum.set_members({10: QuorumMember(0, "worker:0")}, ["worker:1"], 0)
-    quorum.enter(10)
-    quorum.report(0, 10, 1, 0, "")
+    quorum.enter_session(10)
+    quorum.report_push(0, 10, 1, 0, "")
     assert quorum.set_members({10: QuorumMember(0, "worker:0")}, [], 0, ["worker:1"]) == []
     assert quorum.missing() == ["worker:1"]
     assert quorum.shortage() == "step 1 needs 2 gradients from 2 workers; this cluster has 1"
@@ -288,8 +288,8 @@ def test_a_worker_that_was_given_up_before_it_came_is_one_of_all_workers_still()
 def test_what_was_acknowledged_is_applied_when_only_workers_that_never_came_are_left() -> None:
     quorum = Quorum([0], 0, aggregate=4, total=2)
     quorum.set_members({10: QuorumMember(0, "worker:0")}, [], 0, ["worker:1"])
-    quorum.enter(10)
-    assert grants(quorum.report(0, 10, 1, 0, "")) == [(0, 0, "applied")]
+    quorum.enter_session(10)
+    assert grants(quorum.report_push(0, 10, 1, 0, "")) == [(0, 0, "applied")]
     assert sets(quorum.set_members({}, [], 1, ["worker:1"])) == [[(0, 10, 1)]]
 
 
@@ -366,7 +366,7 @@ def test_no_sequence_of_events_stands_still(
             waiting.add(incarnation)
             s.number[incarnation] += 1
             refusal = "bad" if what == "refuse" else ""
-            take(s.quorum.report(0, incarnation, s.number[incarnation], local[incarnation], refusal))
+            take(s.quorum.report_push(0, incarnation, s.number[incarnation], local[incarnation], refusal))
         elif what == "leave" and s.members:
             incarnation = list(s.members)[which % len(s.members)]
             waiting.discard(incarnation)
@@ -376,6 +376,6 @@ def test_no_sequence_of_events_stands_still(
             s.number[following], local[following] = 0, 0
             waiting.add(following)
             take(s.quorum.set_members(s.members, [], s.gone))
-            take(s.quorum.enter(following))
+            take(s.quorum.enter_session(following))
             following += 1
         assert not s.members or len(waiting) < len(s.members), "everybody waits"

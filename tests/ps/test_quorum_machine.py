@@ -60,7 +60,7 @@ class Model:
         self.number[incarnation], self.local[incarnation] = 0, -1
         self.waiting.add(incarnation)
         self.tell()
-        self.take(self.quorum.enter(incarnation))
+        self.take(self.quorum.enter_session(incarnation))
 
     def tell(self) -> None:
         self.counted |= set(self.expected)
@@ -102,7 +102,7 @@ class Model:
                 if len(by) == self.ps:
                     self.decided_at.setdefault((incarnation, number), step)
                     self.put_initial_tokens()
-            self.take(self.quorum.report(ps, incarnation, number, step, refusal))
+            self.take(self.quorum.report_push(ps, incarnation, number, step, refusal))
 
     def put_initial_tokens(self) -> None:
         if not self.started and self.initial is not None:

@@ -194,7 +194,7 @@ def test_a_bad_gradient_is_whole_with_a_problem_that_names_the_variable(part: in
 
 
 def test_an_empty_push_is_complete_at_once() -> None:
-    assert take([piece(EMPTY, 0)]).sound().empty
+    assert take([piece(EMPTY, 0)]).sound().is_empty
 
 
 def test_a_number_that_is_out_of_reach_is_refused() -> None:
@@ -209,7 +209,7 @@ def test_a_run_in_memory_is_looked_at_by_its_pass_or_on_request() -> None:
     (whole,) = shared_message(LAYOUT, memory.name, About(1, 1, 0, 0))
     push = take([whole])
     assert push.sound().borrowed and not push.sound().checked and push.problem == ""
-    push.look(Store(LAYOUT, runtime()))
+    push.check_finite(Store(LAYOUT, runtime()))
     assert push.sound().checked and "has NaN or infinite values" in push.problem
     assert take([whole], check=False).sound().checked
 
@@ -230,8 +230,8 @@ def result(number: int) -> Pushed:
 def test_done_is_the_highest_number_with_all_before_it(order: list[int]) -> None:
     session = ledger()
     for count, number in enumerate(order, 1):
-        session.stage(Staged(PushOf(0, 1, number, 0)), 0)
-        session.record(result(number))
+        session.stage_push(Staged(PushOf(0, 1, number, 0)), 0)
+        session.record_result(result(number))
         recorded = set(order[:count])
         assert session.done == next(n for n in range(6) if n + 1 not in recorded)
         assert [session.has_result(n) for n in range(1, 6)] == [n in recorded for n in range(1, 6)]
@@ -245,7 +245,7 @@ def test_the_last_results_are_kept_and_what_is_older_counts_as_decided() -> None
         session.check_reach(number + 2)
         with pytest.raises(Aborted, match="too far ahead"):
             session.check_reach(number + 3)
-        session.record(result(number))
+        session.record_result(result(number))
     assert sorted(session.results) == [8, 9, 10] and session.has_result(1)
     with pytest.raises(Aborted):
         session.check_reach(10)
@@ -255,7 +255,7 @@ def test_kept_pieces_go_while_they_are_taken() -> None:
     push = Keeping(PushOf(2, 7, 1, 0), LAYOUT, True)
     for one in pieces(16):
         assert push.state is IntakeState.ARRIVING
-        push.take(one)
+        push.take_pieces(one)
     assert push.state is IntakeState.COMPLETE and push.ranges.nbytes == LAYOUT.gradient_nbytes
     for run in push.staged().sound().run or ():
         assert isinstance(run, GradientPieces)

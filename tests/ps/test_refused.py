@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 from dps import optim
 from dps.process.config import AUTO
-from dps.ps.store import thread_pool as crew
+from dps.ps.store import thread_pool as pool
 from dps.ps.store.gradients import Gradient, GradientSum
 from dps.ps.store.store import Store
 from dps.transport.current import runtime
@@ -56,7 +56,7 @@ def state(store: Store) -> Any:
     return (
         [m.values.tobytes() for m in store.arenas],
         [slot.tobytes() for m in store.arenas for slot in m.slots.values()],
-        [m.applied.all() for m in store.arenas],
+        [m.applied.counts() for m in store.arenas],
         (store.counter, store.step),
     )
 
@@ -79,20 +79,20 @@ def test_refused_updates_leave_no_trace_and_others_the_bits_of_updates_that_were
     for what, detail in events:
         before = state(store)
         if what == "good":
-            assert store.apply(Gradient(run_of(detail), {}, checked=False), store.step + 1) == ""
-            plain.apply(Gradient(run_of(detail), {}), plain.step + 1)
+            assert store.apply_update(Gradient(run_of(detail), {}, checked=False), store.step + 1) == ""
+            plain.apply_update(Gradient(run_of(detail), {}), plain.step + 1)
         elif what == "bad":
             part, element, bad = detail
             run = run_of(1)
             spoil(run, part, element % part.size, bad)
             wanted = f"the gradient of {part.name} has NaN or infinite values (first at element {element % part.size})"
-            assert store.apply(Gradient(run, {}, checked=False), 77) == wanted
+            assert store.apply_update(Gradient(run, {}, checked=False), 77) == wanted
             assert state(store) == before
         elif what == "part":
             number, start = LAYOUT.place[detail.index]
             gradient = run_of(2)[number][start : start + detail.size].copy()
             for each in (store, plain):
-                assert each.apply(Gradient(None, {detail.index: gradient}), each.step + 1) == ""
+                assert each.apply_update(Gradient(None, {detail.index: gradient}), each.step + 1) == ""
         elif what == "lease":
             lease = store.hold()
             if lease is not None:
@@ -119,7 +119,7 @@ SLOTLESS = make_plan(
 )
 def test_passes_that_check_while_they_write_do_what_a_check_and_a_pass_do(events: Any, threads: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        tune(patch, store__looking_nbytes=0, store__stream_nbytes=0, store__crew_piece_nbytes=16, store__crew_nbytes=64)
+        tune(patch, store__looking_nbytes=0, store__stream_nbytes=0, store__pool_piece_nbytes=16, store__pool_nbytes=64)
         store = Store(SLOTLESS, runtime(), threads=threads)
     plain, held = Store(SLOTLESS, runtime()), list[Any]()
     assert store._looks_itself and not plain._looks_itself
@@ -129,14 +129,14 @@ def test_passes_that_check_while_they_write_do_what_a_check_and_a_pass_do(events
             gradient[:] = np.arange(len(gradient)) + number + at
         before, recorded = state(store), list[int]()
         if what == "good":
-            assert store.apply(Gradient(run, {}, checked=False), store.step + 1, record=recorded.append) == ""
-            plain.apply(Gradient(run, {}), plain.step + 1)
+            assert store.apply_update(Gradient(run, {}, checked=False), store.step + 1, record=recorded.append) == ""
+            plain.apply_update(Gradient(run, {}), plain.step + 1)
             assert recorded == [plain.counter]
         elif what == "bad":
             trained = [gradient for gradient in run if gradient.dtype.kind == "f"]
             spoilt = trained[number % 2]
             spoilt[number % len(spoilt)] = np.nan
-            assert "has NaN" in store.apply(Gradient(run, {}, checked=False), 77, record=recorded.append)
+            assert "has NaN" in store.apply_update(Gradient(run, {}, checked=False), 77, record=recorded.append)
             assert state(store) == before and not recorded
         elif what == "lease":
             if (lease := store.hold()) is not None:
@@ -152,7 +152,7 @@ def test_the_first_variable_in_the_order_of_the_shard_is_named() -> None:
     spoil(run, PLAN.parts[5], 1, np.inf)
     spoil(run, PLAN.parts[2], 4, np.nan)
     wanted = "the gradient of c has NaN or infinite values (first at element 4)"
-    assert store.apply(Gradient(run, {}, checked=False), 1) == wanted
+    assert store.apply_update(Gradient(run, {}, checked=False), 1) == wanted
 
 
 class Blocks:
@@ -172,19 +172,19 @@ def test_a_pass_in_blocks_finds_what_one_pass_would(monkeypatch: pytest.MonkeyPa
         bad = run_of(step)
         spoil(bad, PLAN.parts[0], 20, np.nan)
         before = state(store)
-        assert store.apply(Gradient(bad, {}, checked=False), step) == (
+        assert store.apply_update(Gradient(bad, {}, checked=False), step) == (
             "the gradient of a has NaN or infinite values (first at element 20)"
         )
         assert state(store) == before
-        assert store.apply(Gradient(run_of(step), {}, checked=False), step) == ""
-        plain.apply(Gradient(run_of(step), {}), step)
+        assert store.apply_update(Gradient(run_of(step), {}, checked=False), step) == ""
+        plain.apply_update(Gradient(run_of(step), {}), step)
         assert state(store) == state(plain)
 
 
 def test_what_is_not_trained_may_be_anything() -> None:
     store, run = Store(LAYOUT, runtime()), run_of(0)
     run[LAYOUT.place[3][0]][:] = np.iinfo(np.int64).max
-    assert store.apply(Gradient(run, {}, checked=False), 1) == ""
+    assert store.apply_update(Gradient(run, {}, checked=False), 1) == ""
 
 
 @pytest.mark.parametrize("divides", [True, False])
@@ -201,8 +201,8 @@ def test_a_mean_and_a_sum_are_applied_with_the_bits_of_one_that_was_made_before(
         one, other = Store(LAYOUT, runtime()), Store(LAYOUT, runtime())
         for step in (1, 2):
             held = one.hold() if leased else None
-            one.apply(Gradient([GradientSum(arrays, divisor) for arrays in zip(*runs, strict=True)], {}), step)
-            other.apply(Gradient(made, {}), step)
+            one.apply_update(Gradient([GradientSum(arrays, divisor) for arrays in zip(*runs, strict=True)], {}), step)
+            other.apply_update(Gradient(made, {}), step)
             assert state(one) == state(other)
             assert held is None or held.counter == step - 1
 
@@ -212,19 +212,19 @@ def test_a_mean_and_a_sum_are_applied_with_the_bits_of_one_that_was_made_before(
 def test_a_shared_pass_has_the_bits_of_one_that_is_not(
     monkeypatch: pytest.MonkeyPatch, threads: int, free: Callable[[], int] | None
 ) -> None:
-    tune(monkeypatch, store__crew_piece_nbytes=16, store__crew_nbytes=64)
-    tune(monkeypatch, store__crew_grain=1, store__crew_alone=2)
-    monkeypatch.setattr(crew, "cores", lambda: 2)
-    monkeypatch.setattr(crew, "free_cores", lambda: free)
+    tune(monkeypatch, store__pool_piece_nbytes=16, store__pool_nbytes=64)
+    tune(monkeypatch, store__pool_grain=1, store__pool_alone=2)
+    monkeypatch.setattr(pool, "cores", lambda: 2)
+    monkeypatch.setattr(pool, "free_cores", lambda: free)
     alone, together = Store(LAYOUT, runtime()), Store(LAYOUT, runtime(), threads=threads)
     for seed in range(6):
         for store in (alone, together):
             pushes = [run_of(seed), run_of(seed + 1)]
             update = pushes[0] if seed % 2 else [GradientSum(arrays, 2) for arrays in zip(*pushes, strict=True)]
-            assert store.apply(Gradient(update, {}, checked=False), seed + 1) == ""
+            assert store.apply_update(Gradient(update, {}, checked=False), seed + 1) == ""
         assert state(alone) == state(together)
     run = run_of(0)
     spoil(run, PLAN.parts[0], 35, np.nan)
     before = state(together)
-    assert "of a has NaN" in together.apply(Gradient(run, {}, checked=False), 9) and state(together) == before
+    assert "of a has NaN" in together.apply_update(Gradient(run, {}, checked=False), 9) and state(together) == before
     together.close()

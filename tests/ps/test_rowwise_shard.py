@@ -67,15 +67,15 @@ def test_updates_of_all_of_parts_and_of_rows_follow_the_formula(where: str) -> N
             p.index: run[a][s : s + p.size].reshape(p.shape) for p in PLAN.parts for a, s in [LAYOUT.place[p.index]]
         }
         if what == "part":
-            store.apply(Gradient(None, {2: views[2]}), step)
+            store.apply_update(Gradient(None, {2: views[2]}), step)
             model[2], kept[2] = rule(model[2], kept[2], views[2])
         elif what == "rows":
             rows = np.array([1, 4])
-            store.apply(Gradient(None, {3: RowGradient(rows, views[3][:2].copy())}), step)
+            store.apply_update(Gradient(None, {3: RowGradient(rows, views[3][:2].copy())}), step)
             model[3][rows], kept[3][rows] = rule(model[3][rows], kept[3][rows], views[3][:2])
         else:
             update = [GradientSum((g, h), 2) for g, h in zip(run, other, strict=True)] if what == "mean" else run
-            store.apply(Gradient(update, {}), step)
+            store.apply_update(Gradient(update, {}), step)
             for part in PLAN.parts:
                 a, start = LAYOUT.place[part.index]
                 flat = (run[a] + other[a]) / 2 if what == "mean" else run[a]
@@ -90,16 +90,16 @@ def test_a_version_that_is_leased_stays() -> None:
     store = Store(LAYOUT, runtime())
     held = store.hold()
     assert held is not None
-    assert store.apply(Gradient(run_of(1), {}, checked=False), 1) == ""
+    assert store.apply_update(Gradient(run_of(1), {}, checked=False), 1) == ""
     assert not any(array.any() for array in held.arrays)
     alone = Store(LAYOUT, runtime())
-    alone.apply(Gradient(run_of(1), {}), 1)
+    alone.apply_update(Gradient(run_of(1), {}), 1)
     assert [m.values.tobytes() for m in store.arenas] == [m.values.tobytes() for m in alone.arenas]
 
 
 def test_what_is_saved_of_a_slot_has_its_shape() -> None:
     store = Store(LAYOUT, runtime())
-    store.apply(Gradient(run_of(1), {}), 1)
+    store.apply_update(Gradient(run_of(1), {}), 1)
     runs = [named(PLAN, m, slot, m.read(slot, 0, None)) for m in store.arenas for slot in (None, *m.slots)]
     shapes = {name: shape for run in runs for name, shape in zip(run.names, run.shapes, strict=True)}
     assert shapes == {

@@ -55,10 +55,10 @@ def test_a_leased_version_stays_while_others_are_written() -> None:
     made = store()
     first = made.hold()
     assert first is not None
-    made.apply(run_of(made, -1.0), 1)
+    made.apply_update(run_of(made, -1.0), 1)
     second = made.hold()
     assert second is not None
-    made.apply(run_of(made, -1.0), 2)
+    made.apply_update(run_of(made, -1.0), 2)
     assert (first.counter, second.counter, made.counter) == (0, 1, 2)
     assert values(first, made)[0][0, 0] == 0 and values(second, made)[0][0, 0] == 1
     assert made.part(plan().parts[0])[0, 0] == 2
@@ -69,10 +69,10 @@ def test_no_third_version_is_leased_so_that_a_writer_always_finds_memory() -> No
     held = []
     for _ in range(2):
         held.append(made.hold())
-        made.apply(run_of(made, -1.0), 1)
+        made.apply_update(run_of(made, -1.0), 1)
     assert None not in held and made.hold() is None
     for _ in range(5):
-        made.apply(run_of(made, -1.0), 1)
+        made.apply_update(run_of(made, -1.0), 1)
     assert all(len(a.buffers) <= 3 for a in made.arenas)
     assert held[0] is not None
     held[0].release()
@@ -105,18 +105,20 @@ def test_any_updates_and_leases_give_what_a_plain_model_gives(events: list[tuple
     held: list[tuple[Any, dict[int, Any]]] = []
     for what, detail in events:
         if what == "run":
-            made.apply(run_of(made, -detail), 1)
+            made.apply_update(run_of(made, -detail), 1)
             for index in (0, 1, 2, 4):
                 model[index] = model[index] + detail
         elif what == "part":
             part = PARTS[detail]
             dtype = made.part(part).dtype
-            made.apply(Gradient(None, {detail: np.full(part.shape, -1, dtype)}), 1)
+            made.apply_update(Gradient(None, {detail: np.full(part.shape, -1, dtype)}), 1)
             model[detail] = model[detail] + 1
         elif what == "rows":
             rows = np.array(sorted(detail))
             for index, dim in ((0, 3), (4, 2)):
-                made.apply(Gradient(None, {index: RowGradient(rows, np.full((len(rows), dim), -1, np.float32))}), 1)
+                made.apply_update(
+                    Gradient(None, {index: RowGradient(rows, np.full((len(rows), dim), -1, np.float32))}), 1
+                )
                 model[index] = model[index].copy()
                 model[index][rows] += 1
         elif what == "set":  # after the gradients
@@ -125,7 +127,7 @@ def test_any_updates_and_leases_give_what_a_plain_model_gives(events: list[tuple
             given = run_of(made, -1.0) if along == "run" else Gradient(None, {})
             one = {0: np.full((4, 3), -1, np.float32)} if along == "part" else {}
             given.parts, given.values = one, new
-            made.apply(given, 1)
+            made.apply_update(given, 1)
             for index in {"run": (0, 1, 2, 4), "part": (0,), "": ()}[along]:
                 model[index] = model[index] + 1
             model |= new

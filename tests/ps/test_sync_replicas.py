@@ -23,13 +23,13 @@ class Both:
         self._gradients: dict[tuple[int, int], Fraction] = {}
         self.quorum.set_members({1 + w: QuorumMember(w, f"worker:{w}") for w in range(workers)}, [], 0)
         for worker in range(workers):
-            self.quorum.enter(1 + worker)
+            self.quorum.enter_session(1 + worker)
 
     def push(self, worker: int, gradient: Fraction) -> None:
         self._number[worker] += 1
         number = self._number[worker]
         self._gradients[worker, number] = gradient
-        actions = self.quorum.report(0, 1 + worker, number, self.local_step[worker], "")
+        actions = self.quorum.report_push(0, 1 + worker, number, self.local_step[worker], "")
         dropped = self._decided(actions)
         grants = [(a.incarnation - 1, a.step) for a in actions if isinstance(a, Grant)]
         self.local_step |= grants

@@ -11,7 +11,7 @@ import pytest
 import dps
 from dps.errors import ConfigError
 from dps.process import config
-from dps.ps.store import thread_pool as crew
+from dps.ps.store import thread_pool as pool
 from dps.ps.store.gradients import Gradient, GradientPieces
 from dps.ps.store.store import Store
 from dps.transport.current import runtime
@@ -26,8 +26,8 @@ OPTIMIZERS = [dps.optim.SGD(0.1), dps.optim.Adam(0.01)]
 @pytest.fixture(autouse=True)
 def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes are shared as those of large arenas are, also where there is one processor."""
-    tune(monkeypatch, store__crew_piece_nbytes=1 << 12, store__crew_nbytes=1 << 14)
-    monkeypatch.setattr(crew, "cores", lambda: 4)
+    tune(monkeypatch, store__pool_piece_nbytes=1 << 12, store__pool_nbytes=1 << 14)
+    monkeypatch.setattr(pool, "cores", lambda: 4)
 
 
 def now_and_then() -> int:
@@ -42,11 +42,11 @@ FREE = {"auto": now_and_then}
 def trained(threads: int | str, optimizer: Any, update: Any, dtype: Any) -> tuple[bytes, int]:
     """The values after some steps and a refused one; and how many passes had help."""
     orders: list[int] = []
-    put = crew.ThreadPool._start
+    put = pool.ThreadPool._start
     rng = np.random.default_rng(5)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(crew.ThreadPool, "_start", lambda self: (orders.append(1), put(self)))
-        patch.setattr(crew, "free_cores", lambda: FREE[str(threads)])
+        patch.setattr(pool.ThreadPool, "_start", lambda self: (orders.append(1), put(self)))
+        patch.setattr(pool, "free_cores", lambda: FREE[str(threads)])
         threads = str(threads).partition(",")[0]
         with dps.Server(None, "chief", 0, bind=bind("inproc"), ps=1, workers=1, owned=True) as chief:
             own = {"chief": chief.address, "bind": bind("inproc")}
@@ -110,7 +110,7 @@ def test_the_bits_of_a_push_in_pieces_do_not_depend_on_threads_nor_on_how_it_was
         store = Store(layout, runtime(), threads=threads)
         for step, gradient in enumerate(gradients, 1):
             pieces = GradientPieces(np.split(gradient, cuts)) if cuts else gradient
-            assert store.apply(Gradient([pieces], {}), step) == ""
+            assert store.apply_update(Gradient([pieces], {}), step) == ""
         found.append((store.arenas[0].values.tobytes(), [slot.tobytes() for slot in store.arenas[0].slots.values()]))
         store.close()
     assert all(one == found[0] for one in found)

@@ -197,13 +197,13 @@ def test_a_notice_that_fails_keeps_no_other_from_being_given() -> None:
     def fails() -> None:
         raise MemoryError
 
-    waits.add(fails)
+    waits.add_wait(fails)
     desk.wait(0.3)
-    waits.add(lambda: said.append(1))
+    waits.add_wait(lambda: said.append(1))
     with pytest.raises(MemoryError):
         desk.wait(1.0)
     desk.wait(1.0)
-    waits.add(lambda: said.append(2))
+    waits.add_wait(lambda: said.append(2))
     desk.wait(1.0)
     assert said == [1, 2]
 

@@ -46,7 +46,7 @@ warm.warm([arena])
 store = Store(ShardLayout((arena,), arena.nbytes), runtime())
 for rows in ([2, 7], [7, 2, 7]):
     gradient = row_gradient(checked(arena.parts[0], np.array(rows)), np.ones((len(rows), 3)))
-    store.apply(Gradient(None, {0: gradient}), 1)
+    store.apply_update(Gradient(None, {0: gradient}), 1)
 store.gather(arena.parts[0], np.array([7]))
 print(ready, compiled_here().versions)
 """
@@ -99,7 +99,7 @@ for dtype in sys.argv[1:]:
     arena = Arena(dtype, powers, False, 0, 99, (Part(0, 0, "w", (99,), 0, 0),), (0,))
     store = Store(ShardLayout((arena,), arena.nbytes), runtime())
     for step in (1, 2, 3):
-        store.apply(Gradient([np.linspace(-step, 1, 99, dtype=dtype)], {}, checked=False), step)
+        store.apply_update(Gradient([np.linspace(-step, 1, 99, dtype=dtype)], {}, checked=False), step)
     made = compiled_here()
     digest = hashlib.sha256(store.hold().arrays[0]).hexdigest()
     print(digest, made.versions - made.from_cache, "numba.cpython.listobj" in sys.modules)

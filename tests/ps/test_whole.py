@@ -34,7 +34,9 @@ class Timed(Ps):
 
     def pull(self, incarnation: int = 1, whole: bool = True) -> list[Values]:
         self.requests += 1
-        self.shard.reading.read(sender(incarnation, self.requests), Pull(1, 0, 0, 0, NO_BASE, [], keeps_memory=whole))
+        self.shard.reading.answer_pull(
+            sender(incarnation, self.requests), Pull(1, 0, 0, 0, NO_BASE, [], keeps_memory=whole)
+        )
         return [message for _, message in self.desk.take()]
 
 

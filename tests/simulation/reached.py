@@ -64,7 +64,7 @@ def all_seeds(seeds: int) -> Iterator[tuple[Scenario, dict[str, object]]]:
 
 
 Line = tuple[str, str, str]
-"""A file, a function of it such as "Store.open", and a line of source of that function."""
+"""A file, a function of it such as "Store.open_draft", and a line of source of that function."""
 
 
 @dataclass
@@ -126,7 +126,7 @@ def only_raising(path: Path) -> set[int]:
 
 
 def functions(path: Path) -> dict[int, str]:
-    """The innermost function that each line of a file is in, with its class: "Store.open"."""
+    """The innermost function that each line of a file is in, with its class: "Store.open_draft"."""
     found: dict[int, str] = {}
 
     def walk(node: ast.AST, owner: str) -> None:

@@ -24,8 +24,8 @@ from dps.ps.modes import asynchronous as modes
 from dps.ps.modes import clocks, quorum, sync, together
 from dps.ps.modes import quorum as tokens
 from dps.ps.modes.combine import combined
-from dps.ps.serving import early, saving
 from dps.ps.serving import lookups as answers
+from dps.ps.serving import saving, streaming_pull
 from dps.ps.store import draft, store
 from tests.simulation import scenario as scenarios
 from tests.simulation.scenario import (
@@ -58,14 +58,14 @@ def caught(mode: str, words: str, first: int = 0, of: Callable[[str, int], Scena
 def test_a_ps_that_forgets_what_it_has_applied_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def apply_at_once(self: modes.AsyncMode, push: staged.Staged, sender: Any) -> None:
         found = self.shard.ledgers[push.push.incarnation]
-        self.shard.node.answer(sender, self._apply(found, push))
+        self.shard.node.answer(sender, self._apply_push(found, push))
         found.staged.clear()
-        self.shard.reading.wake()
+        self.shard.reading.answer_waiting()
 
     for question in ("has_result", "is_complete"):
         monkeypatch.setattr(ledger.Ledger, question, lambda self, number: False)
     monkeypatch.setattr(ledger.Ledger, "check_reach", lambda self, number: None)
-    monkeypatch.setattr(modes.AsyncMode, "completed", apply_at_once)
+    monkeypatch.setattr(modes.AsyncMode, "accept_push", apply_at_once)
     caught("async", "was applied twice")
 
 
@@ -76,8 +76,8 @@ def test_a_set_that_is_not_frozen_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
             chosen = [(g.task, i, n) for i, g in ledgers for n in g.staged]
         frozen(self, sorted(chosen), step)
 
-    frozen: Callable[..., None] = sync.SyncMode._apply
-    monkeypatch.setattr(sync.SyncMode, "_apply", apply_what_is_there)
+    frozen: Callable[..., None] = sync.SyncMode._apply_step
+    monkeypatch.setattr(sync.SyncMode, "_apply_step", apply_what_is_there)
     caught("sync", "has the set")
 
 
@@ -103,9 +103,9 @@ def test_a_standstill_that_makes_a_smaller_step_is_caught(monkeypatch: pytest.Mo
 def test_initial_tokens_that_are_thrown_away_with_each_step_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def discard(self: tokens.StepTokens, step: int, count: int) -> None:
         self._values.clear()
-        self.add(step, count)
+        self.add_tokens(step, count)
 
-    monkeypatch.setattr(tokens.StepTokens, "hand_out", discard)
+    monkeypatch.setattr(tokens.StepTokens, "add_step", discard)
     caught("tokens", "a token of step")
 
 
@@ -117,10 +117,10 @@ def test_a_push_counted_before_it_is_whole_everywhere_is_caught(monkeypatch: pyt
         ledgers = self.shard.ledgers
         apply(self, [p for p in chosen if p[2] in ledgers[p[1]].staged], step)
 
-    report: Callable[..., list[Any]] = quorum.Quorum.report
-    apply: Callable[..., None] = sync.SyncMode._apply
-    monkeypatch.setattr(quorum.Quorum, "report", soon)
-    monkeypatch.setattr(sync.SyncMode, "_apply", apply_what_is_there)
+    report: Callable[..., list[Any]] = quorum.Quorum.report_push
+    apply: Callable[..., None] = sync.SyncMode._apply_step
+    monkeypatch.setattr(quorum.Quorum, "report_push", soon)
+    monkeypatch.setattr(sync.SyncMode, "_apply_step", apply_what_is_there)
     caught("sync", "has the set")
 
 
@@ -135,7 +135,7 @@ def test_a_missing_lease_is_caught_where_pushes_go_at_once(monkeypatch: pytest.M
 
 
 def test_a_push_applied_ahead_to_a_version_that_is_over_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft.Draft, "holds", True)
+    monkeypatch.setattr(draft.Draft, "is_valid", True)
     caught("async", "differ", 65)
 
 
@@ -150,8 +150,8 @@ def test_an_answer_that_is_overwritten_while_it_is_read_is_caught(monkeypatch: p
         self._free += [memory for _, memory in self._given.values()]
         return take(self, nbytes)
 
-    take: Callable[..., Any] = answers.LookupMemory.take
-    monkeypatch.setattr(answers.LookupMemory, "take", take_what_is_read)
+    take: Callable[..., Any] = answers.LookupMemory.take_memory
+    monkeypatch.setattr(answers.LookupMemory, "take_memory", take_what_is_read)
     caught("async", "looked up")
 
 
@@ -182,9 +182,9 @@ def test_a_push_that_is_said_to_have_survived_a_rollback_is_caught(monkeypatch: 
 
 def test_a_checkpoint_that_is_cut_at_different_steps_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def at_once(self: sync.SyncMode, cut: str) -> None:
-        self.shard.saving.cut(cut)
+        self.shard.saving.cut_shard(cut)
 
-    monkeypatch.setattr(sync.SyncMode, "cut", at_once)
+    monkeypatch.setattr(sync.SyncMode, "order_cut", at_once)
     tuned = scenarios.tuned
     monkeypatch.setattr(scenarios, "tuned", lambda chosen: tuned(chosen).where(serving__kept_saves=4))
     caught("sync", "was copied at step", 45)
@@ -303,11 +303,11 @@ def test_a_pass_over_memory_that_does_not_see_nan_is_caught(mode: str, monkeypat
 
 
 def test_values_that_leave_for_a_version_that_never_was_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def send_all(self: early.StreamingPull) -> None:
+    def send_all(self: streaming_pull.StreamingPull) -> None:
         if self._begun is not None:
             self._begun[0].send_all()
 
-    monkeypatch.setattr(early.StreamingPull, "dropped", send_all)
+    monkeypatch.setattr(streaming_pull.StreamingPull, "dropped", send_all)
     caught("async", "differ", of=lambda _, seed: crowded(seed))
 
 
@@ -380,8 +380,8 @@ def test_values_that_are_set_twice_are_caught(monkeypatch: pytest.MonkeyPatch) -
         self.shard.node.after(0.2, lambda: None if self.shard.ended else assign(self, found, push))
         return result
 
-    assign: Callable[..., Any] = modes.AsyncMode._assign
-    monkeypatch.setattr(modes.AsyncMode, "_assign", again)
+    assign: Callable[..., Any] = modes.AsyncMode._assign_values
+    monkeypatch.setattr(modes.AsyncMode, "_assign_values", again)
     caught("async", "was applied twice")
 
 

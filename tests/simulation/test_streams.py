@@ -80,7 +80,7 @@ def pushed_meanwhile(server: Any, count: int) -> list[tuple[float, float]]:
 
 
 def test_what_others_push_meanwhile_is_never_seen_in_half() -> None:
-    from dps.ps.serving.early import StreamingPull
+    from dps.ps.serving.streaming_pull import StreamingPull
 
     dropped: list[StreamingPull] = []
     drop = StreamingPull.dropped

@@ -190,11 +190,11 @@ def test_a_shard_on_a_gpu_keeps_the_averages_of_one_on_the_cpu() -> None:
         plan = make_plan(specs, (0,), lambda *_, where=where: dps.Device(where), None)
         store = Store(plan.layouts[0], runtime())
         for arena in store.layout.arenas:
-            store.fill(arena.offset, np.arange(arena.size, dtype=arena.dtype).view(np.uint8))
+            store.fill_values(arena.offset, np.arange(arena.size, dtype=arena.dtype).view(np.uint8))
         run = [np.full(arena.size, 0.5, arena.dtype) for arena in store.layout.arenas]
         rows = RowGradient(np.array([1, 5]), np.ones((2, 2), np.float32))
         for step, update in enumerate((Gradient(run, {}), Gradient(None, {1: rows}), Gradient(run, {})), 1):
-            assert store.apply(update, step) == ""
+            assert store.apply_update(update, step) == ""
         found.append([array.tobytes() for array in store.averages().arrays])
         store.close()
     assert found[0] == found[1]

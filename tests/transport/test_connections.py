@@ -56,7 +56,7 @@ class World:
         for fd in fds:
             self.events += [struct.pack("=HI", ACCEPTED, fd), b"address"]
             self.received[fd] = 0
-        self.known.attend()
+        self.known.read_monitor()
 
     def hear(self, fd: int) -> bool:
         """A message of a connection is read, as the endpoint does it."""
@@ -64,12 +64,12 @@ class World:
         if route in self.known.ended:
             return False
         if route not in self.known.heard:
-            self.known.meets(route, Source(fd))
+            self.known.map_route(route, Source(fd))
         self.known.heard[route] = True
         return True
 
     def look(self, readable: bool = False, rounds: int = 0) -> list[int]:
-        self.known.look(readable, rounds)
+        self.known.end_stalled(readable, rounds)
         ended, self.ended = self.ended, []
         return ended
 
@@ -111,7 +111,7 @@ def test_an_admitted_process_has_credit(world: World) -> None:
     world.known.admitted = lambda route: route == b"3"
     world.accept(3)
     world.hear(3)
-    world.known.look(False, 0)
+    world.known.end_stalled(False, 0)
     world.received[3] = LEAD_NBYTES + MAX_FRAME_NBYTES
     assert world.look() == []
     world.known.allow(2 * MAX_FRAME_NBYTES)
@@ -169,7 +169,7 @@ def test_a_descriptor_that_is_used_again_is_another_connection(world: World) -> 
     world.known.blame(b"3", STRIKES - 1)
     world.events += [struct.pack("=HI", DISCONNECTED, 3), b"address"]
     world.accept(3)
-    world.known.meets(b"other", Source(3))
+    world.known.map_route(b"other", Source(3))
     world.known.blame(b"other")
     world.known.blame(b"3", STRIKES)
     assert world.ended == [] and b"3" not in world.known.heard
@@ -179,12 +179,12 @@ def test_what_a_connection_brought_that_is_gone_is_not_blamed_on_the_next_one_wi
     world.known.admitted = lambda route: False
     known, unknown, new = (b"\0\0\0\0" + bytes([number]) for number in (1, 2, 3))
     world.accept(3)
-    world.known.meets(known, Source(3))
+    world.known.map_route(known, Source(3))
     for _ in range(2):
         world.events += [struct.pack("=HI", DISCONNECTED, 3), b"address"]
         world.accept(3)
     for route in (known, new, unknown, known):
-        world.known.meets(route, Source(3))
+        world.known.map_route(route, Source(3))
     for route in (known, unknown):
         world.known.blame(route, STRIKES)
     assert world.ended == []
@@ -210,7 +210,7 @@ def test_routes_that_were_read_after_their_connection_was_gone_are_forgotten(wor
     world.hear(3)
     for number in range(connections.KNOWN + 5):
         route = b"gone %d" % number
-        world.known.meets(route, Source(99))
+        world.known.map_route(route, Source(99))
         world.known.heard[route] = True
     assert len(world.known.heard) < 10 and b"3" in world.known.heard
 

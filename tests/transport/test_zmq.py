@@ -561,7 +561,7 @@ def test_an_interrupted_send_loses_no_message_that_came_meanwhile(make: Make, mo
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Loans, "send", interrupted)
+        patch.setattr(Loans, "send_message", interrupted)
         with pytest.raises(KeyboardInterrupt):
             client.send(node.address, b"more")
     assert until(client, Delivery).header == b"answer"

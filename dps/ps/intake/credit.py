@@ -24,9 +24,9 @@ class _Held:
 
 class Credits:
     """The sessions that have credit on one shard, and those that want it, in the order of asking. Events come in with
-    their times in seconds. `grants` returns the sessions that may send now, and `asks_again` when to call `grants`
-    again. If memory is to be saved, one push is in flight at a time, and a second one beside it if the first arrives
-    slowly.
+    their times in seconds. `take_granted` returns the sessions that may send now, and `next_grant_s` when to call
+    `take_granted` again. If memory is to be saved, one push is in flight at a time, and a second one beside it if the
+    first arrives slowly.
     """
 
     def __init__(self, nbytes: int, tuning: Tuning = ORDINARY) -> None:
@@ -43,38 +43,38 @@ class Credits:
         """The number of slow windows in a row since pushes were last fast; see `Tuning`."""
         self._timer_at = 0.0
 
-    def heard(self, key: Key, here: int, now: float) -> None:
+    def record_piece(self, key: Key, here: int, now: float) -> None:
         """A piece of a push of several pieces has arrived. `here`: how many of its bytes have arrived. It may have got
         its credit with the result of another push."""
         if key not in self.held:
             self.wanted.pop(key, None)
-            self._hold(key, now)
+            self._hold_credit(key, now)
         self.held[key].heard, self.held[key].here = now, here
 
-    def over(self, key: Key, now: float) -> None:
+    def return_credit(self, key: Key, now: float) -> None:
         """A push no longer needs its credit."""
         held = self.held.pop(key, None)
         if held is not None and self._nbytes >= self._serving.slow_nbytes_s * (now - held.since):
             self._slow = 0
 
-    def expire(self, now: float) -> list[Key]:
+    def expire_credit(self, now: float) -> list[Key]:
         """Take credit from senders that have sent nothing for too long; returns their pushes."""
         expired = [key for key, held in self.held.items() if held.heard < now - self._tuning.credit_s]
         for key in expired:
             del self.held[key]
         return expired
 
-    def grants(self, now: float, saves_memory: bool) -> list[Sender]:
+    def take_granted(self, now: float, saves_memory: bool) -> list[Sender]:
         """Which sessions get credit now: those that have waited longest, while there is credit. `saves_memory`: pushes
         are to come one after the other, to save memory."""
         granted = []
         while self.wanted and self._may_grant(now, saves_memory):
             key, sender = self.wanted.popitem(last=False)
-            self._hold(key, now)
+            self._hold_credit(key, now)
             granted.append(sender)
         return granted
 
-    def asks_again(self, now: float) -> float | None:
+    def next_grant_s(self, now: float) -> float | None:
         """The seconds until the rate of the push in flight is known, if a session waits for that and no timer is set;
         the caller sets one."""
         if not self.wanted or len(self.held) >= self._tuning.credits or self._timer_at > now:
@@ -82,17 +82,17 @@ class Credits:
         self._timer_at = self._pace.due
         return self._timer_at - now
 
-    def _hold(self, key: Key, now: float) -> None:
+    def _hold_credit(self, key: Key, now: float) -> None:
         self.held[key] = _Held(now, now)
-        self._pace = Pace(now, self._here(), self._serving)
+        self._pace = Pace(now, self._nbytes_here(), self._serving)
 
     def _may_grant(self, now: float, saves_memory: bool) -> bool:
         most, slow = self._tuning.credits, self._tuning.slow_windows
         if not self.held or len(self.held) >= most or self._slow >= slow or not saves_memory:
             return len(self.held) < most
         if now >= self._pace.due:
-            self._slow = self._slow + 1 if self._pace.is_slow(now, self._here()) else 0
+            self._slow = self._slow + 1 if self._pace.is_slow(now, self._nbytes_here()) else 0
         return self._slow >= slow
 
-    def _here(self) -> int:
+    def _nbytes_here(self) -> int:
         return sum(held.here for held in self.held.values())

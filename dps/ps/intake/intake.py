@@ -30,10 +30,10 @@ class Ranges:
         self.nbytes = 0
         """The total number of bytes."""
 
-    def add(self, offset: int, nbytes: int) -> int:
+    def add_range(self, offset: int, nbytes: int) -> int:
         """Note a range. Returns its place among the others, or -1 if it was noted before. Raises ProtocolError for a
         range that overlaps others in another way."""
-        place = self.place(offset)
+        place = self.count_before(offset)
         after = self._got[place] if place < len(self._got) else None
         if after == (offset, nbytes) or nbytes == 0:
             return -1
@@ -44,7 +44,7 @@ class Ranges:
         self.nbytes += nbytes
         return place
 
-    def place(self, offset: int) -> int:
+    def count_before(self, offset: int) -> int:
         """The number of ranges that begin before a byte."""
         return bisect_left(self._got, (offset, 0))
 
@@ -71,20 +71,20 @@ class Intake:
         self.ranges = Ranges()
         self._layout, self._check = layout, check
 
-    def take(self, message: Push) -> IntakeState:
+    def take_pieces(self, message: Push) -> IntakeState:
         """Take the pieces of one message. Raises ProtocolError for a message that does not belong to this push; earlier
         pieces stay."""
         if len(message.offsets) != len(message.arrays):
             raise ProtocolError(f"{len(message.offsets)} offsets for {len(message.arrays)} arrays")
         for offset, array in zip(message.offsets, message.arrays, strict=True):
             number, start = self._layout.check_range(offset, array.nbytes, trained_only=True)
-            place, arena = self.ranges.add(offset, array.nbytes), self._layout.arenas[number]
+            place, arena = self.ranges.add_range(offset, array.nbytes), self._layout.arenas[number]
             if place < 0:
                 continue
-            values = self._keep(place, offset, array.reshape(-1).view(np.uint8), arena)
+            values = self._keep_piece(place, offset, array.reshape(-1).view(np.uint8), arena)
             if self._check and not self.problem:
                 self.problem = not_finite(arena, values, start)
-            self._use(number, start, values)
+            self._use_elements(number, start, values)
             if self.state is IntakeState.LOST:
                 return self.state
         if self.ranges.nbytes == self._layout.gradient_nbytes:
@@ -99,11 +99,11 @@ class Intake:
         """The sender is lost, or sends the push in another form."""
         self.state = IntakeState.LOST
 
-    def _keep(self, place: int, offset: int, data: Array, arena: Arena) -> Array:
+    def _keep_piece(self, place: int, offset: int, data: Array, arena: Arena) -> Array:
         """Keep a piece that is new. Returns its elements."""
         raise NotImplementedError
 
-    def _use(self, number: int, start: int, values: Array) -> None:
+    def _use_elements(self, number: int, start: int, values: Array) -> None:
         """Use the elements of arena `number` from `start` on, which were checked."""
 
     def _gradient(self) -> Gradient | None:
@@ -118,7 +118,7 @@ class Gathering(Intake):
         super().__init__(push, layout, check)
         self._run = np.empty(layout.nbytes, np.uint8)
 
-    def _keep(self, place: int, offset: int, data: Array, arena: Arena) -> Array:
+    def _keep_piece(self, place: int, offset: int, data: Array, arena: Arena) -> Array:
         kept = self._run[offset : offset + data.nbytes]
         kept[:] = data
         return kept.view(arena.dtype)
@@ -135,13 +135,16 @@ class Keeping(Intake):
         self._pieces: list[Array] = []
         """The pieces, in the order of their ranges."""
 
-    def _keep(self, place: int, offset: int, data: Array, arena: Arena) -> Array:
+    def _keep_piece(self, place: int, offset: int, data: Array, arena: Arena) -> Array:
         values = elements(data, arena)
         self._pieces.insert(place, values)
         return values
 
     def _gradient(self) -> Gradient | None:
-        places = [(self.ranges.place(a.offset), self.ranges.place(a.offset + a.nbytes)) for a in self._layout.arenas]
+        places = [
+            (self.ranges.count_before(a.offset), self.ranges.count_before(a.offset + a.nbytes))
+            for a in self._layout.arenas
+        ]
         return Gradient([GradientPieces(self._pieces[first:last]) for first, last in places], {})
 
 
@@ -154,12 +157,12 @@ class Applying(Keeping):
         super().__init__(push, layout, check)
         self._draft, self._lets_go = draft, lets_go
 
-    def _keep(self, place: int, offset: int, data: Array, arena: Arena) -> Array:
-        return elements(data, arena) if self._lets_go else super()._keep(place, offset, data, arena)
+    def _keep_piece(self, place: int, offset: int, data: Array, arena: Arena) -> Array:
+        return elements(data, arena) if self._lets_go else super()._keep_piece(place, offset, data, arena)
 
-    def _use(self, number: int, start: int, values: Array) -> None:
-        if self._draft.holds and not self.problem:
-            self._draft.add(number, start, values)
+    def _use_elements(self, number: int, start: int, values: Array) -> None:
+        if self._draft.is_valid and not self.problem:
+            self._draft.write_range(number, start, values)
             return
         self._draft.drop()
         if self._lets_go and not self.problem:
@@ -218,13 +221,13 @@ class Staged:
         assert self.gradient is not None, f"{self.push} has a gradient"
         return self.gradient
 
-    def look(self, store: Store) -> None:
+    def check_finite(self, store: Store) -> None:
         """Look for NaN and infinity if that was not done yet. A bad gradient sets `problem`."""
         if self.gradient is not None and not self.gradient.checked:
             self.problem = store.problem(self.gradient)
             self.gradient = replace(self.gradient, checked=True)
 
-    def own(self) -> None:
+    def copy_borrowed(self) -> None:
         """Copy the arrays that lie in the session's memory, because the session may continue before the push is
         applied."""
         if self.gradient is not None:

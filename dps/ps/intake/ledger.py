@@ -57,34 +57,34 @@ class Ledger:
             "pushes": self.done, "step": step, "staleness": staleness, "received": self.received, "sent": self.sent,
         }  # fmt: skip
 
-    def stage(self, staged: Staged, nbytes: int) -> Staged:
+    def stage_push(self, staged: Staged, nbytes: int) -> Staged:
         """Keep a complete push of so many bytes, and drop what has come of it in another form."""
         self.received += nbytes
         if self.arriving or self.staged:
-            self.discard(staged.push.number)
+            self.discard_push(staged.push.number)
         self.staged[staged.push.number] = staged
         return staged
 
-    def record(self, result: Pushed) -> None:
+    def record_result(self, result: Pushed) -> None:
         """Keep a result, and free the push's memory."""
         self.results[result.number] = result
         if self.arriving or self.staged:
-            self.discard(result.number)
+            self.discard_push(result.number)
         while self.done + 1 in self.results:
             self.done += 1
             self.results.pop(self.done - self.window, None)
 
-    def discard(self, number: int) -> None:
+    def discard_push(self, number: int) -> None:
         """Forget all messages of a push."""
         found = self.arriving.pop(number, None) or self.staged.pop(number, None)
         if found is not None:
             found.drop()
 
-    def became(self) -> list[Any]:
+    def outcome(self) -> list[Any]:
         """The number of the last push with a result, and which of the last ones were not applied."""
         return [self.done, sorted(n for n, result in self.results.items() if result.status != APPLIED)]
 
-    def clear(self) -> None:
+    def discard_all(self) -> None:
         """The session has ended."""
         for number in (*self.arriving, *self.staged):
-            self.discard(number)
+            self.discard_push(number)

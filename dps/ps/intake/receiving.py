@@ -28,20 +28,20 @@ def receive(
         intake = ledger.arriving.get(number)
         if intake is None:
             intake = ledger.arriving[number] = begin(push)
-        state = intake.take(message)
+        state = intake.take_pieces(message)
         if state is IntakeState.ARRIVING:
             return intake
         del ledger.arriving[number]
-        return intake if state is IntakeState.LOST else ledger.stage(intake.staged(), message.nbytes)
+        return intake if state is IntakeState.LOST else ledger.stage_push(intake.staged(), message.nbytes)
     if form == SHARED:
         run = ledger.memory.flats(message.parts, layout)
         gradient = Gradient(run, {}, borrowed=True, checked=not check)
-        return ledger.stage(Staged(push, gradient), message.nbytes)
+        return ledger.stage_push(Staged(push, gradient), message.nbytes)
     if form == PARTS:
         parts = Parts(message, layout, ledger.memory, check)
         whole = None if parts.problem else Gradient(None, parts.gradients, parts.borrowed, values=parts.values)
-        return ledger.stage(Staged(push, whole, parts.problem, assigns=parts.assigns), message.nbytes)
+        return ledger.stage_push(Staged(push, whole, parts.problem, assigns=parts.assigns), message.nbytes)
     if form != EMPTY or message.arrays or message.parts:
         forms = "0 (nothing), 1 (run), 2 (parts) or 3 (memory)"
         raise ProtocolError(f"push {number} has form {form}; wanted {forms}")
-    return ledger.stage(Staged(push, Gradient(None, {})), 0)
+    return ledger.stage_push(Staged(push, Gradient(None, {})), 0)

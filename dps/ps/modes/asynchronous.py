@@ -18,7 +18,7 @@ from dps.process.telemetry import log
 from dps.ps.intake.intake import Applying, Gathering, Intake, Keeping, PushOf, Staged
 from dps.ps.intake.ledger import Ledger
 from dps.ps.modes.clocks import Clocks
-from dps.ps.serving.early import StreamingPull
+from dps.ps.serving.streaming_pull import StreamingPull
 from dps.ps.shard import Shard
 from dps.ps.store.draft import Draft
 from dps.ps.store.gradients import Gradient, GradientPieces, GradientSum, RowGradient
@@ -35,12 +35,12 @@ class EarlyDraftBackoff:
         """`most`: the most pushes that are skipped."""
         self._most, self._skips, self._left = most, 0, 0
 
-    def a_try(self) -> bool:
+    def may_try(self) -> bool:
         """Whether to try this push."""
         self._left -= self._left > 0
         return self._left == 0
 
-    def note(self, good: bool) -> None:
+    def record_try(self, good: bool) -> None:
         """The outcome of a try."""
         self._skips = self._skips // 2 if good else min(self._most, 2 * self._skips + 1)
         self._left = self._skips + 1 if self._skips else 0
@@ -63,20 +63,20 @@ class AsyncMode:
         self._backups: dict[int, list[Array]] = {}
         self._assigned: deque[int] = deque(maxlen=MOST_ASSIGNED)
         """The last versions that only set values, in rising order."""
-        self._worth = EarlyDraftBackoff(shard.node.runtime.tuning.store.most_skipped)
+        self._backoff = EarlyDraftBackoff(shard.node.runtime.tuning.store.most_skipped)
         self._plain = settings == Async() and shard.is_small
         """Whether the settings ignore a push's staleness, and a push can be applied without staging."""
 
-    def completed(self, staged: Staged, sender: Sender) -> None:
+    def accept_push(self, staged: Staged, sender: Sender) -> None:
         incarnation = staged.push.incarnation
         ledger = self.shard.ledgers[incarnation]
         self._senders[incarnation, staged.push.number] = sender
         while (ready := ledger.staged.get(ledger.done + 1)) is not None:
-            result = self._apply(ledger, ready)
+            result = self._apply_push(ledger, ready)
             asker = self._senders.pop((incarnation, ready.push.number), None)
             if asker is not None:
                 self.shard.reading.answer_push(asker, result)
-        self.shard.reading.wake()
+        self.shard.reading.answer_waiting()
 
     def at_once(self, push: Push, ledger: Ledger, sender: Sender) -> bool:
         """Apply and answer a push that is the next of its session, and finite, if the settings ignore its staleness."""
@@ -88,14 +88,16 @@ class AsyncMode:
         run = ledger.memory.flats(push.parts, layout)
         step, staleness = self._step(push.step), self._staleness(push.counter)
         gradient = Gradient(run, {}, checked=not shard.checks_finite)
-        if store.apply(gradient, step, record=partial(self._record, ledger, push.number, step, staleness, False)):
+        if store.apply_update(
+            gradient, step, record=partial(self._record_applied, ledger, push.number, step, staleness, False)
+        ):
             return False
         ledger.received += push.nbytes
         shard.reading.answer_push(sender, ledger.results[push.number], push.lend)
-        shard.reading.wake()
+        shard.reading.answer_waiting()
         return True
 
-    def begin(self, push: PushOf) -> Intake:
+    def open_intake(self, push: PushOf) -> Intake:
         """The pieces of a session's next push are applied as they come, if that is possible. If no other session can
         push in between, applied pieces are not kept. In the rare case that one does, this session is asked to send them
         again.
@@ -103,24 +105,24 @@ class AsyncMode:
         about = push, self.shard.layout, self.shard.checks_finite
         if self.settings.compensation:
             return Gathering(*about)
-        draft = self._draft(push)
-        return Keeping(*about) if draft is None else Applying(*about, draft, lets_go=self._alone)
+        draft = self._open_draft(push)
+        return Keeping(*about) if draft is None else Applying(*about, draft, lets_go=self._is_alone)
 
-    def _draft(self, push: PushOf) -> Draft | None:
+    def _open_draft(self, push: PushOf) -> Draft | None:
         """The draft to which a push is written while it arrives; None if it is applied once it is complete."""
         store, staleness, limit = self.shard.store, self._staleness(push.counter), self.settings.max_staleness
         is_next = push.number == self.shard.ledgers[push.incarnation].done + 1
-        if not is_next or (limit is not None and staleness > limit) or not self._worth.a_try():
+        if not is_next or (limit is not None and staleness > limit) or not self._backoff.may_try():
             return None
         least = store.runtime.tuning.store.ahead_pieces * self.shard.reading.piece_nbytes(push.incarnation)
         if store.layout.gradient_nbytes < least:
             return None
-        draft = store.open(self._step(push.step), self._scale(staleness), reversible=True)
+        draft = store.open_draft(self._step(push.step), self._scale(staleness), reversible=True)
         if draft is not None and self.sends_early:
             draft.listener = StreamingPull(self.shard, push.incarnation, push.number, draft)
         return draft
 
-    def again(self, ledger: Ledger, number: int, sender: Sender) -> None:
+    def answer_repeated(self, ledger: Ledger, number: int, sender: Sender) -> None:
         result = ledger.results.get(number)
         if result is not None:
             self.shard.reading.answer_push(sender, result)
@@ -128,25 +130,25 @@ class AsyncMode:
         self._senders[sender.incarnation, number] = sender
         self.shard.node.answer(sender, Waiting(f"push {number} waits for push {ledger.done + 1} of {ledger.name}"))
 
-    def enter(self, sender: Sender) -> None:
+    def answer_enter(self, sender: Sender) -> None:
         self.shard.node.answer(sender, Token(self.shard.store.step))
 
     def may_read(self, sender: Sender, pull: Pull) -> str:
         return ""
 
-    def pulled(self, ledger: Ledger) -> None:
+    def record_pull(self, ledger: Ledger) -> None:
         if self.settings.compensation:
             self._backups[ledger.incarnation] = [a.values.copy() for a in self.shard.store.arenas]
 
-    def members(self, message: Members) -> None:
+    def set_members(self, message: Members) -> None:
         live = {member[0] for member in message.live}
         for incarnation in [i for i in self.shard.ledgers if i not in live]:
-            self.shard.forget(incarnation)
+            self.shard.forget_session(incarnation)
             self._backups.pop(incarnation, None)
         self._senders = {key: sender for key, sender in self._senders.items() if key[0] in live}
 
-    def cut(self, name: str) -> None:
-        self.shard.saving.cut(name)
+    def order_cut(self, name: str) -> None:
+        self.shard.saving.cut_shard(name)
 
     @property
     def reached(self) -> int:
@@ -155,71 +157,80 @@ class AsyncMode:
     def waiting_for(self) -> str:
         return ""
 
-    def _apply(self, ledger: Ledger, staged: Staged) -> Pushed:
+    def _apply_push(self, ledger: Ledger, staged: Staged) -> Pushed:
         if staged.assigns:
-            return self._assign(ledger, staged)
+            return self._assign_values(ledger, staged)
         number, store = staged.push.number, self.shard.store
         staleness, limit = self._staleness(staged.push.counter), self.settings.max_staleness
         stale = limit is not None and staleness > limit
         if stale or self.settings.compensation:
-            staged.look(store)
-        credit = staged.in_pieces and store.is_large and self._alone
+            staged.check_finite(store)
+        credit = staged.in_pieces and store.is_large and self._is_alone
         if not stale and not staged.problem:
-            staged.problem = self._publish(ledger, staged, staleness, credit)
+            staged.problem = self._publish_push(ledger, staged, staleness, credit)
             if not staged.problem:
                 return ledger.results[number]
         status = REFUSED if staged.problem else DROPPED
         result = Pushed(
-            number, status, store.step, staleness, store.counter, staged.problem, credit=credit, settles=self._settles
+            number,
+            status,
+            store.step,
+            staleness,
+            store.counter,
+            staged.problem,
+            credit=credit,
+            settles=self._is_settling,
         )
         return self.shard.record_result(ledger, result)
 
-    def _assign(self, ledger: Ledger, staged: Staged) -> Pushed:
+    def _assign_values(self, ledger: Ledger, staged: Staged) -> Pushed:
         """Set values. The step does not change, because nothing was learned, and no option looks at the staleness."""
         number, store = staged.push.number, self.shard.store
         if staged.problem:
             self.shard.record_result(ledger, Pushed(number, REFUSED, store.step, 0, store.counter, staged.problem))
         else:
-            store.apply(staged.sound(), store.step, record=partial(self._record_assigned, ledger, number))
+            store.apply_update(staged.sound(), store.step, record=partial(self._record_assigned, ledger, number))
         return ledger.results[number]
 
     def _record_assigned(self, ledger: Ledger, number: int, counter: int) -> None:
         """Values will be version `counter`."""
         shard = self.shard
-        ledger.record(Pushed(number, APPLIED, shard.store.step, 0, counter, ""))
+        ledger.record_result(Pushed(number, APPLIED, shard.store.step, 0, counter, ""))
         self._assigned.append(counter)
         shard.node.runtime.record(
             "assigned", epoch=shard.epoch, counter=counter, step=shard.store.step,
             pushes=((ledger.task, ledger.incarnation, number),),
         )  # fmt: skip
 
-    def _publish(self, ledger: Ledger, staged: Staged, staleness: int, credit: bool) -> str:
+    def _publish_push(self, ledger: Ledger, staged: Staged, staleness: int, credit: bool) -> str:
         """Make a push the next version, and record its result; why it is refused, or ""."""
         draft, staged.draft = staged.draft, None
         push, step = staged.push, self._step(staged.push.step)
         about = ledger, push.number, step, staleness, credit
         if draft is not None:
-            self._worth.note(draft.holds)
+            self._backoff.record_try(draft.is_valid)
             try:
-                if draft.holds:
-                    self._record(*about, draft.counter)
+                if draft.is_valid:
+                    self._record_applied(*about, draft.counter)
                     draft.publish()
                     return ""
             finally:
                 draft.drop()
-        gradient, scale, record = staged.sound(), self._scale(staleness), self._record
+        gradient, scale, record = staged.sound(), self._scale(staleness), self._record_applied
         if self.settings.compensation:
             gradient = self._compensated(gradient, push.incarnation)
         elif staged.in_pieces and self.shard.store.is_large:
             record = self._record_and_answer
-        return self.shard.store.apply(gradient, step, scale, partial(record, *about))
+        return self.shard.store.apply_update(gradient, step, scale, partial(record, *about))
 
-    def _record(self, ledger: Ledger, number: int, step: int, staleness: int, credit: bool, counter: int) -> None:
+    def _record_applied(
+        self, ledger: Ledger, number: int, step: int, staleness: int, credit: bool, counter: int
+    ) -> None:
         """A push will be, or is, version `counter`."""
         shard = self.shard
         ledger.applied += 1
         shard.record_result(
-            ledger, Pushed(number, APPLIED, step, staleness, counter, "", credit=credit, settles=self._settles)
+            ledger, Pushed(number, APPLIED, step, staleness, counter, "", credit=credit, settles=self._is_settling)
         )
         pushes = ((ledger.task, ledger.incarnation, number),)
         shard.node.runtime.record("applied", epoch=shard.epoch, counter=counter, step=step, pushes=pushes)
@@ -230,9 +241,9 @@ class AsyncMode:
         """Answer a large push before the pass that applies it, because its memory is not the session's. Later requests
         of the session are handled after the pass. If the ps is lost in between, it loses all that it has applied.
         """
-        self._record(ledger, number, step, staleness, credit, counter)
+        self._record_applied(ledger, number, step, staleness, credit, counter)
         asker = self._senders.get((ledger.incarnation, number))
-        if asker is None or self.shard.reading.lending.wants(asker.incarnation, asker.request):
+        if asker is None or self.shard.reading.lending.is_wanted(asker.incarnation, asker.request):
             return
         try:
             self.shard.node.answer(asker, ledger.results[number])
@@ -243,13 +254,13 @@ class AsyncMode:
             del self._senders[ledger.incarnation, number]
 
     @property
-    def _settles(self) -> bool:
+    def _is_settling(self) -> bool:
         """Whether sessions are to complete their pushes and join again."""
         members = self.shard.members
         return members is not None and members.settles
 
     @property
-    def _alone(self) -> bool:
+    def _is_alone(self) -> bool:
         """Whether no other session can push between two pushes of a session."""
         return len(self.shard.ledgers) == 1
 
@@ -318,9 +329,9 @@ class BoundedMode(AsyncMode):
         if not self.shard.is_step_ps:
             return ""
         before = self.clocks.lowest()
-        self.clocks.acknowledged(sender.incarnation, pull.clock)
+        self.clocks.record_pushes(sender.incarnation, pull.clock)
         if self.clocks.lowest() != before:
-            self.shard.node.post(self.shard.reading.wake)
+            self.shard.node.post(self.shard.reading.answer_waiting)
         if self.clocks.may_read(sender.incarnation):
             return ""
         self._set_deadline(sender, pull)
@@ -335,29 +346,29 @@ class BoundedMode(AsyncMode):
 
         def passed() -> None:
             self._timed.discard(key)
-            if self.shard.ended or not self.shard.reading.waits(sender):
+            if self.shard.ended or not self.shard.reading.is_waiting(sender):
                 return
-            late = self.clocks.deadline(sender.incarnation)
+            late = self.clocks.drop_late(sender.incarnation)
             if late:
                 log.warning(
                     "%s: %s waited for %s until its deadline; the others go on without", self.shard.node.name,
                     sender.name, ", ".join(late),
                 )  # fmt: skip
-            self.shard.reading.wake()
+            self.shard.reading.answer_waiting()
 
-        self.shard.node.after(pull.patience_ms / 1000 * self.shard.node.runtime.tuning.modes.patience, passed)
+        self.shard.node.after(pull.patience_ms / 1000 * self.shard.node.runtime.tuning.modes.late_share, passed)
 
-    def _apply(self, ledger: Ledger, staged: Staged) -> Pushed:
+    def _apply_push(self, ledger: Ledger, staged: Staged) -> Pushed:
         """With one ps an applied push is an acknowledged one. With more, only the session knows, and tells the step
         ps."""
-        result = super()._apply(ledger, staged)
+        result = super()._apply_push(ledger, staged)
         if self.shard.is_step_ps:
             alone = len(self.shard.plan.ps) == 1
-            self.clocks.acknowledged(ledger.incarnation, ledger.applied if alone else staged.push.clock)
+            self.clocks.record_pushes(ledger.incarnation, ledger.applied if alone else staged.push.clock)
         return result
 
-    def members(self, message: Members) -> None:
-        super().members(message)
+    def set_members(self, message: Members) -> None:
+        super().set_members(message)
         self.clocks.set_members({m[0]: m[1] for m in message.live if m[3]})
         self.shard.node.runtime.record("clocks", clocks=self.clocks.now())
 

@@ -27,7 +27,7 @@ class Clocks:
         self._names = dict(names)
         self._late &= set(names)
 
-    def acknowledged(self, incarnation: int, pushes: int) -> None:
+    def record_pushes(self, incarnation: int, pushes: int) -> None:
         """A session says how many of its pushes were acknowledged since it joined."""
         before = self._clock.get(incarnation)
         if before is not None and self._base[incarnation] + pushes > before:
@@ -38,7 +38,7 @@ class Clocks:
         """Whether a session may read now. Sessions that are not workers always may."""
         return not self._behind(incarnation)
 
-    def deadline(self, incarnation: int) -> list[str]:
+    def drop_late(self, incarnation: int) -> list[str]:
         """A reader's deadline has come: the workers for which it waits do not count any more. Returns their names."""
         late = self._behind(incarnation)
         self._late |= set(late)

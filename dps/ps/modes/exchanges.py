@@ -49,31 +49,31 @@ class Exchanges:
 
     # -- events -----------------------------------------------------------------------------------------------
 
-    def ask(self, message: Exchange, sender: Sender) -> None:
+    def join_call(self, message: Exchange, sender: Sender) -> None:
         """A worker makes a call, or asks again. Raises ConfigError for one that nobody else can make."""
-        self._check(message, sender)
+        self._check_call(message, sender)
         if self._step != self._quorum.step:
             self._step, self._calls = self._quorum.step, {}
-        call = self._call(message, sender.incarnation)
+        call = self._find_call(message, sender.incarnation)
         call.asked[sender.incarnation] = message, sender
         if call.result is None and message.what != call.what:
-            self._differ(call, message, sender)
+            self._refuse_different(call, message, sender)
         if isinstance(call.result, Exchanged) and message.what != call.what:
             self._answer(sender, _alone(message, "made other calls meanwhile"))
         elif call.result is not None:
             self._answer(sender, call.result)
         else:
-            self.settle()
+            self.settle_calls()
             if call.result is None and sender.incarnation in call.asked:
-                self._answer(sender, Waiting(self._waits(message, call)))
+                self._answer(sender, Waiting(self._waiting_text(message, call)))
 
-    def settle(self) -> None:
+    def settle_calls(self) -> None:
         """Workers have come, pushed or ended: answer what can be answered now."""
         if self._step != self._quorum.step:
             self._step, self._calls = self._quorum.step, {}
         for key, call in self._calls.items():
             if call.result is None:
-                self._settle(key, call)
+                self._settle_call(key, call)
         self.open = any(call.result is None for call in self._calls.values())
 
     # -- who ----------------------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ class Exchanges:
         short = quorum.total - len(found)
         return found + [(f"{short} more {'worker' if short == 1 else 'workers'}", None)] * (short > 0)
 
-    def _check(self, message: Exchange, sender: Sender) -> None:
+    def _check_call(self, message: Exchange, sender: Sender) -> None:
         if sender.incarnation not in self._quorum.members:
             raise Aborted(f"{sender.name} has left step {self._quorum.step}")
         if message.step != self._quorum.step:
@@ -110,7 +110,7 @@ class Exchanges:
 
     # -- calls --------------------------------------------------------------------------------------------------
 
-    def _call(self, message: Exchange, incarnation: int) -> _Call:
+    def _find_call(self, message: Exchange, incarnation: int) -> _Call:
         key = message.since == FIRST, message.place
         call = self._calls.get(key)
         before = None if call is None else call.asked.get(incarnation)
@@ -121,12 +121,12 @@ class Exchanges:
                     del self._calls[old]
         return call
 
-    def _settle(self, key: tuple[bool, int], call: _Call) -> None:
+    def _settle_call(self, key: tuple[bool, int], call: _Call) -> None:
         workers = self._workers()
         missing = [(name, incarnation) for name, incarnation in workers if incarnation not in call.asked]
         takers = [i for _, i in workers if i in call.asked and i is not None]
         if not missing:
-            self._make(call, takers, "")
+            self._make_result(call, takers, "")
             return
         gone = [name for name, i in missing if i is not None and (self._has_pushed(i) or self._is_past(i, key))]
         if not gone:
@@ -134,11 +134,11 @@ class Exchanges:
         begins_again = not self._trained() and all(call.asked[i][0].since == APART for i in takers)
         if takers and not begins_again:
             text = f"{', '.join(gone)} went on from step {self._step} without {call.what}; {SAME}"
-            self._end(call, ConfigError(text))
+            self._end_call(call, ConfigError(text))
         elif len(gone) == len(missing):
             why = f"{', '.join(gone)} went on from step {self._step} without it"
             if takers:
-                self._make(call, takers, why)
+                self._make_result(call, takers, why)
             else:
                 for message, sender in call.asked.values():
                     self._answer(sender, _alone(message, "went on without it"))
@@ -151,24 +151,24 @@ class Exchanges:
             for later, call in self._calls.items()
         )
 
-    def _make(self, call: _Call, takers: list[int], without: str) -> None:
+    def _make_result(self, call: _Call, takers: list[int], without: str) -> None:
         order = sorted(takers, key=lambda i: (self._quorum.members[i].task, i))
         parts = [call.asked[incarnation][0] for incarnation in order]
         arrays = tuple(part.arrays[0] for part in parts)
-        self._end(call, Exchanged([part.head for part in parts], without, arrays))
+        self._end_call(call, Exchanged([part.head for part in parts], without, arrays))
 
-    def _end(self, call: _Call, result: Message | Exception) -> None:
+    def _end_call(self, call: _Call, result: Message | Exception) -> None:
         call.result = result
         for _, sender in call.asked.values():
             self._answer(sender, result)
 
-    def _differ(self, call: _Call, message: Exchange, sender: Sender) -> None:
+    def _refuse_different(self, call: _Call, message: Exchange, sender: Sender) -> None:
         other = next(there for there, (asked, _) in call.asked.items() if asked.what == call.what)
         name = self._quorum.members[other].name
         text = f"{sender.name} is in {message.what}, {name} in {call.what}: {SAME}"
-        self._end(call, ConfigError(text))
+        self._end_call(call, ConfigError(text))
 
-    def _waits(self, message: Exchange, call: _Call) -> str:
+    def _waiting_text(self, message: Exchange, call: _Call) -> str:
         missing = [name for name, incarnation in self._workers() if incarnation not in call.asked]
         return f"{message.what} at step {self._step} waits for {', '.join(missing)}"
 

@@ -21,31 +21,31 @@ class Mode(Protocol):
     def reached(self) -> int:
         """The highest step that any session was told, on the step ps."""
 
-    def begin(self, push: PushOf) -> Intake:
+    def open_intake(self, push: PushOf) -> Intake:
         """Open the intake of a push that comes in pieces."""
 
-    def completed(self, staged: Staged, sender: Sender) -> None:
+    def accept_push(self, staged: Staged, sender: Sender) -> None:
         """A push is complete. It may be unchecked (`Gradient.checked`) if it lies in the session's memory."""
 
     def at_once(self, push: Push, ledger: Ledger, sender: Sender) -> bool:
         """Apply and answer a small push in shared memory that needs no staging; False if it has to be staged."""
 
-    def again(self, ledger: Ledger, number: int, sender: Sender) -> None:
+    def answer_repeated(self, ledger: Ledger, number: int, sender: Sender) -> None:
         """A push that is complete or decided was sent again: answer it as far as that is possible."""
 
-    def enter(self, sender: Sender) -> None:
+    def answer_enter(self, sender: Sender) -> None:
         """A session has joined: tell it the step, in sync its token."""
 
     def may_read(self, sender: Sender, pull: Pull) -> str:
         """ "" if the session may read now, else for whom it waits."""
 
-    def pulled(self, ledger: Ledger) -> None:
+    def record_pull(self, ledger: Ledger) -> None:
         """A session has pulled the current version."""
 
-    def members(self, message: Members) -> None:
+    def set_members(self, message: Members) -> None:
         """The members have changed; the ledgers of new sessions exist."""
 
-    def cut(self, name: str) -> None:
+    def order_cut(self, name: str) -> None:
         """A checkpoint is wanted: have `shard.saving.cut(name)` called at the right moment."""
 
     def waiting_for(self) -> str:

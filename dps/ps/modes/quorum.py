@@ -29,21 +29,21 @@ class StepTokens:
         self.left: deque[int] = deque()
         """The values of the tokens that are left, the oldest first."""
 
-    def add(self, step: int, count: int) -> None:
+    def add_tokens(self, step: int, count: int) -> None:
         """Add this many tokens of a step: at the start, or to end a standstill."""
         self.left.extend([step] * count)
 
-    def hand_out(self, step: int, count: int) -> None:
+    def add_step(self, step: int, count: int) -> None:
         """Add the tokens of a step that was made."""
         if not self._queued:
             self.left.clear()
-        self.add(step, count)
+        self.add_tokens(step, count)
 
-    def take(self) -> int:
+    def take_token(self) -> int:
         """Take the oldest token; returns its value."""
         return self.left.popleft()
 
-    def worker_ended(self) -> None:
+    def drop_token(self) -> None:
         """A worker takes no token any more. Remove one that it could have taken from the queue."""
         if self._queued and self.left:
             self.left.popleft()
@@ -129,7 +129,7 @@ class Quorum:
         self._others_gone: set[str] = set()
         """Members that are not workers of the cluster, took part, and have ended."""
         self._entered: set[int] = set()
-        self._at_door: list[int] = []
+        self._entering: list[int] = []
         self._leaving: list[int] = []
         self._reports: dict[tuple[int, int], _Reported] = {}
         self._next: dict[int, int] = {}
@@ -151,26 +151,26 @@ class Quorum:
         self._others_gone = (self._others_gone | others.intersection(self.counted)) - names
         counted = [n for n in self.counted if n in names or n in expected or n in self._absent]
         for _ in range(len(self.counted) - len(counted)):
-            self.tokens.worker_ended()
+            self.tokens.drop_token()
         self.counted = counted
         first = [] if self._told else [m.name for m in members.values() if m.worker]
         self._told = True
         self.counted += dict.fromkeys(n for n in [*first, *expected, *absent] if n not in self.counted)
         for incarnation in ended:
-            self._forget(incarnation)
-        return self._forget_ended() + self._settle()
+            self._forget_session(incarnation)
+        return self._forget_ended() + self._take_actions()
 
-    def enter(self, incarnation: int) -> list[Decision | Grant]:
+    def enter_session(self, incarnation: int) -> list[Decision | Grant]:
         """A session wants to begin. It is granted its first local step now, or after the step that is under way."""
         if incarnation not in self.members:
             return []
         if incarnation in self._entered:
             return [Grant(incarnation, 0, self.step, APPLIED)]
-        if incarnation not in self._at_door:
-            self._at_door.append(incarnation)
-        return self._settle()
+        if incarnation not in self._entering:
+            self._entering.append(incarnation)
+        return self._take_actions()
 
-    def report(self, ps: int, incarnation: int, number: int, step: int, refusal: str) -> list[Decision | Grant]:
+    def report_push(self, ps: int, incarnation: int, number: int, step: int, refusal: str) -> list[Decision | Grant]:
         """A push is complete on a ps, and sound if `refusal` is "". Its session computed it at local step `step`."""
         if incarnation not in self.members or number < self._next.get(incarnation, 1):
             return []
@@ -181,13 +181,13 @@ class Quorum:
         while (found := self._reports.get((incarnation, number))) and len(found.by) == len(self.ps):
             del self._reports[incarnation, number]
             self._next[incarnation] = number + 1
-            actions += self._completed((self.members[incarnation].task, incarnation, number), found)
+            actions += self._accept_push((self.members[incarnation].task, incarnation, number), found)
             number += 1
-        return actions + self._settle() if actions or self._waiting else actions
+        return actions + self._take_actions() if actions or self._waiting else actions
 
     def made_at_once(self, pushes: Sequence[PushId]) -> None:
         """The next step was made of as many sound pushes as `together` says, one of each session. This has the
-        effect of `report` for all of them, and their tokens are granted."""
+        effect of `report_push` for all of them, and their tokens are granted."""
         for _, incarnation, number in pushes:
             self._next[incarnation] = number + 1
         self.step, self.chosen = self.step + 1, pushes
@@ -199,7 +199,7 @@ class Quorum:
         next push of a member, and of the current step; else 0."""
         if step != self.step or number != self._next.get(incarnation, 1) or incarnation not in self.members:
             return 0
-        busy = self._held or self._waiting or self._reports or self._at_door or self._excused or self._leaving
+        busy = self._held or self._waiting or self._reports or self._entering or self._excused or self._leaving
         ready = self._usual and self._started and not (busy or self._absent or self.tokens.left)
         return len(self.counted) if ready else 0
 
@@ -217,12 +217,12 @@ class Quorum:
         """The number of gradients that make a step."""
         if self.configured_aggregate is None:
             return self.total
-        if self._several_batches:
+        if self._has_several_batches:
             return self.configured_aggregate
         return min(self.configured_aggregate, self.total)
 
     @property
-    def _several_batches(self) -> bool:
+    def _has_several_batches(self) -> bool:
         most = self.configured_total if self.configured_total is not None else len(self.counted) + self._gone
         return self.configured_aggregate is not None and self.configured_aggregate > most
 
@@ -233,14 +233,14 @@ class Quorum:
 
     def shortage(self) -> str:
         """What a step lacks that has fewer workers than it needs, as text; "" if it has enough."""
-        if not self._short():
+        if not self._is_short():
             return ""
         gradients, workers = _count(self.aggregate, "gradient"), _count(self._needed(), "worker")
         return f"step {self.step + 1} needs {gradients} from {workers}; this cluster has {self._present()}"
 
-    def waits(self, incarnation: int) -> bool:
+    def is_waiting(self, incarnation: int) -> bool:
         """Whether a push or an entry of this session waits."""
-        return incarnation in self._at_door or any(w.id[1] == incarnation for w in self._waiting)
+        return incarnation in self._entering or any(w.id[1] == incarnation for w in self._waiting)
 
     def has_pushed(self, incarnation: int) -> bool:
         """Whether a push of this session waits for its step."""
@@ -256,10 +256,10 @@ class Quorum:
         """The number of workers that a step needs."""
         return min(self.aggregate, self.total)
 
-    def _short(self) -> bool:
+    def _is_short(self) -> bool:
         return self._present() < self._needed()
 
-    def _completed(self, push: PushId, found: _Reported) -> list[Decision | Grant]:
+    def _accept_push(self, push: PushId, found: _Reported) -> list[Decision | Grant]:
         refusal = next((found.by[ps] for ps in self.ps if found.by[ps]), "")
         if refusal:
             if found.step >= self.step:
@@ -273,10 +273,10 @@ class Quorum:
         self._waiting.append(_Waiting(push, APPLIED))
         return []
 
-    def _forget(self, incarnation: int) -> None:
+    def _forget_session(self, incarnation: int) -> None:
         self._entered.discard(incarnation)
         self._next.pop(incarnation, None)
-        self._at_door = [i for i in self._at_door if i != incarnation]
+        self._entering = [i for i in self._entering if i != incarnation]
         acknowledged = [p for p in self._held if p[1] == incarnation and not any(w.id == p for w in self._waiting)]
         self._held = [p for p in self._held if p[1] != incarnation or p in acknowledged]
         self._leaving.append(incarnation)
@@ -292,26 +292,26 @@ class Quorum:
         self._leaving = [i for i in self._leaving if i not in ended]
         return [Decision(self.step, ended=tuple(ended))] if ended else []
 
-    def _settle(self) -> list[Decision | Grant]:
+    def _take_actions(self) -> list[Decision | Grant]:
         """Take all actions that are possible now."""
         actions: list[Decision | Grant] = []
         while True:
             self._put_initial_tokens()
-            if self._at_door:
-                actions += self._admit(everybody=not self._held or not self._has_counted_members())
+            if self._entering:
+                actions += self._admit_entering(everybody=not self._held or not self._has_counted_members())
             nobody = self._absent.issuperset(self.counted) and not self._waiting
             if self._held and (nobody or len(self._held) >= max(1, self.aggregate - len(self._excused))):
-                actions.append(self._freeze())
+                actions.append(self._decide_step())
                 actions += self._forget_ended()
                 continue
             while self.tokens.left and self._waiting:
-                waiting, step = self._waiting.popleft(), self.tokens.take()
+                waiting, step = self._waiting.popleft(), self.tokens.take_token()
                 actions.append(Grant(waiting.id[1], waiting.id[2], step, waiting.status, waiting.reason))
-            if not self._standstill():
+            if not self._is_standstill():
                 return actions
             if not self._held:  # nobody's gradient was taken: all try this step again, with the whole quota
                 self._excused = []
-                self.tokens.add(self.step, len(self._waiting))
+                self.tokens.add_tokens(self.step, len(self._waiting))
             else:
                 self._let_more_come()
 
@@ -320,35 +320,37 @@ class Quorum:
         if not self._started and self._waiting:
             self._started = True
             least = max(0, self.aggregate - self.total)
-            self.tokens.add(self.step, least if self._initial_tokens is None else max(least, self._initial_tokens))
+            self.tokens.add_tokens(
+                self.step, least if self._initial_tokens is None else max(least, self._initial_tokens)
+            )
 
     def _let_more_come(self) -> None:
         """Grant as many tokens as gradients are missing, first to the sessions that have no gradient in the step."""
         held = set(self._held)
         self._waiting = deque(sorted(self._waiting, key=lambda waiting: waiting.id in held))
         missing = self.aggregate - len(self._excused) - len(self._held)
-        self.tokens.add(self.step, min(len(self._waiting), missing))
+        self.tokens.add_tokens(self.step, min(len(self._waiting), missing))
 
-    def _freeze(self) -> Decision:
+    def _decide_step(self) -> Decision:
         self.step += 1
         decision = Decision(self.step, chosen=tuple(sorted(self._held)))
         self.chosen = decision.chosen
         self._held, self._excused = [], []
         self._started = True
-        self.tokens.hand_out(self.step, max(self.total, self.aggregate))
+        self.tokens.add_step(self.step, max(self.total, self.aggregate))
         return decision
 
-    def _admit(self, everybody: bool) -> list[Decision | Grant]:
+    def _admit_entering(self, everybody: bool) -> list[Decision | Grant]:
         """Admit the sessions that want to begin: `everybody` between two steps; otherwise those that the step counts
         on, and as many more as it lacks."""
         granted: list[Decision | Grant] = []
-        for incarnation in list(self._at_door):
+        for incarnation in list(self._entering):
             name = self.members[incarnation].name
-            if not everybody and name not in self.counted and not self._short():
+            if not everybody and name not in self.counted and not self._is_short():
                 continue
             if name not in self.counted:
                 self.counted.append(name)
-            self._at_door.remove(incarnation)
+            self._entering.remove(incarnation)
             self._entered.add(incarnation)
             granted.append(Grant(incarnation, 0, self.step, APPLIED))
         return granted
@@ -356,12 +358,12 @@ class Quorum:
     def _has_counted_members(self) -> bool:
         return any(self.members[i].name in self.counted for i in self._entered)
 
-    def _standstill(self) -> bool:
+    def _is_standstill(self) -> bool:
         """All counted workers have joined and wait, and no token is left, so that no worker could ever push again. A
         step that has gradients but fewer workers than it needs waits for more workers."""
         if not self._waiting or self.tokens.left or not self._absent.issuperset(self.missing()):
             return False
-        return not self._held or not self._short()
+        return not self._held or not self._is_short()
 
 
 def _count(number: int, what: str) -> str:

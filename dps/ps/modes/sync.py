@@ -63,7 +63,7 @@ class SyncMode:
         self._cuts: list[str] = []
         self._together: Together | None = None
         if self.quorum and not self._others:
-            self._together = Together(shard, self.quorum, self._note, settings.reduction)
+            self._together = Together(shard, self.quorum, self._keep_granted, settings.reduction)
         self._exchanges: Exchanges | None = None
         if self.quorum is not None:
             self._exchanges = Exchanges(self.quorum, self._has_pushed, shard.node.answer)
@@ -72,11 +72,11 @@ class SyncMode:
 
     # -- Mode -------------------------------------------------------------------------------------------------
 
-    def begin(self, push: PushOf) -> Intake:
+    def open_intake(self, push: PushOf) -> Intake:
         """Pieces are copied into one run, for the pass that sums it with others."""
         return Gathering(push, self.shard.layout, self.shard.checks_finite)
 
-    def completed(self, staged: Staged, sender: Sender) -> None:
+    def accept_push(self, staged: Staged, sender: Sender) -> None:
         together = self._together
         missing = None if together is None else together.keep(staged, sender)
         if together is None or missing is None:
@@ -84,7 +84,7 @@ class SyncMode:
             self._report_one(staged, sender)
         elif missing:
             if len(together.kept) == 1:
-                self._long_waits.add(partial(self._report_late, staged.push.step))
+                self._long_waits.add_wait(partial(self._report_late, staged.push.step))
         elif not together.make():
             self._report_kept()
         self._settle_exchanges()
@@ -105,17 +105,17 @@ class SyncMode:
             self._report_kept()
 
     def _report_one(self, staged: Staged, sender: Sender) -> None:
-        staged.look(self.shard.store)
+        staged.check_finite(self.shard.store)
         push = staged.push
         key = push.incarnation, push.number
         self._askers[key] = sender
-        self._report([[push.incarnation, push.number, push.step, staged.problem]])
+        self._report_pushes([[push.incarnation, push.number, push.step, staged.problem]])
         settings = self._settings
         goes_on = settings.replicas_to_aggregate or settings.total_num_replicas or settings.initial_tokens
         if self.quorum is None and goes_on:  # a session may usually go on before its push is part of a step
             self._say_held(key)
         elif key in self._askers:
-            self._long_waits.add(partial(self._say_held, key))
+            self._long_waits.add_wait(partial(self._say_held, key))
 
     def _say_held(self, key: tuple[int, int]) -> None:
         """Answer a session that waits. From a ps that is not the step ps, a session needs no other answer."""
@@ -125,11 +125,11 @@ class SyncMode:
         if self.quorum is None:
             ledger = self.shard.ledgers.get(key[0])
             if ledger is not None and (staged := ledger.staged.get(key[1])) is not None:
-                staged.own()
+                staged.copy_borrowed()
             del self._askers[key]
-        self.shard.node.answer(sender, self._held(key[1]))
+        self.shard.node.answer(sender, self._held_answer(key[1]))
 
-    def again(self, ledger: Ledger, number: int, sender: Sender) -> None:
+    def answer_repeated(self, ledger: Ledger, number: int, sender: Sender) -> None:
         self._report_kept()
         result = self._granted.get((sender.incarnation, number)) if self.quorum else ledger.results.get(number)
         if result is not None:
@@ -138,23 +138,23 @@ class SyncMode:
         self._askers[sender.incarnation, number] = sender
         self._say_held((sender.incarnation, number))
 
-    def enter(self, sender: Sender) -> None:
+    def answer_enter(self, sender: Sender) -> None:
         self._report_kept()
         if self.quorum is None:
             self.shard.node.answer(sender, Token(self.shard.store.step))
             return
         self._askers[sender.incarnation, 0] = sender
-        self._carry_out(self.quorum.enter(sender.incarnation))
+        self._carry_out(self.quorum.enter_session(sender.incarnation))
         if (sender.incarnation, 0) in self._askers:
             self.shard.node.answer(sender, Waiting(self.waiting_for()))
 
     def may_read(self, sender: Sender, pull: Pull) -> str:
         return ""
 
-    def pulled(self, ledger: Ledger) -> None:
+    def record_pull(self, ledger: Ledger) -> None:
         """Does nothing, because a step's set says what a gradient was computed from."""
 
-    def members(self, message: Members) -> None:
+    def set_members(self, message: Members) -> None:
         self._report_kept()
         if self.quorum is None:
             self._own_all_but({incarnation for incarnation, *_ in message.live})
@@ -170,7 +170,7 @@ class SyncMode:
         the pushes may be part of a step that is decided already."""
         for incarnation, ledger in self.shard.ledgers.items():
             for staged in ledger.staged.values() if incarnation not in live else ():
-                staged.own()
+                staged.copy_borrowed()
 
     @property
     def reached(self) -> int:
@@ -188,15 +188,15 @@ class SyncMode:
 
     # -- calls of all workers -----------------------------------------------------------------------------------
 
-    def exchange(self, message: Exchange, sender: Sender) -> None:
+    def join_exchange(self, message: Exchange, sender: Sender) -> None:
         """A worker makes a call that all workers in sync make together."""
         if self._exchanges is None:
             raise ValueError(f"{self.shard.node.name} is not the step ps; that is ps:{self.shard.step_ps}")
-        self._exchanges.ask(message, sender)
+        self._exchanges.join_call(message, sender)
 
     def _settle_exchanges(self) -> None:
         if self._exchanges is not None and self._exchanges.open:
-            self._exchanges.settle()
+            self._exchanges.settle_calls()
 
     def _has_pushed(self, incarnation: int) -> bool:
         """Whether a push of this session for the next step is complete."""
@@ -210,7 +210,7 @@ class SyncMode:
         if self.quorum is None:
             raise ValueError(f"{self.shard.node.name} is not the step ps; that is ps:{self.shard.step_ps}")
         for incarnation, number, step, refusal in message.pushes:
-            self._carry_out(self.quorum.report(message.ps, incarnation, number, step, refusal))
+            self._carry_out(self.quorum.report_push(message.ps, incarnation, number, step, refusal))
         self._settle_exchanges()
 
     def on_decide(self, message: Decide) -> None:
@@ -220,19 +220,19 @@ class SyncMode:
         while (decision := self._decisions.pop(self._decided + 1, None)) is not None:
             self._decided += 1
             self._carry_out_one(_decided(decision), decision.cut)
-        self.shard.reading.wake()
+        self.shard.reading.answer_waiting()
 
-    def cut(self, name: str) -> None:
+    def order_cut(self, name: str) -> None:
         """Copy the shard between two steps, the same two on every ps: the step ps numbers the cut as a decision."""
         self._report_kept()
         if self.quorum is not None and name not in self._cuts:
             self._cuts.append(name)
-            self._issue(Decision(self.quorum.step), name)
+            self._issue_decision(Decision(self.quorum.step), name)
 
-    def _report(self, pushes: list[list[Any]]) -> None:
+    def _report_pushes(self, pushes: list[list[Any]]) -> None:
         if self.quorum is not None:
             for incarnation, number, step, refusal in pushes:
-                self._carry_out(self.quorum.report(self.shard.ps, incarnation, number, step, refusal))
+                self._carry_out(self.quorum.report_push(self.shard.ps, incarnation, number, step, refusal))
             return
         shard = self.shard
         report = Report(shard.epoch, shard.ps, pushes)
@@ -251,12 +251,12 @@ class SyncMode:
     def _carry_out(self, actions: list[Decision | Grant]) -> None:
         for action in actions:
             if isinstance(action, Decision):
-                self._issue(action)
+                self._issue_decision(action)
             else:
-                self._grant(action)
+                self._answer_granted(action)
         if actions:
             self._say_accepted()
-            self.shard.reading.wake()
+            self.shard.reading.answer_waiting()
 
     def _say_accepted(self) -> None:
         """Answer the sessions whose push counts and whose token is still to come."""
@@ -266,7 +266,7 @@ class SyncMode:
                 self.shard.node.answer(asker, PushHeld(number, True, "waits for its token"))
         self._accepted.clear()
 
-    def _issue(self, decision: Decision, cut: str = "") -> None:
+    def _issue_decision(self, decision: Decision, cut: str = "") -> None:
         """Number a decision, send it to the other ps, and carry it out here."""
         self._decided += 1
         if self._others:
@@ -282,40 +282,40 @@ class SyncMode:
 
     def _carry_out_one(self, decision: Decision, cut: str) -> None:
         if decision.chosen:
-            self._apply(decision.chosen, decision.step)
+            self._apply_step(decision.chosen, decision.step)
         for push in decision.dropped:
-            self._result(push, DROPPED)
+            self._record_undone(push, DROPPED)
         for push, reason in decision.refused:
-            self._result(push, REFUSED, reason)
+            self._record_undone(push, REFUSED, reason)
         for incarnation in decision.ended:
-            self._forget(incarnation)
+            self._forget_session(incarnation)
         if cut:
-            self.shard.saving.cut(cut)
+            self.shard.saving.cut_shard(cut)
 
-    def _apply(self, chosen: tuple[PushId, ...], step: int) -> None:
+    def _apply_step(self, chosen: tuple[PushId, ...], step: int) -> None:
         shard = self.shard
         pushes = [shard.ledgers[incarnation].staged[number] for _, incarnation, number in sorted(chosen)]
         update = combined([staged.sound() for staged in pushes], shard.layout, self._settings.reduction)
         update.values = assigned(pushes)
-        shard.store.apply(update, step, record=partial(self._record, chosen, step))
+        shard.store.apply_update(update, step, record=partial(self._record_step, chosen, step))
         for _, incarnation, number in chosen:
-            self._tell(incarnation, shard.ledgers[incarnation].results[number])
+            self._answer_result(incarnation, shard.ledgers[incarnation].results[number])
 
-    def _record(self, chosen: tuple[PushId, ...], step: int, counter: int) -> None:
+    def _record_step(self, chosen: tuple[PushId, ...], step: int, counter: int) -> None:
         """The pushes will be version `counter`."""
         shard = self.shard
         shard.node.runtime.record("applied", epoch=shard.epoch, counter=counter, step=step, pushes=chosen)
         for _, incarnation, number in chosen:
             shard.record_result(shard.ledgers[incarnation], Pushed(number, APPLIED, step, 0, counter, ""))
 
-    def _result(self, push: PushId, status: str, reason: str = "") -> None:
+    def _record_undone(self, push: PushId, status: str, reason: str = "") -> None:
         """A push that is part of no step."""
         ledger, store = self.shard.ledgers.get(push[1]), self.shard.store
         if ledger is not None:
             result = Pushed(push[2], status, store.step, 0, store.counter, reason)
-            self._tell(push[1], self.shard.record_result(ledger, result))
+            self._answer_result(push[1], self.shard.record_result(ledger, result))
 
-    def _tell(self, incarnation: int, result: Pushed) -> None:
+    def _answer_result(self, incarnation: int, result: Pushed) -> None:
         """Answer the session that waits for a result on this shard. On the step ps it is told its token instead."""
         asker = self._askers.get((incarnation, result.number))
         if self.quorum is None and asker is not None:
@@ -324,7 +324,7 @@ class SyncMode:
         elif result.status == APPLIED and asker is not None:
             self._accepted.append((incarnation, result.number))
 
-    def _grant(self, grant: Grant) -> None:
+    def _answer_granted(self, grant: Grant) -> None:
         asker = self._askers.pop((grant.incarnation, grant.number), None)
         if not grant.number:
             if asker is not None:
@@ -332,25 +332,25 @@ class SyncMode:
             return
         ledger = self.shard.ledgers.get(grant.incarnation)
         if ledger is not None and (staged := ledger.staged.get(grant.number)) is not None:
-            staged.own()  # a token that comes before the step
+            staged.copy_borrowed()  # a token that comes before the step
         result = Pushed(grant.number, grant.status, grant.step, 0, self.shard.store.counter, grant.reason)
         self.shard.node.runtime.record("token", epoch=self.shard.epoch, incarnation=grant.incarnation, step=grant.step)
-        self._note(grant.incarnation, result)
+        self._keep_granted(grant.incarnation, result)
         if asker is not None:
             self.shard.reading.answer_push(asker, result)
 
-    def _note(self, incarnation: int, result: Pushed) -> None:
+    def _keep_granted(self, incarnation: int, result: Pushed) -> None:
         """Keep the result that a session was granted, because it may ask again."""
         self._granted[incarnation, result.number] = result
         self._granted.pop((incarnation, result.number - WINDOW), None)
 
-    def _forget(self, incarnation: int) -> None:
-        self.shard.forget(incarnation)
+    def _forget_session(self, incarnation: int) -> None:
+        self.shard.forget_session(incarnation)
         for table in (self._askers, self._granted):
             for key in [k for k in table if k[0] == incarnation]:
                 del table[key]
 
-    def _held(self, number: int) -> PushHeld:
+    def _held_answer(self, number: int) -> PushHeld:
         return PushHeld(number, False, self.waiting_for())
 
 

@@ -62,14 +62,14 @@ class Together:
             checked &= gradient.checked
         divisor = len(pushes) if self._reduction == "mean" else 1
         update = Gradient([GradientSum(tuple(gradients), divisor)], {}, checked=checked)
-        if store.apply(update, step, record=partial(self._record, pushes, step)):
+        if store.apply_update(update, step, record=partial(self._record, pushes, step)):
             return False
         kept, self.kept = self.kept, {}
         for push in pushes:  # one by one: the first are at work again while the last are answered
             _, incarnation, number = push
             shard.reading.answer_push(kept[push][1], shard.ledgers[incarnation].results[number])
             shard.node.flush()
-        shard.reading.wake()
+        shard.reading.answer_waiting()
         return True
 
     def _record(self, pushes: list[PushId], step: int, counter: int) -> None:

@@ -28,17 +28,17 @@ class Lending:
         self._store, self._remembered = store, store.runtime.tuning.serving.remembered
         self._of = defaultdict[int, _Loans](_Loans)
 
-    def note(self, incarnation: int, number: int, wants: bool) -> None:
+    def record_wish(self, incarnation: int, number: int, wants: bool) -> None:
         """Note whether the sender of a push wants values with its result."""
         if wants:
             self._remember(self._of[incarnation].wanted, number)
 
-    def wants(self, incarnation: int, number: int) -> bool:
+    def is_wanted(self, incarnation: int, number: int) -> bool:
         """Whether values are wanted with the result of a push under this number, and were not returned yet."""
         loans = self._of.get(incarnation)
         return loans is not None and number in loans.wanted and not (number < loans.below or number in loans.over)
 
-    def lend(self, incarnation: int, number: int) -> Hold | None:
+    def lend_version(self, incarnation: int, number: int) -> Hold | None:
         """A hold for a request; None if none can be had."""
         self._store.refresh([])
         hold = self._store.hold_shared()
@@ -81,7 +81,7 @@ class Lending:
         self._remember(loans.over, number)
         return int(hold is not None)
 
-    def forget(self, incarnation: int) -> None:
+    def forget_session(self, incarnation: int) -> None:
         """A session has ended, or was given up as lost and may still read."""
         loans = self._of.pop(incarnation, None)
         if loans is not None:

@@ -15,15 +15,15 @@ class LongWaits:
         self._new: list[Callable[[], None]] = []
         self._due: list[Callable[[], None]] = []
 
-    def add(self, tell: Callable[[], None]) -> None:
+    def add_wait(self, tell: Callable[[], None]) -> None:
         """Call `tell` after `moment_s`, and before twice that time."""
         self._new.append(tell)
         if len(self._new) == 1 and not self._due:
-            self._node.after(self._moment_s, self._tell)
+            self._node.after(self._moment_s, self._report_waits)
 
-    def _tell(self) -> None:
+    def _report_waits(self) -> None:
         due, self._due, self._new = self._due, self._new, []
         if self._due:
-            self._node.after(self._moment_s, self._tell)
+            self._node.after(self._moment_s, self._report_waits)
         for tell in due:
             tell()

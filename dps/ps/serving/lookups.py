@@ -27,7 +27,7 @@ class LookupMemory:
         self._free: list[Memory] = []
         self._below = 0
 
-    def released(self, below: int) -> None:
+    def release_below(self, below: int) -> None:
         """The session has read all answers to requests below this number, or will never read them."""
         self._below = max(self._below, below)
         for over in [n for n in self._given if n < self._below]:
@@ -37,12 +37,12 @@ class LookupMemory:
         """Whether a request is out of date: its session has an answer, or waits no more."""
         return number < self._below
 
-    def of(self, number: int) -> SharedRows | None:
+    def answer_of(self, number: int) -> SharedRows | None:
         """The earlier answer to this request, if there is one."""
         found = self._given.get(number)
         return None if found is None else found[0]
 
-    def take(self, nbytes: int) -> Memory | None:
+    def take_memory(self, nbytes: int) -> Memory | None:
         """Memory to write an answer into; None if there is none."""
         fits = [memory for memory in self._free if len(memory.array) >= nbytes]
         if fits:
@@ -59,8 +59,8 @@ class LookupMemory:
         except Unavailable:
             return None
 
-    def give(self, number: int, answer: SharedRows, memory: Memory) -> None:
-        """A request is answered with the contents of a memory from `take`."""
+    def record_answer(self, number: int, answer: SharedRows, memory: Memory) -> None:
+        """A request is answered with the contents of a memory from `take_memory`."""
         self._given[number] = (answer, memory)
 
 
@@ -73,7 +73,7 @@ class Lookups:
         self.waiting: dict[int, dict[int, tuple[Sender, Lookup, Array]]] = {}
         """The lookups that wait for a step, by incarnation."""
 
-    def ask(self, sender: Sender, message: Lookup) -> None:
+    def answer_lookup(self, sender: Sender, message: Lookup) -> None:
         """Answer now, or when the shard has reached the step that the session must see. Raises ValueError for rows that
         are not here, and Aborted for a session that is not admitted."""
         shard = self._shard
@@ -88,51 +88,51 @@ class Lookups:
             reason = f"{shard.node.name} is at step {shard.store.step}, step {message.min_step} is wanted: "
             shard.node.answer(sender, Waiting(reason + shard.mode.waiting_for()))
             return
-        self._answer(sender, message, rows)
+        self._answer_rows(sender, message, rows)
 
-    def wake(self) -> None:
+    def answer_waiting(self) -> None:
         """Answer the lookups that waited for a step that is reached now."""
         for waiting in self.waiting.values():
             for key, (sender, message, rows) in list(waiting.items()):
                 if self._shard.store.step >= message.min_step:
                     del waiting[key]
-                    self._answer(sender, message, rows)
+                    self._answer_rows(sender, message, rows)
 
-    def forget(self, incarnation: int) -> None:
+    def forget_session(self, incarnation: int) -> None:
         """A session has ended. Memory that it may still read stays as it is."""
         self._answers.pop(incarnation, None)
         self.waiting.pop(incarnation, None)
 
-    def _answer(self, sender: Sender, message: Lookup, rows: Array) -> None:
-        if not (message.shared and self._share(sender, message, rows)):
-            self._send(sender, message, rows)
+    def _answer_rows(self, sender: Sender, message: Lookup, rows: Array) -> None:
+        if not (message.shared and self._share_rows(sender, message, rows)):
+            self._send_rows(sender, message, rows)
 
-    def _share(self, sender: Sender, message: Lookup, rows: Array) -> bool:
+    def _share_rows(self, sender: Sender, message: Lookup, rows: Array) -> bool:
         """Write the rows to memory that the session reads. Returns False if there is no room in it."""
         shard = self._shard
         answers = self._answers.get(sender.incarnation)
         if answers is None:
             answers = self._answers[sender.incarnation] = LookupMemory(shard.node.runtime)
-        answers.released(message.released)
+        answers.release_below(message.released)
         if answers.is_over(sender.request):
             return True
-        answer = answers.of(sender.request)
+        answer = answers.answer_of(sender.request)
         if answer is None:
             part = shard.plan.parts[message.part]
             dtype = np.dtype(shard.layout.arenas[shard.layout.place[part.index][0]].dtype)
             nbytes = len(rows) * part.row_size * dtype.itemsize
-            memory = answers.take(nbytes) if nbytes else None
+            memory = answers.take_memory(nbytes) if nbytes else None
             if memory is None:
                 return False
             out = memory.array[:nbytes].view(dtype).reshape(len(rows), part.row_size)
             shard.store.gather(part, rows, out)
             shard.ledgers[sender.incarnation].sent += nbytes
             answer = SharedRows(shard.epoch, shard.store.counter, memory.name)
-            answers.give(sender.request, answer, memory)
+            answers.record_answer(sender.request, answer, memory)
         shard.node.answer(sender, answer)
         return True
 
-    def _send(self, sender: Sender, message: Lookup, rows: Array) -> None:
+    def _send_rows(self, sender: Sender, message: Lookup, rows: Array) -> None:
         """Cut rows into pieces of whole rows: while one piece travels, the next is gathered."""
         shard = self._shard
         part = shard.plan.parts[message.part]

@@ -26,14 +26,14 @@ class Packing:
         self._kept: OrderedDict[tuple[str, int], Array] = OrderedDict()
         """The values of the last versions for which changes were asked, by form and version."""
 
-    def packed(self, packed: PackedLayout, keep: bool = False) -> Array:
+    def pack_values(self, packed: PackedLayout, keep: bool = False) -> Array:
         """The packed bytes of the wanted values at the store's version. `keep`: `changes` will be asked for changes
         since this version."""
         if self._counter != self._store.counter or packed.key not in self._made:
             if self._counter != self._store.counter or len(self._made) >= self._tuning.packed_ways:
                 self._made.clear()
                 self._changes.clear()
-            self._counter, self._made[packed.key] = self._store.counter, self._make(packed)
+            self._counter, self._made[packed.key] = self._store.counter, self._pack_values(packed)
         if keep:
             self._kept[packed.key, self._counter] = self._made[packed.key]
             if len(self._kept) > self._tuning.packed_versions:
@@ -49,7 +49,7 @@ class Packing:
             self._changes[key] = difference(packed, before, self._made[packed.key])
         return self._changes[key]
 
-    def _make(self, packed: PackedLayout) -> Array:
+    def _pack_values(self, packed: PackedLayout) -> Array:
         data = np.zeros(packed.nbytes, np.uint8)
         self._store.refresh([part.index for part, _, _, _ in packed.entries])
         for part, form, offset, nbytes in packed.entries:

@@ -11,11 +11,11 @@ from dps.actors.answers import Waiting
 from dps.actors.authorization import CountLimit
 from dps.actors.ref import Sender
 from dps.messages.sessions import NO_BASE, REFUSED, NotNewer, Pull, Pushed, Release, SharedValues, Values
+from dps.ps.serving.buffer_wait import Wait
 from dps.ps.serving.lending import Lending
 from dps.ps.serving.long_waits import LongWaits
 from dps.ps.serving.lookups import Lookups
 from dps.ps.serving.packing import Packing
-from dps.ps.serving.room import Wait
 from dps.ps.serving.sending import Answer, Sending
 from dps.ps.store.draft import Draft
 from dps.ps.store.hold import Hold
@@ -51,29 +51,29 @@ class ShardReads:
         self._waiting: dict[tuple[Any, int], _Read] = {}
         self._bound = CountLimit("pulls that wait", shard.node.runtime.tuning.serving.waiting_pulls)
 
-    def wake(self) -> None:
+    def answer_waiting(self) -> None:
         """Answer the pulls and lookups that waited for the present state."""
         if self.lookups.waiting:
-            self.lookups.wake()
+            self.lookups.answer_waiting()
         for key, read in list(self._waiting.items()) if self._waiting else ():
             if read.sender.incarnation not in self._shard.ledgers:
                 del self._waiting[key]
-            elif not self._not_yet(read.sender, read.pull):
+            elif not self._waiting_text(read.sender, read.pull):
                 del self._waiting[key]
-                self._answer(read)
+                self._answer_pull(read)
 
-    def forget(self, incarnation: int) -> None:
+    def forget_session(self, incarnation: int) -> None:
         """A session has ended."""
-        self.lending.forget(incarnation)
-        self.lookups.forget(incarnation)
+        self.lending.forget_session(incarnation)
+        self.lookups.forget_session(incarnation)
         for key in [key for key, read in self._waiting.items() if read.sender.incarnation == incarnation]:
             del self._waiting[key]
 
-    def read(self, sender: Sender, pull: Pull) -> None:
+    def answer_pull(self, sender: Sender, pull: Pull) -> None:
         """Answer a pull now, or keep it until it may be answered."""
         self._shard.ledger(sender)
         if pull.released:
-            self.released(sender.incarnation, pull.released)
+            self.release_below(sender.incarnation, pull.released)
         key = sender.incarnation, sender.request
         if self._sending.is_on_its_way(sender):  # a slow answer is not sent twice
             return
@@ -83,35 +83,35 @@ class ShardReads:
         for index in pull.parts:
             if type(index) is not int or index not in self._shard.layout.place:
                 raise ValueError(f"part {index!r} is not on {self._shard.node.name}")
-        if self._not_yet(sender, pull):
+        if self._waiting_text(sender, pull):
             if len(self._waiting) >= self._bound.most:
                 self._bound.check_count(sum(other == sender.incarnation for other, _ in self._waiting), sender.name)
             self._waiting[key] = read
-            self.long_waits.add(partial(self._say_why, key))
+            self.long_waits.add_wait(partial(self._tell_reason, key))
         else:
-            self._answer(read)
+            self._answer_pull(read)
 
-    def _say_why(self, key: tuple[Any, int]) -> None:
+    def _tell_reason(self, key: tuple[Any, int]) -> None:
         read = self._waiting.get(key)
         if read is not None:
-            self._shard.node.answer(read.sender, Waiting(self._not_yet(read.sender, read.pull)))
+            self._shard.node.answer(read.sender, Waiting(self._waiting_text(read.sender, read.pull)))
 
-    def waits(self, sender: Sender) -> bool:
+    def is_waiting(self, sender: Sender) -> bool:
         """Whether a read was not answered yet."""
         return (sender.incarnation, sender.request) in self._waiting
 
-    def _wake(self) -> None:
+    def _answer_waiting(self) -> None:
         """Answer waiting pulls later, because a buffer may be free now."""
         if not self._shard.ended:
-            self.wake()
+            self.answer_waiting()
 
-    def released(self, incarnation: int, number: int) -> None:
+    def release_below(self, incarnation: int, number: int) -> None:
         """A session reads nothing under lower numbers any more."""
-        self._sending.room.sent += self.lending.give_back_below(incarnation, number) * self._shard.layout.nbytes
+        self._sending.buffers.sent += self.lending.give_back_below(incarnation, number) * self._shard.layout.nbytes
         if self._waiting:
-            self._shard.node.post(self._wake)
+            self._shard.node.post(self._answer_waiting)
 
-    def _not_yet(self, sender: Sender, pull: Pull) -> str:
+    def _waiting_text(self, sender: Sender, pull: Pull) -> str:
         """Why a pull has to wait; "" if it may be answered."""
         if self._shard.store.step < pull.min_step:
             return (
@@ -122,40 +122,40 @@ class ShardReads:
             return f"push {pull.after} has no result on {self._shard.node.name}: " + self._shard.mode.waiting_for()
         return "" if pull.averages else self._shard.mode.may_read(sender, pull)
 
-    def _answer(self, read: _Read) -> None:
+    def _answer_pull(self, read: _Read) -> None:
         sender, store = read.sender, self._shard.store
         if read.pull.averages:
-            self._sending.send(sender, read.pull, store.averages(), self._left)
+            self._sending.send_version(sender, read.pull, store.averages(), self._answer_soon)
             return
-        if read.pull.shared and self._again(sender):
+        if read.pull.shared and self._answer_lent(sender):
             return
         if read.pull.newer_than >= store.counter:
-            self._note(sender)
+            self._record_pull(sender)
             self._shard.node.answer(sender, NotNewer(self._shard.epoch, store.counter, store.step))
             return
         if read.packed is not None:
-            self._note(sender, record=True)
+            self._record_pull(sender, record=True)
             self._send_packed(read, read.packed)
             return
         arenas = store.refresh(read.pull.parts)
-        if read.pull.shared and not read.pull.parts and (hold := self.lend(sender)) is not None:
+        if read.pull.shared and not read.pull.parts and (hold := self.lend_version(sender)) is not None:
             self._shard.node.answer(sender, SharedValues(self._shard.epoch, hold.counter, hold.step, hold.memories))
             return
         asked_at = read.wait.until
-        hold = self._sending.room.hold(read.wait, arenas)
-        self._shard.counts["copied_pulls"] = self._sending.room.copies
+        hold = self._sending.buffers.hold(read.wait, arenas)
+        self._shard.counts["copied_pulls"] = self._sending.buffers.copies
         if hold is None:
             self._waiting[sender.incarnation, sender.request] = read
             if read.wait.until != asked_at:
-                self._shard.node.after(read.wait.until - self._shard.node.runtime.now(), self._wake)
+                self._shard.node.after(read.wait.until - self._shard.node.runtime.now(), self._answer_waiting)
             return
-        self._note(sender, record=True)
-        self._sending.send(sender, read.pull, hold, self._left)
+        self._record_pull(sender, record=True)
+        self._sending.send_version(sender, read.pull, hold, self._answer_soon)
 
-    def _left(self) -> None:
+    def _answer_soon(self) -> None:
         """Values have left, so a buffer may be free now."""
         if self._waiting:
-            self._shard.node.post(self._wake)
+            self._shard.node.post(self._answer_waiting)
 
     def answer_draft(self, incarnation: int, number: int, draft: Draft) -> tuple[Answer, Callable[[bool], None]] | None:
         """Begin to answer the pull that waits for a push, with the version that a draft of the push will be. Returns
@@ -174,48 +174,48 @@ class ShardReads:
         if hold is None:
             return None
         del self._waiting[sender.incarnation, sender.request]
-        over = partial(self._draft_is_over, read)
-        return self._sending.begin(sender, pull, hold, self._left), over
+        over = partial(self._end_draft, read)
+        return self._sending.begin_answer(sender, pull, hold, self._answer_soon), over
 
-    def _draft_is_over(self, read: _Read, published: bool) -> None:
+    def _end_draft(self, read: _Read, published: bool) -> None:
         if published:
-            self._note(read.sender, record=True)
+            self._record_pull(read.sender, record=True)
         elif read.sender.incarnation in self._shard.ledgers:
             self._waiting[read.sender.incarnation, read.sender.request] = read
-            self._shard.node.post(self._wake)
+            self._shard.node.post(self._answer_waiting)
 
-    def _note(self, sender: Sender, record: bool = False, lent: int = 0) -> None:
+    def _record_pull(self, sender: Sender, record: bool = False, lent: int = 0) -> None:
         """Note that a pull is answered with the current version. `record`: with its values. `lent`: so many bytes, in
         place."""
         ledger = self._shard.ledgers[sender.incarnation]
         ledger.pulled = self._shard.store.counter
         ledger.sent += lent
         self._shard.counts["pulls"] += 1
-        self._shard.mode.pulled(ledger)
+        self._shard.mode.record_pull(ledger)
         if record:
             self._shard.node.runtime.record(
                 "pulled", incarnation=sender.incarnation, epoch=self._shard.epoch, counter=self._shard.store.counter
             )  # fmt: skip
 
-    def lend(self, sender: Sender) -> Hold | None:
+    def lend_version(self, sender: Sender) -> Hold | None:
         """Lend the values to a reader on this machine; None if they have to be sent."""
-        hold = self.lending.lend(sender.incarnation, sender.request)
+        hold = self.lending.lend_version(sender.incarnation, sender.request)
         if hold is not None:
-            self._note(sender, True, self._shard.layout.data_nbytes)
+            self._record_pull(sender, True, self._shard.layout.data_nbytes)
         return hold
 
     def answer_push(self, sender: Sender, result: Pushed, lend: bool | None = None) -> None:
         """Tell a push's result, with the values where its sender wants them (`lend`; None: as it has said) and they can
         be lent."""
         if lend is None:
-            lend = self.lending.wants(sender.incarnation, sender.request)
+            lend = self.lending.is_wanted(sender.incarnation, sender.request)
         if lend and result.status != REFUSED:
-            hold = self.lending.lent(sender.incarnation, sender.request) or self.lend(sender)
+            hold = self.lending.lent(sender.incarnation, sender.request) or self.lend_version(sender)
             if hold is not None:
                 result = changed(result, lent=[hold.counter, hold.step, hold.memories])
         self._shard.node.answer(sender, result)
 
-    def _again(self, sender: Sender) -> bool:
+    def _answer_lent(self, sender: Sender) -> bool:
         """A pull that was lent a version was sent again: answer with that version, unless it was returned."""
         hold = self.lending.lent(sender.incarnation, sender.request)
         if hold is not None:
@@ -226,14 +226,14 @@ class ShardReads:
         """A reader has finished."""
         self._shard.ledger(sender)
         for number in message.numbers:
-            self._sending.room.sent += self.lending.give_back(sender.incarnation, number) * self._shard.layout.nbytes
+            self._sending.buffers.sent += self.lending.give_back(sender.incarnation, number) * self._shard.layout.nbytes
         self._shard.node.answer(sender)
-        self.wake()
+        self.answer_waiting()
 
     def _send_packed(self, read: _Read, packed: PackedLayout) -> None:
         """Send one version compressed, or the changes since the version that the session has."""
         base, store = read.pull.base, self._shard.store
-        data = self._packing.packed(packed, keep=base != NO_BASE)
+        data = self._packing.pack_values(packed, keep=base != NO_BASE)
         changes = self._packing.changes(packed, base)
         data, base = (data, NO_BASE) if changes is None else (changes, base)
         number = self._sending.next_number()

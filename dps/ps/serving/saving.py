@@ -55,7 +55,7 @@ class Saving:
         if save.cut is not None:
             self.node.answer(sender, save.cut)
 
-    def cut(self, cut: str) -> None:
+    def cut_shard(self, cut: str) -> None:
         """Copy values and slots as they are now."""
         save = self._save(cut)
         if save.cut is None:
@@ -64,12 +64,12 @@ class Saving:
                 for memory in self.store.arenas
                 for slot in (None, *memory.slots)
             ]
-            applied = [count for memory in self.store.arenas for count in memory.applied.all()]
+            applied = [count for memory in self.store.arenas for count in memory.applied.counts()]
             save.cut = ShardCut(self.store.step, self.store.counter, applied, *self._pushes())
             if save.cut_asked is not None:
                 self.node.answer(save.cut_asked, save.cut)
 
-    def write(self, sender: Sender, message: SaveShard) -> None:
+    def write_copy(self, sender: Sender, message: SaveShard) -> None:
         """The chief wants the copy in a checkpoint's folder. It is answered when the file is on disk."""
         save = self._save(message.cut)
         save.written_asked = sender
@@ -139,7 +139,7 @@ def restore(store: Store, plan: Plan, ps: int, node: Node, checkpoint_dir: str, 
     for memory in store.arenas:
         found = [saved(plan.variables[part.variable], checkpoint_dir, manifest) for part in memory.arena.parts]
         counts = [applied_to(v, p.row0, rows_of(p)) for p, v in zip(memory.arena.parts, found, strict=True)]
-        memory.applied.begin(counts)
+        memory.applied.restore_counts(counts)
         for slot in (None, *memory.slots):
             gathering = RowReader(storage, checkpoint_dir, manifest, slot, headers)
             for number, (part, variable) in enumerate(zip(memory.arena.parts, found, strict=True)):
@@ -155,7 +155,7 @@ def restore(store: Store, plan: Plan, ps: int, node: Node, checkpoint_dir: str, 
                 if slot is not None and memory.optimizer is not None:
                     _check_slot(memory.optimizer, slot, values, f"{checkpoint_dir}/{manifest.name}")
                 if slot is None:
-                    memory.begin(start, values)
+                    memory.fill_values(start, values)
                 else:
                     memory.write(slot, start, values)
     store.step = manifest.step

@@ -13,7 +13,7 @@ from dps.actors.node import Node
 from dps.actors.ref import Sender
 from dps.messages.sessions import Pull, Values
 from dps.ps.intake.ledger import Ledger
-from dps.ps.serving.room import BufferWait
+from dps.ps.serving.buffer_wait import BufferWait
 from dps.ps.store.hold import Hold
 from dps.ps.store.store import Store
 from dps.transport.wire import Array
@@ -28,7 +28,7 @@ class Sending:
         self.node, self.epoch, self.layout = node, epoch, store.layout
         self._plan, self._sessions = plan, sessions
         self._tuning, self._smallest = node.runtime.tuning.serving, node.runtime.tuning.piece_nbytes
-        self.room = BufferWait(store)
+        self.buffers = BufferWait(store)
         trained = [a for a in self.layout.arenas if a.optimizer is not None and a.nbytes]
         starts, ends = [a.offset for a in trained], [a.offset + a.nbytes for a in trained]
         self.still = dict(zip([0, *ends], [*starts, self.layout.nbytes], strict=True))
@@ -46,17 +46,17 @@ class Sending:
         """Whether an answer to this request is being sent."""
         return (sender.route, sender.request) in self.under_way
 
-    def send(self, sender: Sender, pull: Pull, hold: Hold, over: Callable[[], None]) -> None:
+    def send_version(self, sender: Sender, pull: Pull, hold: Hold, over: Callable[[], None]) -> None:
         """Send all pieces of one version at once. `over` is called when the last one has left and the hold has
         ended."""
         answer = Answer(self, sender, hold, self._pieces(sender, pull), over)
         answer.send_all()
 
-    def begin(self, sender: Sender, pull: Pull, hold: Hold, over: Callable[[], None]) -> Answer:
+    def begin_answer(self, sender: Sender, pull: Pull, hold: Hold, over: Callable[[], None]) -> Answer:
         """Begin an answer of a whole version that is still being made."""
         return Answer(self, sender, hold, self._pieces(sender, pull, early=True), over)
 
-    def left(self, sender: Sender, nbytes: int, began: float) -> None:
+    def record_sent(self, sender: Sender, nbytes: int, began: float) -> None:
         """An answer of so many bytes has left."""
         self.under_way.discard((sender.route, sender.request))
         ledger = self._sessions.get(sender.incarnation)
@@ -106,47 +106,47 @@ class Answer:
         self._finished = 0
         """The byte of the run up to which all is finished."""
 
-    def made(self, offset: int, nbytes: int) -> None:
+    def send_finished(self, offset: int, nbytes: int) -> None:
         """These bytes of the run are finished: send the pieces that are finished by now, except the last one."""
         self._apart[offset] = offset + nbytes
         while (end := self._apart.pop(self._finished, None)) is not None:
             self._finished = end
         while len(self._pieces) > 1 and sum(self._pieces[-1][-1]) <= self._finished:
-            self._send(self._pieces.pop())
+            self._send_piece(self._pieces.pop())
 
     def send_all(self) -> None:
         """The version is published: send the pieces that were not sent yet."""
         while self._pieces:
-            self._send(self._pieces.pop())
+            self._send_piece(self._pieces.pop())
         self._outcome = "sent"
-        self._end()
+        self._end_if_sent()
 
-    def drop(self) -> None:
+    def drop_rest(self) -> None:
         """The version was dropped: send no more of it. The request may get another answer."""
         self._pieces.clear()
         self._sending.under_way.discard((self._sender.route, self._sender.request))
         self._outcome = "dropped"
-        self._end()
+        self._end_if_sent()
 
-    def _send(self, piece: Piece) -> None:
+    def _send_piece(self, piece: Piece) -> None:
         hold, sending = self._hold, self._sending
         arrays = tuple(self._bytes(offset, nbytes) for offset, nbytes in piece)
         offsets = [offset for offset, _ in piece]
         values = Values(sending.epoch, hold.counter, hold.step, self._nbytes, offsets, self._number, arrays=arrays)
         self._leaving += 1
-        sending.node.answer(self._sender, values, partial(self._left, sum(nbytes for _, nbytes in piece)))
+        sending.node.answer(self._sender, values, partial(self._record_piece, sum(nbytes for _, nbytes in piece)))
 
-    def _left(self, nbytes: int) -> None:
+    def _record_piece(self, nbytes: int) -> None:
         self._leaving -= 1
-        self._sending.room.sent += nbytes
-        self._end()
+        self._sending.buffers.sent += nbytes
+        self._end_if_sent()
 
-    def _end(self) -> None:
+    def _end_if_sent(self) -> None:
         if self._leaving or not self._outcome:
             return
         self._hold.release()
         if self._outcome == "sent":
-            self._sending.left(self._sender, self._nbytes, self._began)
+            self._sending.record_sent(self._sender, self._nbytes, self._began)
         self._over()
 
     def _bytes(self, offset: int, nbytes: int) -> Array:

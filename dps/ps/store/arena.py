@@ -53,20 +53,20 @@ class ArenaMemory:
     """Whether the values need the fused kernels, because plain kernels do not take them."""
 
     def __init__(
-        self, arena: Arena, optimizer: Optimizer | None, runtime: Runtime | None = None, crew: ThreadPool | None = None,
+        self, arena: Arena, optimizer: Optimizer | None, runtime: Runtime | None = None, pool: ThreadPool | None = None,
         tuning: Tuning = ORDINARY,
     ) -> None:  # fmt: skip
-        """`runtime`: shares the values with readers on this machine; None: they are not shared. `crew`: the threads
+        """`runtime`: shares the values with readers on this machine; None: they are not shared. `pool`: the threads
         that share long passes; None: the calling thread does all.
         """
-        self.arena, self.optimizer, self._runtime, self._crew = arena, optimizer, runtime, crew
+        self.arena, self.optimizer, self._runtime, self._pool = arena, optimizer, runtime, pool
         self._tuning = own = tuning.store
         self.places = {p.index: (n, start) for n, (p, start) in enumerate(zip(arena.parts, arena.starts, strict=True))}
         """The number here and the first element of each part, by its index."""
         small = runtime is not None and arena.nbytes <= tuning.small_nbytes
         most = min(own.small_buffers, own.small_buffers_nbytes // max(arena.nbytes, 1)) if small else own.buffers
         self._most = max(most, own.buffers)
-        self._shared_size = sys.maxsize if crew is None else own.crew_nbytes // arena.itemsize
+        self._shared_size = sys.maxsize if pool is None else own.pool_nbytes // arena.itemsize
         """Passes over so many elements and more are shared."""
         self._row_starts = [0, *itertools.accumulate(rows_of(part) for part in arena.parts)]
         self.buffers = [self._buffer()]
@@ -144,13 +144,13 @@ class ArenaMemory:
         if len(self.buffers) < (min(self._most, self._tuning.sparing_buffers) if sparing else self._most):
             return True
         leased = self.buffers[self.current if index is None else index]
-        return any(buffer.free for buffer in self.buffers if buffer is not leased)
+        return any(buffer.is_free for buffer in self.buffers if buffer is not leased)
 
     def free_buffer(self) -> int:
         """The index of a buffer to write the next version into, made on demand. There always is one, because of
         `may_lease`."""
         for index, buffer in enumerate(self.buffers):
-            if index != self.current and buffer.free:
+            if index != self.current and buffer.is_free:
                 if buffer.abandoned:
                     self.buffers[index] = self._empty()
                 return index
@@ -168,7 +168,7 @@ class ArenaMemory:
         remain for further updates."""
         if not self.reversible or any(buffer.drafted for buffer in self.buffers):
             return None
-        left = self._most - len(self.buffers) + sum(b.free for i, b in enumerate(self.buffers) if i != self.current)
+        left = self._most - len(self.buffers) + sum(b.is_free for i, b in enumerate(self.buffers) if i != self.current)
         return None if left < 1 + self.is_read() else self.free_buffer()
 
     def catch_up(self, index: int) -> None:
@@ -194,7 +194,7 @@ class ArenaMemory:
         ranges = []
         for number in parts:
             if number in self.places:
-                self.applied.add(self.places[number][0])
+                self.applied.add_updates(self.places[number][0])
         for place, start in [self.places[number] for number in (*parts, *values) if number in self.places]:
             ranges.append((start, start + self.arena.parts[place].size))
         self.wrote(index, ranges)
@@ -213,7 +213,7 @@ class ArenaMemory:
         """Set elements of buffer `index` from `start` on; slots stay."""
         self.buffers[index].values[start : start + data.size] = data
 
-    def begin(self, start: int, data: Array) -> None:
+    def fill_values(self, start: int, data: Array) -> None:
         """Fill a range of the values before the shard is published; averages begin at these values."""
         self.write(None, start, data)
         if self.averages is not None:
@@ -260,7 +260,7 @@ class ArenaMemory:
         """Whether no element is NaN or infinite."""
         if gradient.size < self._shared_size:
             return is_finite(gradient)
-        return self.shared(gradient.size, lambda start, stop: is_finite(gradient[start:stop]))
+        return self.share_pass(gradient.size, lambda start, stop: is_finite(gradient[start:stop]))
 
     def update(self, index: int, start: int, gradient: Array | GradientSum, t: int, step: int, scale: float) -> bool:
         """One pass over the elements that `gradient` is for, from the current values to buffer `index`.
@@ -288,17 +288,17 @@ class ArenaMemory:
             part = tuple(g[begin:end] for g in gs)
             return bound.apply(out[begin:end], w[begin:end], cut, part, n, t, step, scale)
 
-        return self.shared(size, piece)
+        return self.share_pass(size, piece)
 
     @property
-    def takes_pieces(self) -> bool:
+    def may_take_pieces(self) -> bool:
         """Whether a gradient that came in pieces is applied as it is, and not put together before."""
         return not (self.by_rows or self.on_device or self.counts_differ)
 
     @property
     def counts_differ(self) -> bool:
         """Whether the parts are to be updated with different counts."""
-        return self.counts and self.applied.differ
+        return self.counts and self.applied.has_different
 
     def _update_rows_of_parts(
         self, index: int, start: int, gradient: Array | GradientSum, t: int, step: int, scale: float
@@ -341,11 +341,11 @@ class ArenaMemory:
             return (summed(gs[: 1 - MOST], scratch), *gs[1 - MOST :])
         return (GradientSum(gs, divisor).array(scratch),)
 
-    def shared(self, size: int, work: Callable[[int, int], bool]) -> bool:
-        """Call `work(start, stop)` for all of `size` elements, by the crew if they are many."""
-        if self._crew is None or size < self._shared_size:
+    def share_pass(self, size: int, work: Callable[[int, int], bool]) -> bool:
+        """Call `work(start, stop)` for all of `size` elements, by the pool if they are many."""
+        if self._pool is None or size < self._shared_size:
             return work(0, size)
-        return self._crew.share(size, self._tuning.crew_piece_nbytes // self.arena.itemsize, work)
+        return self._pool.share_pass(size, self._tuning.pool_piece_nbytes // self.arena.itemsize, work)
 
     def update_rows(
         self, index: int, part: Part, start: int, rows: Array, gradient: Array, t: int, step: int, scale: float
@@ -361,7 +361,7 @@ class ArenaMemory:
         """Update the averages of these elements with their new values, those in buffer `index`."""
         assert self.averages is not None
         values = self.buffers[index].given[start : start + size]
-        self.averages.follow(start, values, step, self.shared)
+        self.averages.follow(start, values, step, self.share_pass)
 
     def follow_rows(self, index: int, part: Part, start: int, rows: Array, step: int) -> None:
         """As `follow`, for these rows of the part that begins at `start`."""

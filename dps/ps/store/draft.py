@@ -37,11 +37,11 @@ class Drafting(Protocol):
     counter: int
     step: int
 
-    def end(self, draft: Draft, published: bool) -> None: ...
+    def end_draft(self, draft: Draft, published: bool) -> None: ...
 
 
 class Draft:
-    """One version between `Store.open` and its publication. Used by the ps's thread.
+    """One version between `Store.open_draft` and its publication. Used by the ps's thread.
 
     A *reversible* draft is written to free buffers and changes nothing else. So it may be written while its push still
     arrives, and dropped. An *irreversible* one may be written in place and change slots. So its push is checked and
@@ -52,8 +52,8 @@ class Draft:
         self, store: Drafting, targets: Mapping[int, int], parts: Collection[int] | None, step: int, scale: float,
         reversible: bool, values: Collection[int] = (),
     ) -> None:  # fmt: skip
-        """Made by `Store.open`. `targets`: the number of the buffer that is written, for each arena that is written.
-        `parts`: those that are updated, by index; None: all that are trained. `values`: those that are set."""
+        """Made by `Store.open_draft`. `targets`: the number of the buffer that is written, for each arena that is
+        written. `parts`: those that are updated, by index; None: all that are trained. `values`: those that are set."""
         self._store, self.targets, self.parts, self.step, self._scale = store, targets, parts, step, scale
         self.reversible, self.values = reversible, values
         self.counter = store.counter + 1
@@ -63,14 +63,14 @@ class Draft:
         self._begun = self._closed = False
 
     @property
-    def holds(self) -> bool:
+    def is_valid(self) -> bool:
         """Whether the shard still has the version from which the draft is made."""
         return not self._closed and self._before == (self._store.counter, self._store.step)
 
-    def add(self, number: int, start: int, gradient: Array | GradientSum) -> None:
+    def write_range(self, number: int, start: int, gradient: Array | GradientSum) -> None:
         """Write a range of arena `number`, from element `start` on. The gradient was checked."""
         memory = self._store.arenas[number]
-        self._pass(memory, number, start, gradient, memory.applied.of(0) + 1)
+        self._run_pass(memory, number, start, gradient, memory.applied.count_of(0) + 1)
         if self.listener is not None:
             item = memory.arena.itemsize
             self.listener.wrote(memory.arena.offset + start * item, size_of(gradient) * item)
@@ -89,11 +89,11 @@ class Draft:
                 if isinstance(gradient, GradientPieces):
                     self._write_pieces(memory, number, gradient)
                 elif not (memory.counts and memory.counts_differ):
-                    good &= self._pass(memory, number, 0, gradient, memory.applied.of(0) + 1)
+                    good &= self._run_pass(memory, number, 0, gradient, memory.applied.count_of(0) + 1)
                 else:
                     for place, (part, start) in enumerate(zip(memory.arena.parts, memory.arena.starts, strict=True)):
                         own = cut(gradient, start, start + part.size)
-                        self._pass(memory, number, start, own, memory.applied.of(place) + 1)
+                        self._run_pass(memory, number, start, own, memory.applied.count_of(place) + 1)
         if update.values:
             for index, value in update.values.items():
                 self._set_part(index, value.reshape(-1))
@@ -102,7 +102,7 @@ class Draft:
     def publish(self) -> None:
         """Make the draft the current version."""
         self._closed = True
-        self._store.end(self, published=True)
+        self._store.end_draft(self, published=True)
         if self.listener is not None:
             self.listener.published()
 
@@ -115,12 +115,12 @@ class Draft:
             self.publish()
             return
         self._closed = True
-        self._store.end(self, published=False)
+        self._store.end_draft(self, published=False)
         if self.listener is not None:
             self.listener.dropped()
 
     def _write_pieces(self, memory: ArenaMemory, number: int, gradient: GradientPieces) -> None:
-        begin, t = 0, memory.applied.of(0) + 1
+        begin, t = 0, memory.applied.count_of(0) + 1
         for pieces in gradient.taken(self._store.runtime.tuning.store.group_nbytes):
             starts = [*itertools.accumulate((piece.size for piece in pieces), initial=0)]
 
@@ -130,10 +130,10 @@ class Draft:
                 for piece, at in zip(pieces, starts, strict=False):
                     part = piece[max(0, start - at) : max(0, stop - at)]
                     if part.size:
-                        self._pass(memory, number, begin + max(start, at), part, t)
+                        self._run_pass(memory, number, begin + max(start, at), part, t)
                 return True
 
-            memory.shared(starts[-1], work)
+            memory.share_pass(starts[-1], work)
             begin += starts[-1]
             pieces.clear()
 
@@ -141,17 +141,17 @@ class Draft:
         a, start = self._store.layout.place[number]
         memory = self._store.arenas[a]
         place, _ = memory.places[number]
-        part, t = memory.arena.parts[place], memory.applied.of(place) + 1
+        part, t = memory.arena.parts[place], memory.applied.count_of(place) + 1
         if isinstance(gradient, RowGradient):
             index, step = self.targets[a], self.step - 1
             memory.update_rows(index, part, start, gradient.rows, gradient.values, t, step, self._scale)
             if memory.averages is not None:
                 memory.follow_rows(index, part, start, gradient.rows, self.step)
         else:
-            self._pass(memory, a, start, gradient.reshape(-1), t)
+            self._run_pass(memory, a, start, gradient.reshape(-1), t)
 
     def _set_part(self, number: int, value: Array) -> None:
-        """Set values, whatever they were; in the simulator in blocks, as in `_pass`."""
+        """Set values, whatever they were; in the simulator in blocks, as in `_run_pass`."""
         a, start = self._store.layout.place[number]
         memory, index, runtime = self._store.arenas[a], self.targets[a], self._store.runtime
         block = runtime.tuning.block_nbytes // 4 or max(1, value.size)
@@ -159,7 +159,7 @@ class Draft:
             memory.set(index, start + at, value[at : at + block])
             runtime.preempt()
 
-    def _pass(self, memory: ArenaMemory, number: int, start: int, gradient: Array | GradientSum, t: int) -> bool:
+    def _run_pass(self, memory: ArenaMemory, number: int, start: int, gradient: Array | GradientSum, t: int) -> bool:
         """Run the kernel over a range; in the simulator in blocks, so that readers can run in between."""
         index, runtime = self.targets[number], self._store.runtime
         before = self.step - 1  # what a schedule is a function of: the first update takes its rate at 0

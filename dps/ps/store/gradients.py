@@ -89,7 +89,7 @@ class Gradient:
     """The values to set, by the index of their part, checked; None: no values."""
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         return self.run is None and not self.parts and not self.values
 
     def flats(self) -> list[Array]:

@@ -29,7 +29,7 @@ class Buffer:
     """Whether a draft that may still be dropped is written to it. Then no other update uses it."""
 
     @property
-    def free(self) -> bool:
+    def is_free(self) -> bool:
         """Whether nobody reads it, and no reversible draft writes it. This may be true of the current buffer, too,
         which is not one to write the next version to."""
         return self.leases == 0 and not self.drafted

@@ -33,16 +33,16 @@ class HalvesMemory(ArenaMemory):
 
 
 def memory_of(
-    arena: Arena, shared: Runtime | None, default: str, crew: ThreadPool | None = None, tuning: Tuning = ORDINARY
+    arena: Arena, shared: Runtime | None, default: str, pool: ThreadPool | None = None, tuning: Tuning = ORDINARY
 ) -> ArenaMemory:
     """The memory of an arena, filled with zeros. `default`: the device of an arena whose placement names none, such as
-    "GPU:0"; "" is the CPU. `shared`: the runtime that shares values with readers on this machine, or None. `crew`: the
+    "GPU:0"; "" is the CPU. `shared`: the runtime that shares values with readers on this machine, or None. `pool`: the
     threads that share long passes. numba.cuda is imported only if a GPU is wanted. Raises ConfigError, in one line, for
     a GPU that cannot be used."""
     gpu = gpu_index(arena.device or default)
     optimizer = None if arena.optimizer is None else optim.from_wire(arena.optimizer)
     if gpu is None:
-        return (HalvesMemory if arena.dtype in HALVES else ArenaMemory)(arena, optimizer, shared, crew, tuning)
+        return (HalvesMemory if arena.dtype in HALVES else ArenaMemory)(arena, optimizer, shared, pool, tuning)
     others = f" and {len(arena.parts) - 1} more" if len(arena.parts) > 1 else ""
     if arena.dtype in HALVES:
         raise ConfigError(

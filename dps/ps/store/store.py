@@ -12,7 +12,7 @@ from dps.ps.store.draft import Draft
 from dps.ps.store.gradients import Gradient, GradientPieces, GradientSum, arrays_of, not_finite
 from dps.ps.store.hold import Buffer, Hold
 from dps.ps.store.memory import memory_of
-from dps.ps.store.thread_pool import crew_of
+from dps.ps.store.thread_pool import pool_of
 from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
 from dps.variables.plan import Part, ShardLayout
@@ -28,13 +28,13 @@ class Store:
 
     def __init__(self, layout: ShardLayout, runtime: Runtime, device: str = "", threads: int = 1) -> None:
         """`device`: the device of variables whose placement names none: "GPU:0", else this process's memory. `threads`:
-        how many share a long pass on the CPU; AUTO: as many as there are idle cores, see `crew_of`. Raises ConfigError
+        how many share a long pass on the CPU; AUTO: as many as there are idle cores, see `pool_of`. Raises ConfigError
         for a GPU that cannot be used."""
         self.layout, self.runtime = layout, runtime
         shared = runtime if layout.nbytes >= runtime.tuning.shard_nbytes else None
         tuning = runtime.tuning
-        self._crew = crew_of(threads, tuning.store)
-        self.arenas = [memory_of(arena, shared, device, self._crew, tuning) for arena in layout.arenas]
+        self._pool = pool_of(threads, tuning.store)
+        self.arenas = [memory_of(arena, shared, device, self._pool, tuning) for arena in layout.arenas]
         self._trained = {a: memory for a, memory in enumerate(self.arenas) if memory.optimizer is not None}
         self.is_large = layout.nbytes >= tuning.store.large_pieces * tuning.piece_nbytes
         """Whether the shard has so many pieces that memory is saved (see `large_pieces`)."""
@@ -139,16 +139,16 @@ class Store:
 
     # -- writing, on the ps's thread -------------------------------------------------------------------------
 
-    def fill(self, offset: int, data: Array) -> None:
+    def fill_values(self, offset: int, data: Array) -> None:
         """Write bytes of the run at an offset, before the shard is published."""
         self.layout.check_range(offset, data.nbytes)
         for memory in self.arenas:
             arena = memory.arena
             if arena.offset <= offset < arena.offset + arena.nbytes:
                 values = data.reshape(-1).view(np.uint8).view(arena.dtype)
-                memory.begin((offset - arena.offset) // values.itemsize, values)
+                memory.fill_values((offset - arena.offset) // values.itemsize, values)
 
-    def apply(
+    def apply_update(
         self, update: Gradient, step: int, scale: float = 1.0, record: Callable[[int], None] = lambda counter: None
     ) -> str:
         """Make one update the next version, whole or not at all for every reader. "" when it was applied.
@@ -158,7 +158,7 @@ class Store:
         first variable that has it comes back as a sentence, and the shard is as it was: values, slots, counts and
         version.
         """
-        if update.empty:
+        if update.is_empty:
             record(self.counter)
             self.step = step
             return ""
@@ -169,7 +169,7 @@ class Store:
                 return problem
         if update.run is not None:
             update.run = self._put_together(update.run)
-        draft = self.open(step, scale, update.parts if update.run is None else None, values=update.values or ())
+        draft = self.open_draft(step, scale, update.parts if update.run is None else None, values=update.values or ())
         assert draft is not None, "an irreversible draft can always be opened"
         try:
             record(draft.counter)
@@ -188,7 +188,7 @@ class Store:
         set in place (`benchmarks/two_commits.py --works W2 --sizes resnet --lanes shared`)."""
         if update.values or len(update.flats()) < len(self.arenas):
             return False
-        draft = self.open(step, scale, reversible=True)
+        draft = self.open_draft(step, scale, reversible=True)
         if draft is None:
             return False
         try:
@@ -200,7 +200,7 @@ class Store:
         finally:
             draft.drop()
 
-    def open(
+    def open_draft(
         self, step: int, scale: float = 1.0, parts: Collection[int] | None = None, reversible: bool = False,
         values: Collection[int] = (),
     ) -> Draft | None:  # fmt: skip
@@ -231,7 +231,7 @@ class Store:
                 self.arenas[a].catch_up(index)
         return Draft(self, targets, parts, step, scale, reversible, values)
 
-    def end(self, draft: Draft, published: bool) -> None:
+    def end_draft(self, draft: Draft, published: bool) -> None:
         """End a draft: the version that it wrote becomes the current one, or is dropped."""
         with self._lock:
             for a, index in draft.targets.items():
@@ -255,7 +255,7 @@ class Store:
         memory may be short."""
         for a, memory in self._trained.items():
             gradient = run[a]
-            if isinstance(gradient, GradientPieces) and not memory.takes_pieces:
+            if isinstance(gradient, GradientPieces) and not memory.may_take_pieces:
                 run = [*run[:a], gradient.array(), *run[a + 1 :]]
         return run
 
@@ -270,11 +270,11 @@ class Store:
         return ""
 
     def close(self) -> None:
-        """Another run epoch has begun: free the memory on GPUs, and end the crew."""
+        """Another run epoch has begun: free the memory on GPUs, and end the pool."""
         for memory in self.arenas:
             memory.close()
-        if self._crew is not None:
-            self._crew.close()
+        if self._pool is not None:
+            self._pool.close()
 
 
 def _read_only(array: Array) -> Array:

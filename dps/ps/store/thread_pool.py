@@ -76,23 +76,23 @@ class ThreadPool:
         self._orders: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._helpers: list[threading.Thread] = []
 
-    def share(self, size: int, least: int, work: Work) -> bool:
+    def share_pass(self, size: int, least: int, work: Work) -> bool:
         """Call `work(start, stop)` for ranges of about `least` elements and more that cover 0 to `size`, in any order,
         some at the same time. Returns whether all calls returned True. Blocks. Raises what a call raised, after all
         have ended.
         """
-        if self._free is not None and size <= self._tuning.crew_alone * least and self._free() < 1:
+        if self._free is not None and size <= self._tuning.pool_alone * least and self._free() < 1:
             return work(0, size)
         shared = _Pass(size, least, work, self._tuning)
-        self._call(shared)
+        self._call_helpers(shared)
         while shared.work_on_one():
-            self._call(shared)
+            self._call_helpers(shared)
         shared.wait()
         if shared.error is not None:
             raise shared.error
         return shared.good
 
-    def _call(self, shared: _Pass) -> None:
+    def _call_helpers(self, shared: _Pass) -> None:
         """Call as many helpers to a pass as there are idle cores; none while some have not started yet."""
         absent = self.threads - 1 - shared.helpers
         if absent <= 0 or not shared.left or not self._orders.empty():
@@ -101,12 +101,12 @@ class ThreadPool:
         if wanted > 0:
             self._start()
         for _ in range(wanted):
-            shared.called()
-            self._orders.put(lambda: shared.help(self._free))
+            shared.add_helper()
+            self._orders.put(lambda: shared.work_as_helper(self._free))
 
     def _start(self) -> None:
         while len(self._helpers) < self.threads - 1:
-            helper = threading.Thread(target=self._help, name=f"crew {len(self._helpers)}", daemon=True)
+            helper = threading.Thread(target=self._run_helper, name=f"pool {len(self._helpers)}", daemon=True)
             helper.start()
             self._helpers.append(helper)
 
@@ -116,7 +116,7 @@ class ThreadPool:
             self._orders.put(None)
         self._helpers.clear()
 
-    def _help(self) -> None:
+    def _run_helper(self) -> None:
         while (order := self._orders.get()) is not None:
             order()
             del order  # and with it the memory that the pass was over
@@ -139,15 +139,15 @@ class _Pass:
         """How many elements no thread has begun."""
         return self._size - self._next
 
-    def called(self) -> None:
+    def add_helper(self) -> None:
         """A helper was called."""
         with self._lock:
             self.helpers += 1
 
-    def help(self, free: Callable[[], int] | None) -> None:
+    def work_as_helper(self, free: Callable[[], int] | None) -> None:
         """Work on pieces until none is left, or others have waited for a core for more than a moment."""
         crowded = 0
-        while crowded < self._tuning.crew_crowded and self.work_on_one():
+        while crowded < self._tuning.pool_crowded and self.work_on_one():
             crowded = crowded + 1 if free is not None and free() < 0 else 0
         with self._lock:
             self.helpers -= 1
@@ -155,7 +155,7 @@ class _Pass:
     def work_on_one(self) -> bool:
         """Work on the next piece; False if there is none."""
         with self._lock:
-            start, stop = self._next, self._end()
+            start, stop = self._next, self._next_end()
             if start == stop:
                 return False
             self._next = stop
@@ -172,7 +172,7 @@ class _Pass:
                 self._lock.notify_all()
         return True
 
-    def _end(self) -> int:
+    def _next_end(self) -> int:
         """The end of the next piece.
 
         Pieces become smaller, so that all threads end at about the same time: the caller waits for a helper that has
@@ -180,7 +180,7 @@ class _Pass:
         because each costs about 60 µs: Python's data have left the caches by then. The first pieces are not larger,
         because the session that asked for the pass may only be about to wait, and its core then becomes idle.
         """
-        alone, grain = self._tuning.crew_alone, self._tuning.crew_grain
+        alone, grain = self._tuning.pool_alone, self._tuning.pool_grain
         if self.helpers:
             wanted = self.left // (2 * (1 + self.helpers))
         else:
@@ -194,11 +194,11 @@ class _Pass:
                 self._lock.wait()
 
 
-def crew_of(threads: int, tuning: StoreTuning = ORDINARY.store) -> ThreadPool | None:
-    """The crew of a ps with this setting for its threads; None if its own thread does all. AUTO: up to
-    `tuning.crew_threads` threads, while cores are idle; no crew if the system cannot tell how many are.
+def pool_of(threads: int, tuning: StoreTuning = ORDINARY.store) -> ThreadPool | None:
+    """The pool of a ps with this setting for its threads; None if its own thread does all. AUTO: up to
+    `tuning.pool_threads` threads, while cores are idle; no pool if the system cannot tell how many are.
     """
-    most = min(tuning.crew_threads, cores() if threads == AUTO else threads)
+    most = min(tuning.pool_threads, cores() if threads == AUTO else threads)
     if threads != AUTO:
         return ThreadPool(threads, tuning=tuning) if most > 1 else None
     if most < 2:

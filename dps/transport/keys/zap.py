@@ -54,9 +54,9 @@ class Zap:
             if time.monotonic() - looked_at >= LOOK_S:
                 looked_at = time.monotonic()
                 for folder in list(self._versions):
-                    self._look(folder)
+                    self._check_folder(folder)
 
-    def _look(self, folder: KeyFolder) -> None:
+    def _check_folder(self, folder: KeyFolder) -> None:
         folder.changed()
         if folder.version != self._versions[folder]:
             self._versions[folder] = folder.version
@@ -72,14 +72,14 @@ class Zap:
             key = z85.encode(credentials[0])
             user = accepted.user(key)
             if not user:
-                self._look(accepted.folder)
+                self._check_folder(accepted.folder)
                 user = accepted.user(key)
             if not user:
-                self._tell(address.decode(errors="replace"), key, accepted.problem(key))
+                self._log_refused(address.decode(errors="replace"), key, accepted.problem(key))
         status = (b"200", b"OK") if user else (b"400", b"unknown key")
         return [version, request, *status, user.encode(), b""]
 
-    def _tell(self, address: str, key: bytes, problem: str) -> None:
+    def _log_refused(self, address: str, key: bytes, problem: str) -> None:
         """Log why a peer is refused, once. The peer itself is told the same in each case."""
         if (address, key, problem) not in self._told and len(self._told) < TOLD:
             self._told.add((address, key, problem))

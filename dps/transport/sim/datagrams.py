@@ -73,9 +73,9 @@ class Datagrams:
         if target is None:
             self.peers.gone(route)
             return False
-        return target._take(self, header, views)
+        return target._queue_datagram(self, header, views)
 
-    def _take(self, source: Datagrams, header: bytes, views: Sequence[memoryview]) -> bool:
+    def _queue_datagram(self, source: Datagrams, header: bytes, views: Sequence[memoryview]) -> bool:
         sockets, queue = self._sockets, self._queue
         if len(queue) >= sockets.room:
             return False
@@ -105,12 +105,12 @@ class Datagrams:
             route = self.peers.heard(name)
             if route is not None:
                 if sockets.trace.deliveries:
-                    self._note("datagram", len(header), frames)
+                    self._record_event("datagram", len(header), frames)
                 return Delivery(route, header, frames)
-            self._note("unheard", len(header), frames)
+            self._record_event("unheard", len(header), frames)
         return None
 
-    def _note(self, what: str, nbytes: int, frames: Sequence[memoryview]) -> None:
+    def _record_event(self, what: str, nbytes: int, frames: Sequence[memoryview]) -> None:
         nbytes += sum(frame.nbytes for frame in frames)
         self._sockets.trace.add(self._sockets.scheduler.now, self._port.owner.name, what, {"nbytes": nbytes})
 

@@ -50,7 +50,7 @@ class Fabric:
         """Deliver the message that opens a connection, if there is one, before all others."""
         header = connection.client.greetings.get(connection.address)
         if header and connection.state is ConnectionState.UP and connection.server is not None:
-            self.put(connection.server, Delivery(connection.route, header, []))
+            self.deliver_event(connection.server, Delivery(connection.route, header, []))
 
     def greet_soon(self, connection: SimulatedConnection) -> None:
         """The same for a connection that may be up already."""
@@ -133,8 +133,8 @@ class Fabric:
         if client.open:
             self._up[connection] = None
             server.peers[connection.route] = connection
-            self._note(client, "connected", to=server.owner.name, address=connection.address)
-            self.put(client, Connected(connection.address))
+            self._record_event(client, "connected", to=server.owner.name, address=connection.address)
+            self.deliver_event(client, Connected(connection.address))
         for message in pending:
             self._launch(message)
         if not client.open:
@@ -150,9 +150,9 @@ class Fabric:
         connection, epoch = pair
         if connection.state is ConnectionState.BROKEN and connection.epoch == epoch:
             connection.epoch += 1
-            self._note(connection.client, "disconnected", address=connection.address)
+            self._record_event(connection.client, "disconnected", address=connection.address)
             connection.client.lost(connection.address)
-            self.put(connection.client, Disconnected(connection.address))
+            self.deliver_event(connection.client, Disconnected(connection.address))
             self.open(connection)
 
     def close_connection(self, connection: SimulatedConnection) -> None:
@@ -275,7 +275,7 @@ class Fabric:
             if message.done is not None:
                 source.finish(message.done)
         if delivery is not None:
-            self.put(target, delivery)
+            self.deliver_event(target, delivery)
 
     def _lose(self, message: InFlight, why: str) -> None:
         self._note_message(message, why)
@@ -284,9 +284,9 @@ class Fabric:
     def send_nowhere(self, port: Port, header: bytes, views: list[memoryview]) -> None:
         """Record a message to a peer that is no longer connected."""
         nbytes = len(header) + sum(view.nbytes for view in views)
-        self._note(port, "dropped", to="a peer that is gone", nbytes=nbytes)
+        self._record_event(port, "dropped", to="a peer that is gone", nbytes=nbytes)
 
-    def put(self, port: Port, event: Event) -> None:
+    def deliver_event(self, port: Port, event: Event) -> None:
         """Give an endpoint an event, and wake the task that waits for it. Only between tasks."""
         if not port.open:
             return
@@ -298,12 +298,12 @@ class Fabric:
 
     # Silence
 
-    def cut(self, cut: Cut) -> None:
+    def add_partition(self, cut: Cut) -> None:
         """Begin a partition."""
         self._cuts.append(cut)
         self.look_again()
 
-    def mend(self, cut: Cut) -> bool:
+    def end_partition(self, cut: Cut) -> bool:
         """End a partition; False if it has ended already."""
         if cut not in self._cuts:
             return False
@@ -368,14 +368,14 @@ class Fabric:
     def _slow(self, lane: LinkDirection) -> float:
         return self.slow.get(lane.link.source, 1.0) * self.slow.get(lane.link.target, 1.0)
 
-    def _note(self, port: Port, what: str, **detail: Any) -> None:
+    def _record_event(self, port: Port, what: str, **detail: Any) -> None:
         self._trace.add(self._scheduler.now, port.owner.name, what, detail)
 
     def _note_message(self, message: InFlight, what: str) -> None:
         target = message.target
         to = message.via.address if target is None else target.owner.name
         nbytes = len(message.header) + sum(view.nbytes for view in message.views)
-        self._note(message.source, what, to=to, nbytes=nbytes)
+        self._record_event(message.source, what, to=to, nbytes=nbytes)
 
 
 def _key(owner: TaskGroup, address: Address) -> str:

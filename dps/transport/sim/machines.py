@@ -105,12 +105,12 @@ class Cores:
         task = self._scheduler.task()
         free = [core for core in self._cores if not core.busy]
         if free:
-            self._begin(task, seconds, free)
+            self._begin_task(task, seconds, free)
         else:
             self._waiting.append((task, seconds))
         self._scheduler.hand_over()
 
-    def _begin(self, task: SimTask, seconds: float, free: list[Core]) -> None:
+    def _begin_task(self, task: SimTask, seconds: float, free: list[Core]) -> None:
         process, now = task.group.name, self._scheduler.now
         core = next((core for core in free if core.process == process), free[0])
         if core.process != process or core.free_since < now:
@@ -119,9 +119,9 @@ class Cores:
         self._last[process] = now + seconds
         core.busy = True
         self.used_s += seconds
-        self._scheduler.push(now + seconds, self._over, (core, task))
+        self._scheduler.push(now + seconds, self._end_slice, (core, task))
 
-    def _over(self, what: tuple[Core, SimTask]) -> None:
+    def _end_slice(self, what: tuple[Core, SimTask]) -> None:
         """A task has used its time. It may request more at once, and gets it while its slice lasts."""
         core, task = what
         core.busy, core.free_since = False, self._scheduler.now
@@ -135,7 +135,7 @@ class Cores:
         while self._waiting and (free := [core for core in self._cores if not core.busy]):
             task, seconds = self._waiting.popleft()
             if task.alive:
-                self._begin(task, seconds, free)
+                self._begin_task(task, seconds, free)
 
 
 class Rack:

@@ -57,10 +57,10 @@ class SimulatedProcesses:
         process = SimProcess(name, "running", None, None, 0, runtime, restarts, restart_delay_s)
         self.processes[name] = process
         self._scheduler.expected += 1
-        self._begin(process)
+        self._begin_process(process)
         return process
 
-    def _begin(self, process: SimProcess) -> None:
+    def _begin_process(self, process: SimProcess) -> None:
         main, context = self._programs[process.name]
         context, result = context.copy(), []
         context.run(current_runtime.set, process.runtime)
@@ -68,14 +68,14 @@ class SimulatedProcesses:
         self._results[task] = result
         self._scheduler.start(task)
 
-    def _begin_again(self, process: SimProcess) -> None:
+    def _restart_process(self, process: SimProcess) -> None:
         if process.state != "waiting to restart":
             return
         process.incarnation += 1
         process.runtime = SimRuntime(self._setting, process.name, process.incarnation, self._task_ended)
         process.state, process.exit_code, process.error = "running", None, None
-        self.note(process.name, "restart", incarnation=process.incarnation)
-        self._begin(process)
+        self.record_event(process.name, "restart", incarnation=process.incarnation)
+        self._begin_process(process)
 
     def _task_ended(self, runtime: SimRuntime, task: SimTask) -> None:
         result = self._results.pop(task, None)
@@ -85,17 +85,17 @@ class SimulatedProcesses:
         if result is None:
             if task.error is not None and not isinstance(task.error, SystemExit):
                 process.task_errors.append(task.error)
-                self.note(process.name, "task failed", task=task.name, error=repr(task.error))
+                self.record_event(process.name, "task failed", task=task.name, error=repr(task.error))
             return
         process.state = "ended"
         process.exit_code = _exit_code(result, task.error)
         process.error = None if isinstance(task.error, SystemExit) else task.error
         detail = {} if process.error is None else {"error": repr(process.error)}
-        self.note(process.name, "exit", code=process.exit_code, **detail)
+        self.record_event(process.name, "exit", code=process.exit_code, **detail)
         self._scheduler.expected -= 1
-        self._end(runtime, LINGER_S)
+        self._end_process(runtime, LINGER_S)
 
-    def _end(self, runtime: SimRuntime, linger_s: float) -> None:
+    def _end_process(self, runtime: SimRuntime, linger_s: float) -> None:
         """End a process: from now on its code has no effect."""
         runtime.alive = False
         runtime.paused = False  # a kill also closes the connections of a stopped process
@@ -113,7 +113,7 @@ class SimulatedProcesses:
         if process is None:
             return
         runtime = process.runtime
-        self.note(name, "kill")
+        self.record_event(name, "kill")
         if restart_after is None and process.restarts > 0:
             process.restarts -= 1
             restart_after = process.restart_delay_s
@@ -122,8 +122,8 @@ class SimulatedProcesses:
             self._scheduler.expected -= 1
         else:
             process.state = "waiting to restart"
-            self._scheduler.push(self._scheduler.now + restart_after, self._begin_again, process)
-        self._end(runtime, 0.0)
+            self._scheduler.push(self._scheduler.now + restart_after, self._restart_process, process)
+        self._end_process(runtime, 0.0)
         current = self._scheduler.current
         if current is not None and current.group is runtime:
             raise GreenletExit
@@ -136,7 +136,7 @@ class SimulatedProcesses:
         runtime = process.runtime
         self._pauses[runtime] = self._pauses.get(runtime, 0) + 1
         runtime.paused = True
-        self.note(name, "pause", seconds=seconds)
+        self.record_event(name, "pause", seconds=seconds)
         self._setting.fabric.look_again()
         self._scheduler.push(self._scheduler.now + seconds, self._go_on, runtime)
 
@@ -146,7 +146,7 @@ class SimulatedProcesses:
             self._pauses[runtime] = pauses - 1
         elif pauses == 1:
             runtime.paused = False
-            self.note(runtime.name, "resume")
+            self.record_event(runtime.name, "resume")
             stalled, runtime.stalled = runtime.stalled, []
             for task in stalled:
                 self._scheduler.push(self._scheduler.now, self._scheduler.resume, task)
@@ -158,19 +158,19 @@ class SimulatedProcesses:
             if process.state == "running":
                 process.state = "killed"
                 self._scheduler.expected -= 1
-                self._end(process.runtime, 0.0)
+                self._end_process(process.runtime, 0.0)
             elif process.state == "waiting to restart":
                 process.state = "killed"
                 self._scheduler.expected -= 1
 
-    def note(self, name: str, what: str, **detail: object) -> None:
+    def record_event(self, name: str, what: str, **detail: object) -> None:
         """Add a line to the trace."""
         self._setting.trace.add(self._scheduler.now, name, what, detail)
 
     def _running(self, name: str, doing: str) -> SimProcess | None:
         process = self.processes[name]
         if process.state != "running":
-            self.note(name, f"{doing} ignored", state=process.state)
+            self.record_event(name, f"{doing} ignored", state=process.state)
             return None
         return process
 

@@ -369,14 +369,14 @@ class World:
             ValueError: No process has a name.
         """
         cut = Cut(self._all_named(tasks), None if others is None else self._all_named(others), one_way)
-        self._supervisor.note("network", "partition", **_cut_detail(cut))
-        self._fabric.cut(cut)
+        self._supervisor.record_event("network", "partition", **_cut_detail(cut))
+        self._fabric.add_partition(cut)
         if seconds is not None:
             self._scheduler.push(self.now + seconds, self._mend, cut)
 
     def heal(self) -> None:
         """End all partitions, now."""
-        self._supervisor.note("network", "heal")
+        self._supervisor.record_event("network", "heal")
         self._fabric.mend_all()
 
     def close(self) -> None:
@@ -415,8 +415,8 @@ class World:
         return frozenset(self._named(task, "partition") for task in _names(tasks))
 
     def _mend(self, cut: Cut) -> None:
-        if self._fabric.mend(cut):
-            self._supervisor.note("network", "heal", **_cut_detail(cut))
+        if self._fabric.end_partition(cut):
+            self._supervisor.record_event("network", "heal", **_cut_detail(cut))
 
     def _happen(self, fault: Fault) -> None:
         match fault:
@@ -440,10 +440,10 @@ class World:
 
         def over(_: object) -> None:
             switch(False)
-            self._supervisor.note(who, f"{what} over")
+            self._supervisor.record_event(who, f"{what} over")
 
         switch(True)
-        self._supervisor.note(who, what, seconds=seconds, amount=amount)
+        self._supervisor.record_event(who, what, seconds=seconds, amount=amount)
         self._scheduler.push(self.now + seconds, over, None)
 
     def _set_slow(self, task: str, factor: float, on: bool) -> None:

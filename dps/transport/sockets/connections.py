@@ -89,17 +89,17 @@ class Connections:
 
     # -- events -------------------------------------------------------------------------------------------------
 
-    def attend(self) -> bool:
+    def read_monitor(self) -> bool:
         """Read the monitor. If there are too many connections, shut those that are least needed. Returns whether any
         came or went."""
-        changed = self._read()
+        changed = self._read_events()
         while self._open and len(self._open) > (most := most_connections()):
             strangers = (each for each in self._open.values() if not self.admitted(each.route))
             worst = next(strangers, None) or next(reversed(self._open.values()))
-            self._end(worst, f"there are more than {most}, half of the descriptors of this process")
+            self._end_connection(worst, f"there are more than {most}, half of the descriptors of this process")
         return changed
 
-    def _read(self) -> bool:
+    def _read_events(self) -> bool:
         found = False
         while self._monitor is not None and not self._monitor.closed:
             try:
@@ -124,11 +124,11 @@ class Connections:
         if self._at.pop(connection.route, None) is not None:
             self.heard.pop(connection.route, None)
 
-    def meets(self, route: Route, source: Any) -> None:
+    def map_route(self, route: Route, source: Any) -> None:
         """A message has been read at a route that may not be in `heard`."""
         if route in self._at or route in self._gone:
             return
-        self.attend()
+        self.read_monitor()
         try:
             connection = self._open.get(int(source.get(zmq.SRCFD)))
         except zmq.ZMQError:  # inproc
@@ -155,28 +155,30 @@ class Connections:
             connection.strikes += strikes
             if connection.strikes >= (STRIKES_ADMITTED if self.admitted(route) else STRIKES):
                 why = "it brought too many messages that make no sense or that it may not send"
-                self._end(connection, why, deaf=True)
+                self._end_connection(connection, why, deaf=True)
 
-    def look(self, readable: bool, rounds: int) -> None:
+    def end_stalled(self, readable: bool, rounds: int) -> None:
         """End the connections that bring bytes and finish no message. `readable`: whether finished messages wait.
         `rounds`: rises each time that the listener is read, which reads one message."""
-        self.attend()
+        self.read_monitor()
         strangers: list[_Connection] = []
         for each in list(self._open.values()):
             trusted = self.serves_strangers or self.admitted(each.route)
-            if self._leads(each, LEAD_NBYTES + self._credit * trusted, readable, rounds):
-                self._end(each, f"it brought {each.lead >> 20} MB and finished no message")
+            if self._is_leading(each, LEAD_NBYTES + self._credit * trusted, readable, rounds):
+                self._end_connection(each, f"it brought {each.lead >> 20} MB and finished no message")
             elif not trusted:
                 strangers.append(each)
         strangers.sort(key=lambda each: each.lead)
         while not readable and sum(each.lead for each in strangers) > STRANGERS_NBYTES:
-            self._end(strangers.pop(), f"strangers brought {STRANGERS_NBYTES >> 20} MB and finished no message")
+            self._end_connection(
+                strangers.pop(), f"strangers brought {STRANGERS_NBYTES >> 20} MB and finished no message"
+            )
         if self._ends and self._ends == self._ends_before:  # what they brought was read, or dropped
             self._ends = 0
             trim_memory()
         self._ends_before = self._ends
 
-    def _leads(self, each: _Connection, most: int, readable: bool, rounds: int) -> bool:
+    def _is_leading(self, each: _Connection, most: int, readable: bool, rounds: int) -> bool:
         """Whether a connection has brought more than `most` bytes since it last finished a message.
 
         Where messages wait to be read, one of its own may be among them. libzmq reads connections in turn, so after
@@ -192,7 +194,7 @@ class Connections:
             each.rounds = rounds
         return not readable or rounds > each.rounds + 2 * len(self._open)
 
-    def _end(self, connection: _Connection, why: str, deaf: bool = False) -> None:
+    def _end_connection(self, connection: _Connection, why: str, deaf: bool = False) -> None:
         """End a connection; what is left of its messages is dropped. `deaf`: the kernel takes nothing more that it
         brings, and libzmq closes it when it misses its heartbeats: until then its peer waits, and does not connect
         again at once. Otherwise it is shut, and its memory is free at once."""
@@ -210,10 +212,10 @@ class Connections:
         that is made before the monitor is read is this connection's, or the monitor knows of its end."""
         try:
             with _copied(connection.fd) as copy:
-                self._read()
+                self._read_events()
                 if self._open.get(connection.fd) is not connection:
                     return False
-                self._tell(host_of(connection.fd), why)
+                self._log_ended(host_of(connection.fd), why)
                 if deaf and deafen(copy):
                     return True
                 copy.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, at once
@@ -222,7 +224,7 @@ class Connections:
             pass
         return False
 
-    def _tell(self, host: str, why: str) -> None:
+    def _log_ended(self, host: str, why: str) -> None:
         """Log the first of each host."""
         if (host, why[:16]) not in self._told and len(self._told) < ENDED:
             self._told.add((host, why[:16]))

@@ -122,12 +122,12 @@ class Dealer:
     ) -> None:
         """Hand the message to libzmq, or keep it until the peer is connected."""
         if not self.up or self.socket is None:
-            self._keep(header, frames, large, done)
+            self._queue_message(header, frames, large, done)
             return
-        if loans.send(self.socket, (header,), frames, large, done) and done is not None:
+        if loans.send_message(self.socket, (header,), frames, large, done) and done is not None:
             finish(done)
 
-    def _keep(
+    def _queue_message(
         self, header: bytes, frames: Sequence[Buffer], large: list[bool], done: Callable[[], None] | None
     ) -> None:
         kept = [frame if big else memoryview(frame).tobytes() for frame, big in zip(frames, large, strict=True)]
@@ -157,7 +157,7 @@ class Dealer:
         """Introduce this endpoint if the peer is connected."""
         greeting = self._greetings.get(self.address)
         if greeting and self.up and self.socket is not None:
-            loans.send(self.socket, (greeting,), [], [], None)
+            loans.send_message(self.socket, (greeting,), [], [], None)
 
     def rise(self, loans: Loans) -> None:
         """The peer is connected: introduce this endpoint, and send the messages that waited."""

@@ -20,7 +20,7 @@ from dps.transport.endpoint import Buffer, Connected, Delivery, Disconnected, Ev
 from dps.transport.sockets.addresses import Binding, url
 from dps.transport.sockets.datagrams import Direct
 from dps.transport.sockets.dealer import SILENCE_S, Dealer
-from dps.transport.sockets.frames import Loans, Malformed, finish, large_frames, take
+from dps.transport.sockets.frames import Loans, Malformed, finish, large_frames, read_message
 from dps.transport.sockets.listener import Names
 from dps.transport.sockets.options import Sockets
 from dps.transport.sockets.wakeups import Poller, Signals
@@ -78,15 +78,15 @@ class ZmqEndpoint:
             self.exposed, self.keyed, self._inproc = self._listener.exposed, self._listener.keyed, self._listener.inproc
             self._upkeep = Upkeep(self._listener, self._loans, self._poller, self._signals)
             self.accepted, self.address = self._listener.connections, self._listener.address
-            self._upkeep.listen()
+            self._upkeep.watch_listener()
 
     def expect(self, address: str, user: str) -> None:
         """See `Endpoint.expect`."""
         if user and self._sockets.keys is not None and self._users.get(address) != "chief":
             self._users[address] = user
             if (dealer := self._dealers.get(address)) is not None and dealer.expect(user):
-                self._shut(dealer)
-                self._try(dealer)
+                self._close_socket(dealer)
+                self._try_connection(dealer)
 
     def connect(self, address: str) -> None:
         """See `Endpoint.connect`. Blocks only to resolve a host name other than localhost. Raises ConfigError for a
@@ -104,7 +104,7 @@ class ZmqEndpoint:
             if dealer.inproc:
                 self._names.watch(where, self)
             else:
-                self._try(dealer)
+                self._try_connection(dealer)
         self._dealers[address] = dealer
         self._signals.attend()
         return dealer
@@ -139,7 +139,7 @@ class ZmqEndpoint:
         if dealer.inproc:
             self._names.forget(dealer.url, self)
         dealer.fall()
-        self._shut(dealer)
+        self._close_socket(dealer)
         del self._by_url[dealer.url]
         self._dealers = {text: other for text, other in self._dealers.items() if other is not dealer}
 
@@ -149,7 +149,7 @@ class ZmqEndpoint:
         """See `Endpoint.send`. Raises ValueError for an empty header, frames that are not contiguous or too long, and a
         route that is not this endpoint's; Unavailable once the endpoint is closed."""
         if self._loans.open:
-            self._loans.reap()
+            self._loans.return_buffers()
         if not header:
             raise ValueError("a message needs a header of at least one byte, got none")
         if self._direct.send(route, header, frames):
@@ -161,8 +161,8 @@ class ZmqEndpoint:
             dealer = self._dealers.get(route) or self._connect(route)
             if not dealer.up:
                 self._signals.attend()
-                if dealer.socket is None and not dealer.inproc and dealer.handshake.again:
-                    self._try(dealer)
+                if dealer.socket is None and not dealer.inproc and dealer.handshake.may_retry:
+                    self._try_connection(dealer)
             if dealer.socket is not None:
                 self._poller.used(dealer.socket)
             dealer.send(header, frames, large, done, self._loans)
@@ -175,11 +175,11 @@ class ZmqEndpoint:
     def receive(self, timeout_s: float) -> Event | None:
         """The next event, or None after `timeout_s` seconds or a `wake`. Blocks; 0 only looks."""
         if self._loans.open:
-            self._loans.reap()
+            self._loans.return_buffers()
         if self._events:
             return self._events.popleft()
         while self._ready:
-            if (delivery := self._take(self._ready.popleft())) is not None:
+            if (delivery := self._read_socket(self._ready.popleft())) is not None:
                 return delivery
         if self._heard_direct < IN_A_ROW and (delivery := self._direct.receive()) is not None:
             self._heard_direct += 1  # the sockets get their turn, too
@@ -193,13 +193,13 @@ class ZmqEndpoint:
         now, upkeep = time.monotonic(), self._upkeep
         deadline = now + timeout_s
         while True:
-            if upkeep is not None and now >= upkeep.at:
-                upkeep.run(now)
-            left_s = (deadline if upkeep is None else min(deadline, upkeep.at)) - now
+            if upkeep is not None and now >= upkeep.due_at:
+                upkeep.run_due(now)
+            left_s = (deadline if upkeep is None else min(deadline, upkeep.due_at)) - now
             if self._signals.woken:
                 left_s = 0.0
             if self._loans.open:
-                left_s = min(left_s, self._loans.patience_s)
+                left_s = min(left_s, self._loans.recheck_s)
             fds, sockets = self._poller.wait(min(left_s, _LONGEST_POLL_S))
             for fd in fds:
                 if fd != self._direct.fd:
@@ -209,12 +209,12 @@ class ZmqEndpoint:
             if self._events:
                 return self._events.popleft()
             while self._ready:
-                if (delivery := self._take(self._ready.popleft())) is not None:
+                if (delivery := self._read_socket(self._ready.popleft())) is not None:
                     return delivery
             if (delivery := self._direct.receive()) is not None:
                 return delivery
             if self._loans.open:
-                self._loans.reap()
+                self._loans.return_buffers()
             if self._signals.woken:
                 self._signals.woken = False
                 return None
@@ -228,68 +228,68 @@ class ZmqEndpoint:
         if dealer is None:
             return
         if dealer.up:
-            self._change(dealer, False)
+            self._change_state(dealer, False)
         if bound:
-            self._shut(dealer)
-            self._open(dealer)
-            self._change(dealer, True)
+            self._close_socket(dealer)
+            self._open_socket(dealer)
+            self._change_state(dealer, True)
 
-    def _look(self, dealer: Dealer) -> None:
+    def _read_monitor(self, dealer: Dealer) -> None:
         changes = dealer.changes()
         for up in changes:
-            self._change(dealer, up)
+            self._change_state(dealer, up)
         if changes and not changes[-1]:  # use a new socket: messages that libzmq still holds were for the old peer
-            self._shut(dealer)
-            self._try(dealer)
+            self._close_socket(dealer)
+            self._try_connection(dealer)
             return
         for event in dealer.failures():
-            self._failed(dealer, event)
+            self._handle_failure(dealer, event)
 
-    def _try(self, dealer: Dealer) -> None:
+    def _try_connection(self, dealer: Dealer) -> None:
         """Open a connection, if there are keys for it."""
-        if self._listener is not None and self._listener.outdated():
-            self._signals.call(self._renew)
-        if self._sockets.keys is not None and dealer.handshake.lacking():
-            self._refuse(dealer)
+        if self._listener is not None and self._listener.is_outdated():
+            self._signals.call(self._renew_connections)
+        if self._sockets.keys is not None and dealer.handshake.is_lacking_keys():
+            self._refuse_connection(dealer)
         else:
-            self._open(dealer)
+            self._open_socket(dealer)
 
-    def _failed(self, dealer: Dealer, event: int) -> None:
+    def _handle_failure(self, dealer: Dealer, event: int) -> None:
         """A handshake failed: try other keys, or say why it is refused, at once or when that is known."""
         from dps.transport.sockets.handshake import Step
 
         def explained() -> None:
             if self._by_url.get(dealer.url) is dealer and not dealer.up:
-                self._refuse(dealer)
+                self._refuse_connection(dealer)
 
         step = dealer.handshake.failed(event, dealer.url, lambda: self._signals.call(explained))
         if step is Step.REFUSED:
-            self._refuse(dealer)
+            self._refuse_connection(dealer)
         elif step is not Step.WAIT:
-            self._shut(dealer)
+            self._close_socket(dealer)
         if step is Step.NEXT:
-            self._try(dealer)
+            self._try_connection(dealer)
 
-    def _refuse(self, dealer: Dealer) -> None:
-        self._shut(dealer)
+    def _refuse_connection(self, dealer: Dealer) -> None:
+        self._close_socket(dealer)
         dealer.fall()
-        dealer.handshake.pause()
+        dealer.handshake.delay_retry()
         self._events.append(Refused(dealer.address, dealer.handshake.reason))
 
-    def _renew(self) -> None:
+    def _renew_connections(self) -> None:
         """Make the connections whose keys are gone anew, with those that the folder has now."""
-        if self._upkeep is not None and self._listener is not None and self._listener.outdated():
-            self._upkeep.pause()
+        if self._upkeep is not None and self._listener is not None and self._listener.is_outdated():
+            self._upkeep.unwatch_listener()
             self._ready.clear()
             self._listener.renew()
-            self._upkeep.listen()
+            self._upkeep.watch_listener()
         for dealer in self._by_url.values():
-            if not dealer.inproc and (dealer.socket is None or dealer.handshake.stale):
-                self._change(dealer, False) if dealer.up else None
-                self._shut(dealer)
-                self._try(dealer)
+            if not dealer.inproc and (dealer.socket is None or dealer.handshake.is_stale):
+                self._change_state(dealer, False) if dealer.up else None
+                self._close_socket(dealer)
+                self._try_connection(dealer)
 
-    def _change(self, dealer: Dealer, up: bool) -> None:
+    def _change_state(self, dealer: Dealer, up: bool) -> None:
         if up:
             self._events.append(Connected(dealer.address))
             if dealer.socket is not None:
@@ -300,20 +300,20 @@ class ZmqEndpoint:
         dealer.fall()
         socket = dealer.socket
         while socket is not None and socket.poll(0):  # the peer's last messages come before its loss
-            delivery = self._take(socket)
+            delivery = self._read_socket(socket)
             if delivery is not None:
                 self._events.append(delivery)
         self._events.append(Disconnected(dealer.address))
 
-    def _open(self, dealer: Dealer) -> None:
+    def _open_socket(self, dealer: Dealer) -> None:
         with opening(f"a connection to {dealer.address}"):
             socket = dealer.open()
         self._by_socket[socket] = dealer
         self._poller.register(socket)
         if dealer.monitor is not None:
-            self._signals.watch(dealer.monitor, partial(self._look, dealer))
+            self._signals.watch(dealer.monitor, partial(self._read_monitor, dealer))
 
-    def _shut(self, dealer: Dealer, linger_s: float = 0.0) -> None:
+    def _close_socket(self, dealer: Dealer, linger_s: float = 0.0) -> None:
         if dealer.socket is not None:
             self._poller.unregister(dealer.socket)
             del self._by_socket[dealer.socket]
@@ -323,35 +323,35 @@ class ZmqEndpoint:
             self._signals.unwatch(dealer.monitor)
         dealer.close(linger_s)
 
-    def _take(self, socket: zmq.Socket[bytes]) -> Delivery | None:
+    def _read_socket(self, socket: zmq.Socket[bytes]) -> Delivery | None:
         """One message from a readable socket; None when it is malformed."""
         dealer = self._by_socket.get(socket)
         if not socket.closed:
             self._poller.used(socket)
         try:
             if dealer is not None:
-                return take(socket, dealer.address, dealer.inproc)
-            delivery = take(socket, None, self._inproc, self.accepted.ended)
+                return read_message(socket, dealer.address, dealer.inproc)
+            delivery = read_message(socket, None, self._inproc, self.accepted.ended)
         except Malformed as error:
             self.dropped += 1
             if dealer is None:
-                self.accepted.meets(error.route, error.source)
+                self.accepted.map_route(error.route, error.source)
                 self.accepted.blame(error.route)
             return None
         if delivery is not None:
             if delivery.route not in self.accepted.heard:
-                self.accepted.meets(delivery.route, delivery.source)
+                self.accepted.map_route(delivery.route, delivery.source)
             self.accepted.heard[delivery.route] = True
         return delivery
 
-    def tell(self, url: str, bound: bool) -> None:
+    def rebind_name(self, url: str, bound: bool) -> None:
         """Note that an inproc name changed. Called by the thread that bound or closed it."""
         self._signals.call(lambda: self._rebind(url, bound))
 
     def renew(self, folder: KeyFolder) -> None:
         """Note that the keys of a folder have changed. Any thread may call."""
         if self._sockets.keys is not None and self._sockets.keys.folder is folder:
-            self._signals.call(self._renew)
+            self._signals.call(self._renew_connections)
 
     def wake(self) -> None:
         """Make a `receive` that waits now, or the next one, return. Any thread may call it."""
@@ -376,7 +376,7 @@ class ZmqEndpoint:
             if dealer.inproc:
                 self._names.forget(dealer.url, self)
             dealer.fall()
-            self._shut(dealer, linger_s)
+            self._close_socket(dealer, linger_s)
         self._by_url.clear()
         self._dealers.clear()
         if self._listener is not None:

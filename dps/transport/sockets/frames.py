@@ -102,16 +102,16 @@ class Loans:
     """Buffers that libzmq is still reading, with the callbacks to call when it has finished."""
 
     SCAN = 8
-    _FIRST_PATIENCE_S = 0.001
-    _LAST_PATIENCE_S = 0.064
+    _FIRST_RECHECK_S = 0.001
+    _LAST_RECHECK_S = 0.064
 
     def __init__(self) -> None:
         self.open: deque[tuple[zmq.MessageTracker, Callable[[], None]]] = deque()
         self._unknown: list[Callable[[], None]] = []  # interrupted sends: what libzmq still reads is unknown
-        self.patience_s = self._FIRST_PATIENCE_S
+        self.recheck_s = self._FIRST_RECHECK_S
         """How long a wait may last before the loans are checked again; grows while no buffer is returned."""
 
-    def send(
+    def send_message(
         self,
         socket: zmq.Socket[bytes],
         head: Sequence[bytes],
@@ -134,12 +134,12 @@ class Loans:
             return 0
         if trackers:
             self.open.append((zmq.MessageTracker(*trackers), done))
-            self.patience_s = self._FIRST_PATIENCE_S
+            self.recheck_s = self._FIRST_RECHECK_S
         else:
             finish(done)
         return 0
 
-    def reap(self) -> None:
+    def return_buffers(self) -> None:
         """Call the callbacks that are due among the oldest few. Others move to the end, so that none hides another."""
         returned = False
         for _ in range(min(self.SCAN, len(self.open))):
@@ -149,7 +149,7 @@ class Loans:
                 finish(loan[1])
             else:
                 self.open.append(loan)
-        self.patience_s = self._FIRST_PATIENCE_S if returned else min(2 * self.patience_s, self._LAST_PATIENCE_S)
+        self.recheck_s = self._FIRST_RECHECK_S if returned else min(2 * self.recheck_s, self._LAST_RECHECK_S)
 
     def close(self, wait_s: float) -> None:
         """Wait up to `wait_s` seconds for all buffers, then call every remaining callback."""
@@ -182,7 +182,9 @@ class Malformed(Exception):
         self.route, self.source = route, source
 
 
-def take(socket: zmq.Socket[bytes], address: str | None, inproc: bool, ended: Container[Route] = ()) -> Delivery | None:
+def read_message(
+    socket: zmq.Socket[bytes], address: str | None, inproc: bool, ended: Container[Route] = ()
+) -> Delivery | None:
     """One message, or None if there is none. `address` is the node at the other end, None for a ROUTER.
 
     On inproc a frame is the sender's own memory, so all frames are copied, because they must belong to the receiver.

@@ -80,21 +80,21 @@ class Handshake:
         return [(pair, server) for server in self._keys.servers(self._user) for pair in own]
 
     def choice(self) -> Choice | None:
-        """The keys to use now; None without keys. Only where there are some (`lacking`)."""
+        """The keys to use now; None without keys. Only where there are some (`is_lacking_keys`)."""
         if self._keys is not None:
             choices = self._choices()
             self._chosen = choices[self._attempt % len(choices)]
         return self._chosen
 
     @property
-    def stale(self) -> bool:
+    def is_stale(self) -> bool:
         """Whether the last `choice` is of keys that are gone."""
         if self._keys is None or self._chosen is None:
             return self._keys is not None
         own, server = self._chosen
         return own not in self._keys.pairs or server not in self._keys.servers(self._user)
 
-    def lacking(self) -> bool:
+    def is_lacking_keys(self) -> bool:
         """Whether there are no keys to use. Then `reason` says what is missing."""
         if self._keys is None:
             return False
@@ -120,10 +120,10 @@ class Handshake:
             self._attempt += 1
             return Step.NEXT
         silent = self._failures >= SILENCES * choices and time.monotonic() >= self._settled_at
-        if (event != _SILENT or silent) and self.again:
+        if (event != _SILENT or silent) and self.may_retry:
             if self._keys is not None and self._keys.folder.changed():  # the listener has looked there earlier
                 return Step.NEXT
-            self.pause()
+            self.delay_retry()
             self._ask(url, explained)
         return Step.WAIT if event == _SILENT else Step.CLOSE
 
@@ -146,12 +146,12 @@ class Handshake:
         self._settled_at = math.inf
         self._rejected.clear()
 
-    def pause(self) -> None:
-        """Note that the connection is closed, until `again`."""
+    def delay_retry(self) -> None:
+        """Note that the connection is closed, until `may_retry`."""
         self._again_at = time.monotonic() + AGAIN_S
 
     @property
-    def again(self) -> bool:
+    def may_retry(self) -> bool:
         """Whether a refused connection may be tried again."""
         return time.monotonic() >= self._again_at
 

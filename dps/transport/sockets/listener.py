@@ -21,9 +21,9 @@ from dps.transport.sockets.options import Sockets
 
 
 class Watcher(Protocol):
-    """An object that watches a name. Any thread may call `tell`, which must not block."""
+    """An object that watches a name. Any thread may call `rebind_name`, which must not block."""
 
-    def tell(self, url: str, bound: bool) -> None: ...
+    def rebind_name(self, url: str, bound: bool) -> None: ...
 
 
 class Names:
@@ -39,21 +39,21 @@ class Names:
         with self._lock:
             self._bound.add(url)
             for watcher in self._watchers.get(url, ()):
-                watcher.tell(url, True)
+                watcher.rebind_name(url, True)
 
     def shut(self, url: str) -> None:
         """Note that the name is no longer served."""
         with self._lock:
             self._bound.discard(url)
             for watcher in self._watchers.get(url, ()):
-                watcher.tell(url, False)
+                watcher.rebind_name(url, False)
 
     def watch(self, url: str, watcher: Watcher) -> None:
         """Tell `watcher` about each change, and at once if the name is bound already."""
         with self._lock:
             self._watchers.setdefault(url, []).append(watcher)
             if url in self._bound:
-                watcher.tell(url, True)
+                watcher.rebind_name(url, True)
 
     def forget(self, url: str, watcher: Watcher) -> None:
         """Stop telling `watcher`."""
@@ -117,7 +117,7 @@ class Listener:
         self._file = _inode(self._path) if self._path and not self.inproc else None
         self.connections.renew(self.monitor)
 
-    def outdated(self) -> bool:
+    def is_outdated(self) -> bool:
         """Whether it should use another pair, or it may have let in somebody whose key is gone."""
         keys = self._sockets.keys
         if self._used is None or keys is None:
@@ -129,7 +129,7 @@ class Listener:
         """End all connections and listen again, with the keys that the endpoint has now. Waits some milliseconds.
 
         Raises NotAuthenticated if it has none any more, and Unavailable if another process took the address."""
-        self._end(0.0)
+        self._close_socket(0.0)
         asked = of_url(self._url)
         self._bound(self._url, lambda made: _bind(made, self._url, asked))
 
@@ -141,9 +141,9 @@ class Listener:
         if self.inproc:
             self._names.shut(self._url)
             self.socket.unbind(self._url)
-        self._end(linger_s)
+        self._close_socket(linger_s)
 
-    def _end(self, linger_s: float) -> None:
+    def _close_socket(self, linger_s: float) -> None:
         """libzmq's thread, which moves the bytes of all sockets of this process, waits for ever at an event that nobody
         reads. So the monitor is replaced before it is closed, and the last one brings only the event that is awaited:
         connections end later, if they still send."""

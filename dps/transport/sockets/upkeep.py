@@ -29,48 +29,48 @@ class Upkeep:
         self.connections = listener.connections
         self.backlog: Backlog | None = None
         """Made when it is needed."""
-        self.at = self._look_at = math.inf if listener.inproc else 0.0
-        """When `run` is due, on the clock of time.monotonic."""
+        self.due_at = self._check_at = math.inf if listener.inproc else 0.0
+        """When `run_due` is due, on the clock of time.monotonic."""
         self._loans, self._listener, self._poller, self._signals = loans, listener, poller, signals
         self._watched = False
 
-    def listen(self) -> None:
+    def watch_listener(self) -> None:
         """Begin to read the listener and its monitor."""
         self._poller.register(self._listener.socket)
-        self._watch()
+        self._watch_monitor()
 
-    def pause(self) -> None:
+    def unwatch_listener(self) -> None:
         """Read neither, because the listener is about to be closed."""
         self._poller.unregister(self._listener.socket)
         if self._watched:
             self._signals.unwatch(self._listener.monitor)
         self._watched = False
 
-    def _watch(self) -> None:
+    def _watch_monitor(self) -> None:
         self._watched = True
-        self._signals.watch(self._listener.monitor, self._came)
+        self._signals.watch(self._listener.monitor, self._read_monitor)
 
-    def _came(self) -> None:
+    def _read_monitor(self) -> None:
         """Connections came or went. Further ones do not wake this thread for REST_S: many may come in vain."""
-        if self.connections.attend() and self._watched:
+        if self.connections.read_monitor() and self._watched:
             self._signals.unwatch(self._listener.monitor)
             self._watched = False
-            self.at = min(self.at, time.monotonic() + REST_S)
+            self.due_at = min(self.due_at, time.monotonic() + REST_S)
 
-    def run(self, now: float) -> None:
+    def run_due(self, now: float) -> None:
         """Do what is due."""
         if not self._watched:
-            self._watch()
+            self._watch_monitor()
         socket, backlog = self._listener.socket, self.backlog
         self._poller.used(socket)
         if backlog is not None:
-            backlog.retry(socket)
-        if now >= self._look_at:
-            self._look_at = now + LOOK_S
-            self.connections.look(bool(int(socket.get(zmq.EVENTS)) & zmq.POLLIN), self._poller.rounds)
-        self.at = self._look_at if self._watched else min(self._look_at, now + REST_S)
+            backlog.send_waiting(socket)
+        if now >= self._check_at:
+            self._check_at = now + LOOK_S
+            self.connections.end_stalled(bool(int(socket.get(zmq.EVENTS)) & zmq.POLLIN), self._poller.rounds)
+        self.due_at = self._check_at if self._watched else min(self._check_at, now + REST_S)
         if backlog is not None and backlog.waiting:
-            self.at = min(self.at, now + backlog.patience_s)
+            self.due_at = min(self.due_at, now + backlog.retry_s)
 
     def send(
         self, route: bytes, header: bytes, frames: Sequence[Buffer], large: list[bool], done: Callable[[], None] | None
@@ -79,17 +79,17 @@ class Upkeep:
         socket, backlog, failed = self._listener.socket, self.backlog, errno.EAGAIN
         self._poller.used(socket)
         if backlog is None or route not in backlog.waiting:
-            failed = self._loans.send(socket, (route, header), frames, large, done)
+            failed = self._loans.send_message(socket, (route, header), frames, large, done)
         if failed == errno.EAGAIN:
-            self._keep().put(route, header, frames, large, done)
+            self._open_backlog().queue_message(route, header, frames, large, done)
         elif failed and done is not None:
             finish(done)
 
-    def _keep(self) -> Backlog:
+    def _open_backlog(self) -> Backlog:
         """What keeps messages, which are tried again soon."""
         if self.backlog is None:
             self.backlog = Backlog(self._loans)
-        self.at = 0.0
+        self.due_at = 0.0
         return self.backlog
 
     def close(self) -> None:
@@ -118,13 +118,14 @@ class Backlog:
     def __init__(self, loans: Loans) -> None:
         self._loans = loans
         self.waiting: dict[bytes, deque[_Letter]] = {}
-        """The waiting messages, by route. A message for a route that is here must be `put`, so that the order stays."""
+        """The waiting messages, by route. A message for a route that is here must be `queue_message`, so that the order
+        stays."""
         self.dropped = 0
         self._nbytes = 0
-        self.patience_s = FIRST_S
-        """How long to wait before `retry`."""
+        self.retry_s = FIRST_S
+        """How long to wait before `send_waiting`."""
 
-    def put(
+    def queue_message(
         self, route: bytes, header: bytes, frames: Sequence[Buffer], large: list[bool], done: Callable[[], None] | None
     ) -> None:
         """Keep a message whose peer has no room. Small frames are copied."""
@@ -144,7 +145,7 @@ class Backlog:
         if done is not None:
             finish(done)
 
-    def retry(self, socket: zmq.Socket[bytes]) -> None:
+    def send_waiting(self, socket: zmq.Socket[bytes]) -> None:
         """Send what can be sent by now."""
         before = self._nbytes, len(self.waiting)
         for route, waiting in list(self.waiting.items()):
@@ -152,12 +153,12 @@ class Backlog:
             if not waiting:
                 del self.waiting[route]
         moved = before != (self._nbytes, len(self.waiting))
-        self.patience_s = FIRST_S if moved else min(2 * self.patience_s, LAST_S)
+        self.retry_s = FIRST_S if moved else min(2 * self.retry_s, LAST_S)
 
     def _send(self, socket: zmq.Socket[bytes], route: bytes, waiting: deque[_Letter]) -> None:
         while waiting:
             header, frames, large, done, nbytes = waiting[0]
-            failed = self._loans.send(socket, (route, header), frames, large, done)
+            failed = self._loans.send_message(socket, (route, header), frames, large, done)
             if failed == errno.EAGAIN:
                 return
             waiting.popleft()

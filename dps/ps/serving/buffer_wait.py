@@ -42,20 +42,20 @@ class BufferWait:
         if hold is not None:
             self._stuck = self._stuck and wait.pace is None
             return hold
-        if self._waits(wait):
+        if self._must_wait(wait):
             return None
         hold = store.hold(arenas=arenas)
         if hold is None:
             self.copies += 1
-            hold = self._copy()
+            hold = self._copy_version()
         return hold
 
-    def _waits(self, wait: Wait) -> bool:
+    def _must_wait(self, wait: Wait) -> bool:
         now, grows = self._store.runtime.now(), self._store.may_grow
         if wait.pace is None:
             wait.pace = Pace(now, self.sent, self._tuning)
             patient = grows or (self._store.is_large and not self._stuck)
-            last = now + (self._tuning.room_most_s if patient else self._tuning.room_s)
+            last = now + (self._tuning.buffer_wait_most_s if patient else self._tuning.buffer_wait_s)
             wait.until, wait.last = wait.pace.due if patient else last, last
         elif now >= wait.until:
             if now >= wait.last or wait.pace.is_slow(now, self.sent):
@@ -64,7 +64,7 @@ class BufferWait:
             wait.until = min(now + self._tuning.window_s, wait.last)
         return True
 
-    def _copy(self) -> Hold:
+    def _copy_version(self) -> Hold:
         """A copy of the current version, made once for all pulls that read it at this time."""
         found = self._copied() if self._copied is not None else None
         if found is None or found.counter != self._store.counter:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dps.ps.serving.room import BufferWait, Wait
+from dps.ps.serving.buffer_wait import BufferWait, Wait
 from dps.ps.store.gradients import Gradient
 from dps.ps.store.hold import Hold
 from dps.ps.store.store import Store
@@ -18,7 +18,7 @@ from tests.tuned import tune
 
 PACE = 1000.0
 
-MOST_S, ROOM_S = ORDINARY.serving.room_most_s, ORDINARY.serving.room_s
+MOST_S, ROOM_S = ORDINARY.serving.buffer_wait_most_s, ORDINARY.serving.buffer_wait_s
 WINDOW_S = ORDINARY.serving.window_s
 
 
@@ -33,7 +33,7 @@ class Sent:
         self.room = BufferWait(self.store)
 
     def update(self) -> None:
-        self.store.apply(run_of(self.store, -1.0), self.store.step + 1)
+        self.store.apply_update(run_of(self.store, -1.0), self.store.step + 1)
 
     def hold(self, wait: Wait | None = None) -> Hold | None:
         return self.room.hold(Wait() if wait is None else wait, None)
@@ -129,5 +129,5 @@ def test_a_waiting_reader_never_sees_a_mixture(sent: Sent) -> None:
     first.release()
     second = sent.hold(wait)
     assert second is not None
-    sent.store.apply(Gradient([np.full(a.size, -1.0, a.dtype) for a in sent.store.layout.arenas], {}), 9)
+    sent.store.apply_update(Gradient([np.full(a.size, -1.0, a.dtype) for a in sent.store.layout.arenas], {}), 9)
     assert set(second.arrays[0].tolist()) == {2.0}

@@ -29,7 +29,7 @@ class StreamingPull:
     def wrote(self, offset: int, nbytes: int) -> None:
         """These bytes of the run are finished. Sends what can be sent, once the rate of the push is known."""
         if self._begun is not None:
-            self._begun[0].made(offset, nbytes)
+            self._begun[0].send_finished(offset, nbytes)
         elif not self._decided:
             self._written.append((offset, nbytes))
             self._nbytes += nbytes
@@ -48,7 +48,7 @@ class StreamingPull:
         """The version was dropped."""
         if self._begun is not None:
             answer, over = self._begun
-            answer.drop()
+            answer.drop_rest()
             over(False)
 
     def _is_slow(self) -> bool:
@@ -67,4 +67,4 @@ class StreamingPull:
             self._begun = self._shard.reading.answer_draft(*self._push, self._draft)
             if self._begun is not None:
                 for offset, nbytes in self._written:
-                    self._begun[0].made(offset, nbytes)
+                    self._begun[0].send_finished(offset, nbytes)

@@ -37,7 +37,7 @@ class Waited(Ps):
         """What happens when messages have left, if they do not at once."""
 
     def asks(self, number: int = 1, **given: Any) -> list[Any]:
-        self.shard.reading.read(sender(1, PULL), Pull(1, 0, number, 0, NO_BASE, [], **given))
+        self.shard.reading.answer_pull(sender(1, PULL), Pull(1, 0, number, 0, NO_BASE, [], **given))
         return [message for _, message in self.desk.take()]
 
     def leave_later(self) -> None:
@@ -135,7 +135,7 @@ def test_slow_readers_never_leave_a_push_without_memory(optimizer: Any, monkeypa
     ps.leave_later()
     run = np.ones(32, np.float32).view(np.uint8)
     for incarnation in range(1, 8):
-        ps.shard.reading.read(sender(incarnation, PULL), Pull(1, 0, 1, 0, NO_BASE, []))
+        ps.shard.reading.answer_pull(sender(incarnation, PULL), Pull(1, 0, 1, 0, NO_BASE, []))
         answers = ps.bring(incarnation, *run_pieces(plan.layouts[0], run, 16, About(1, 1, 0, -1)))
         assert [m.status for m in answers if isinstance(m, Pushed)] == [APPLIED]
     assert ps.shard.store.counter == 7
@@ -145,7 +145,7 @@ def test_in_bounded_mode_nobody_reads_before_the_push_counts() -> None:
     ps = Waited(1, 2)
     ps.shard.mode = mode = BoundedMode(ps.shard, Bounded(1))
     ps.members(1, 2)
-    ps.shard.reading.read(sender(1, PULL), Pull(1, 0, 1, 1, NO_BASE, []))
+    ps.shard.reading.answer_pull(sender(1, PULL), Pull(1, 0, 1, 1, NO_BASE, []))
     *first, last = push(1, 2.0)
     assert ps.bring(1, *first) == [] and mode.clocks.now() == {1: 0, 2: 0}
     assert run_of(ps.bring(1, last)) == after(2.0) and mode.clocks.now() == {1: 1, 2: 0}
@@ -201,7 +201,7 @@ def test_a_session_that_ends_meanwhile_leaves_nothing_behind() -> None:
     *first, _ = push(1, 2.0)
     assert nbytes(ps.bring(1, *first))
     ps.members(2)
-    assert ps.leased == ps.aside == 0 and ps.values == after() and not ps.shard.reading.waits(sender(1, PULL))
+    assert ps.leased == ps.aside == 0 and ps.values == after() and not ps.shard.reading.is_waiting(sender(1, PULL))
     assert ps.bring(2, *push(1, 4.0))[0].status == APPLIED
 
 
