@@ -9,11 +9,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 
-EXCEPTIONS = {
-    ("dps.client.session", "dps.client.local"): "a session in local mode; the class is chosen when the run is joined",
-}
-"""Imports that close a circle, each with its reason."""
-
 
 def imports() -> dict[str, set[str]]:
     """The modules of dps that each module imports when it runs; folders apart, whose names are loaded when used."""
@@ -53,17 +48,7 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
 def test_no_modules_import_each_other_in_a_circle() -> None:
     found = imports()
     assert len(found) > 250
-    for module, other in EXCEPTIONS:
-        found[module].remove(other)
     assert circle(found) == []
-
-
-def test_each_exception_is_needed() -> None:
-    for exception in EXCEPTIONS:
-        found = imports()
-        for module, other in EXCEPTIONS.keys() - {exception}:
-            found[module].remove(other)
-        assert set(exception) <= set(circle(found))
 
 
 def test_a_circle_is_found_where_one_is() -> None:

@@ -16,7 +16,6 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 import dps
-from dps.client.running import Running
 
 ROOT = Path(__file__).parents[1]
 API = ROOT / "docs" / "api"
@@ -152,9 +151,8 @@ def test_the_examples_of_the_session_have_every_argument() -> None:
 
 
 WAIT = (
-    "client.running", "client.reading", "client.writing", "client.session.Session", "coordinator.coordinator",
-    "coordinator.remote_value", "data.remote_pass", "data.shared_queue", "launch.local", "launch.run", "served_task",
-    "reply", "strategy.context", "strategy.variables",
+    "client.session.Session", "coordinator.coordinator", "coordinator.remote_value", "data.remote_pass",
+    "data.shared_queue", "launch.local", "launch.run", "served_task", "reply", "strategy.context", "strategy.variables",
 )  # fmt: skip
 """Below `dps`: where calls talk to other tasks, or wait for other replicas."""
 
@@ -172,7 +170,7 @@ def test_every_call_that_may_wait_says_whether_it_blocks() -> None:
 
 def test_the_page_of_the_session_names_all_that_a_session_has() -> None:
     (options,) = [options for name, options in entries() if name == "Session"]
-    members = {name for name in (*dir(dps.Session), *Running.__annotations__) if name[0] != "_"}
+    members = {name for name in (*dir(dps.Session), *dps.Session.__annotations__) if name[0] != "_"}
     assert set(options["members"]) == members
 
 

@@ -1,7 +1,8 @@
 """Sizes of the code: files up to 500 lines and few below 40, functions up to 9 parameters, classes up to 12 attributes.
 
 What is larger says why, in a comment or docstring beside it that begins with `More than 9 parameters:` or `More than 12
-attributes:` (CONTRIBUTING.md). A file over 500 lines is split.
+attributes:` (CONTRIBUTING.md). A file over 500 lines is split; `LONG` has the exceptions, whose docstrings say
+`More than 500 lines:`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ FILES = sorted((ROOT / "dps").rglob("*.py"))
 LINES, PARAMETERS, ATTRIBUTES = 500, 9, 12
 SMALL, MOST_SMALL = 40, 19
 """How many modules, `__init__` apart, may have fewer than 40 lines."""
+LONG = {"dps/client/session.py"}
+"""Public classes whose documentation alone is most of a file; without docstrings they are in the limit, too."""
 
 
 @cache
@@ -44,6 +47,16 @@ def attributes(cls: ast.ClassDef) -> set[str]:
     return found | {node.attr for node in stored if ast.unparse(node.value) == "self"}
 
 
+def documented(path: Path) -> int:
+    """How many lines of docstrings a file has."""
+    texts = [
+        node.value
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    ]
+    return sum((text.end_lineno or 0) - text.lineno + 1 for text in texts)
+
+
 def has_reason(path: Path, node: ast.FunctionDef | ast.ClassDef, words: str) -> bool:
     """Whether the code of a function or class, or the comment before it, says why it is larger.
 
@@ -60,7 +73,10 @@ def has_reason(path: Path, node: ast.FunctionDef | ast.ClassDef, words: str) -> 
 def too_large(path: Path) -> Iterator[str]:
     """What of a file is above a limit, where and how."""
     name = str(path.relative_to(ROOT))
-    if (lines := source(path).count("\n")) > LINES:
+    lines = source(path).count("\n")
+    if name in LONG and re.search(rf"More than {LINES} lines:\s+\S+", ast.get_docstring(tree(path)) or ""):
+        lines -= documented(path)
+    if lines > LINES:
         yield f"{name}: {lines} lines, at most {LINES}; split it by noun"
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.FunctionDef):
@@ -82,6 +98,12 @@ def test_few_modules_are_fragments() -> None:
     small = {str(f.relative_to(ROOT)): source(f).count("\n") for f in FILES if f.name != "__init__.py"}
     small = {name: lines for name, lines in small.items() if lines < SMALL}
     assert len(small) <= MOST_SMALL, f"{len(small)} modules have fewer than {SMALL} lines; fold some: {sorted(small)}"
+
+
+def test_an_exception_for_a_long_file_is_needed() -> None:
+    long = {str(path.relative_to(ROOT)) for path in FILES if source(path).count("\n") > LINES}
+    says = {str(path.relative_to(ROOT)) for path in FILES if f"More than {LINES} lines:" in source(path)}
+    assert long == says == LONG
 
 
 REASON = re.compile(r"More than (\d+) (parameters|attributes):")

@@ -134,3 +134,29 @@ def test_the_kinds_are_few() -> None:
     ):
         assert len(there) <= most, f"{len(there)} kinds of {what}, at most {most} are allowed: {there}"
     assert kinds(IN_CLIENT, "Cargo") and kinds(ON_PS, "Intake"), "the base classes have other names by now"
+
+
+def test_nobody_asks_which_update_mode_it_is() -> None:
+    """What differs between modes is in their classes: `dps/client/modes.py`, `dps/client/local.py`, `dps/ps/modes/`."""
+    own = {"dps/client/modes.py", "dps/client/local.py"}
+
+    def asks(node: ast.AST) -> bool:
+        if isinstance(node, ast.Attribute):
+            return node.attr in {"sync", "bounded", "local"} and ast.unparse(node.value).endswith(("agreed", "mode"))
+        if isinstance(node, ast.Subscript):
+            return ast.unparse(node.slice) == "'mode'"
+        looks = called(node, "isinstance") or called(node, "type")
+        return looks and "mode" in ast.unparse(node).lower().replace("model", "")
+
+    for room in (IN_CLIENT, ON_PS):
+        places = [place for place in found(room, asks) if place.split(":")[0] not in own]
+        assert not places, f"these ask which update mode it is: {places}"
+    assert found(IN_CLIENT, asks), "the table of the modes in dps/client/modes.py is found"
+
+
+def test_a_session_has_one_class() -> None:
+    changed = found("dps", lambda node: assigned(node, "__class__"), "__class__")
+    assert not changed, f"these make an object one of another class: {changed}"
+    assert kinds("dps", "Session") == []
+    (session,) = [n for n in tree("dps/client/session.py").body if isinstance(n, ast.ClassDef)]
+    assert session.bases == [], "its parts are attributes; a reader finds its calls in one file"

@@ -84,7 +84,7 @@ class AtOnce:
 
         The caller calls `holds` and releases them. `prepares`: memory to copy them to is found while the answer is in
         flight."""
-        if self._connection.agreed.sync:
+        if self._connection.agreed.mode.has_stable_values:
             if self._hold is not None and not self._is_fresh(self._hold):
                 self._release()
             if self._hold is not None:
@@ -146,7 +146,7 @@ class AtOnce:
     def _push(self, peer: PsPeer, memory: list[int], reads: bool) -> Made | None:
         """Send a push of gradients in shared memory; None if the ps did not apply it soon."""
         connection, pushes = self._connection, self._pushes
-        about = pushes.about(peer, lend=reads or connection.agreed.sync)
+        about = pushes.about(peer, lend=reads or connection.agreed.mode.has_stable_values)
         (message,) = shared_message(peer.layout, memory, about)
         answer = self._ask(peer, message, prepares=reads)
         if not isinstance(answer, Pushed):

@@ -11,7 +11,7 @@ from dps.actors.ref import Ref, is_local
 from dps.actors.requests import Request
 from dps.actors.standing import Home, error_of
 from dps.client.lanes import Lanes, PsPeer
-from dps.client.membership import Agreed, Membership, Steps
+from dps.client.membership import Agreed, Membership, ModeOf, Steps
 from dps.errors import Aborted, DeadlineExceeded, DpsError
 from dps.messages.runs import CHIEF, AskCluster, AskState, AskStats, CloseSession, ClusterIs, RunState, Stats
 from dps.process.telemetry import LogThrottle, log
@@ -77,14 +77,15 @@ class EpochPoll:
 class Connection:
     """The state that the parts of a session share. It belongs to the user's thread.
 
-    Who writes what: `Joining` sets membership, agreed and peers; steps and membership have methods for who learns more.
+    Who writes what: `Joining` sets membership, agreed, steps and peers; steps and membership have methods for who
+    learns more.
     """
 
     def __init__(
-        self, home: Home, compression: Compression | None = None, shared_memory: bool = True, reads: bool = False
+        self, home: Home, mode: ModeOf, compression: Compression | None, shared_memory: bool, reads: bool
     ) -> None:
-        """`compression`: how gradients and values travel; None: as they are. `reads`: the session only reads, now and
-        then."""
+        """`mode`: as of `Agreed`. `compression`: how gradients and values travel; None: as they are. `reads`: the
+        session only reads, now and then."""
         self.home = home
         self.caller = Caller(home.runtime, home.name, home.keys)
         self.chief = Ref(home.chief, CHIEF)
@@ -98,7 +99,7 @@ class Connection:
         self.lookout = EpochPoll(self)
         from dps.client.membership import Joining  # here: `import dps` stays quick
 
-        self.joining = Joining(self, Lanes(home.runtime, self.caller, shared_memory, reads))
+        self.joining = Joining(self, Lanes(home.runtime, self.caller, shared_memory, reads), mode)
         self.caller.connect(home.chief, home.ticket)
 
     def cluster(self, deadline: float, lacks: Callable[[ClusterIs], str]) -> ClusterIs:

@@ -51,16 +51,15 @@ class Loader:
         """For each result of `session.gradients()`, by ps."""
 
     def check(self, gradients: Mapping[int, Gradient]) -> None:
-        """Raise ValueError for NaN and infinite values if the ps cannot refuse the push as one: in async and
-        bounded mode with several ps."""
+        """Raise ValueError for NaN and infinite values if the ps cannot refuse the push as one."""
         agreed = self._connection.agreed
-        if not agreed.sync and len(agreed.plan.ps) > 1:
+        if agreed.mode.checks_finite:
             check_all_finite(agreed, gradients, "gradient")
 
     def cargo(
         self, peer: PsPeer, gradients: Mapping[int, Gradient], about: About, values: Mapping[int, Array]
     ) -> Cargo | None:
-        """The cargo for one ps; None for nothing. In sync every ps gets a push, and in every mode the step ps gets one
+        """The cargo for one ps; None for nothing. Every ps gets an atomic push, and the step ps gets each push
         if there are gradients. `values`: the values that variables are set to, by their index."""
         connection = self._connection
         if not values and is_whole(peer.layout, gradients):
@@ -70,7 +69,8 @@ class Loader:
             return RunCargo(peer, about, self.run(peer, gradients))
         parts = parts_of_shard(connection.agreed.plan, peer.layout, gradients, connection.row_lists)
         to_set = values_of_shard(connection.agreed.plan, peer.layout, values)
-        if not (parts or to_set or connection.agreed.sync) and (values or peer.ps != connection.agreed.step_ps):
+        agreed = connection.agreed
+        if not (parts or to_set or agreed.mode.is_atomic) and (values or peer.ps != agreed.step_ps):
             return None
         from dps.client.cargo import PartsCargo
 

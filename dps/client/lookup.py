@@ -10,7 +10,7 @@ import numpy as np
 
 from dps.client.connection import Connection
 from dps.client.transfers import Transfer, copy_steadily
-from dps.client.waiting import Operation
+from dps.client.waiting import Operation, Waiter
 from dps.errors import DpsError, Unavailable
 from dps.messages.sessions import Lookup, RowsAnswer, SharedRows
 from dps.transport.dtypes import wire_name
@@ -23,26 +23,39 @@ from dps.variables.rowlists import RowList, range_of, within
 NOTHING = np.empty(0)
 
 
-def looking_up(
-    connection: Connection, wanted: str | Mapping[str, Any], rows: Any, out: Array | Mapping[str, Array] | None
-) -> LookupOp:
-    """Ask for rows of a variable, or of several at one time. All is checked before anything is sent.
+class Lookups:
+    """The lookups of a session."""
 
-    Raises ValueError for what is no variable, no row of it, or no array to hold the rows, and TypeError for arguments
-    of the two forms mixed."""
-    if isinstance(wanted, str):
-        operation = LookupOp(connection, {wanted: _table(connection, wanted, rows, out)}, several=False)
-    else:
-        if rows is not None or not isinstance(out, Mapping | None):
-            raise TypeError("lookup takes (name, rows, out=array) or ({name: rows}, out={name: array}), not a mix")
-        places = out or {}
-        strange = sorted(set(places) - set(wanted))
-        if strange:
-            raise ValueError(f"lookup: out has {strange}, wanted some of {list(wanted)}, which are looked up")
-        tables = {name: _table(connection, name, of, places.get(name)) for name, of in wanted.items()}
-        operation = LookupOp(connection, tables, several=True)
-    operation.start()
-    return operation
+    def __init__(self, connection: Connection, waiter: Waiter) -> None:
+        self._connection, self._waiter = connection, waiter
+
+    def start(
+        self, wanted: str | Mapping[str, Any], rows: Any, out: Array | Mapping[str, Array] | None
+    ) -> LookupOp:  # fmt: skip
+        """Ask for rows of a variable, or of several at one time. All is checked before anything is sent.
+
+        Raises ValueError for what is no variable, no row of it, or no array to hold the rows, and TypeError for
+        arguments of the two forms mixed."""
+        self._waiter.check_open()
+        connection = self._connection
+        if isinstance(wanted, str):
+            operation = LookupOp(connection, {wanted: _table(connection, wanted, rows, out)}, several=False)
+        else:
+            if rows is not None or not isinstance(out, Mapping | None):
+                raise TypeError("lookup takes (name, rows, out=array) or ({name: rows}, out={name: array}), not a mix")
+            places = out or {}
+            strange = sorted(set(places) - set(wanted))
+            if strange:
+                raise ValueError(f"lookup: out has {strange}, wanted some of {list(wanted)}, which are looked up")
+            tables = {name: _table(connection, name, of, places.get(name)) for name, of in wanted.items()}
+            operation = LookupOp(connection, tables, several=True)
+        operation.start()
+        return operation
+
+    def finish(self, operation: LookupOp, timeout: float | None) -> Any:
+        """Wait for a lookup; the rows. Raises DeadlineExceeded."""
+        self._waiter.wait(operation, timeout, f"looking up rows of {operation.names}")
+        return operation.result()
 
 
 def _table(connection: Connection, name: str, rows: Any, out: Any) -> _Table:
@@ -74,6 +87,8 @@ class LookupOp(Operation):
 
     def __init__(self, connection: Connection, tables: dict[str, _Table], several: bool) -> None:
         self._connection, self._tables, self._several = connection, tables, several
+        self.names = ", ".join(tables)
+        """Of the variables, for messages."""
         self._incarnation = -1
 
     def start(self) -> None:
@@ -181,7 +196,7 @@ class _PartLookup(Transfer):
         self._counter = -1
         self._got: dict[int, int] = {}
         self._message = Lookup(
-            connection.membership.epoch, connection.steps.local_step if connection.agreed.sync else 0, part.index,
+            connection.membership.epoch, connection.steps.least, part.index,
             self._lane.all_released_below(),
             self._lane.on and 0 < self._nbytes >= connection.home.runtime.tuning.shared_nbytes, (rows,),
         )  # fmt: skip

@@ -24,6 +24,11 @@ from dps.variables.plan import Plan
 
 if TYPE_CHECKING:
     from dps.client.connection import Connection
+    from dps.client.modes import ClientMode
+
+
+ModeOf = Callable[[dict[str, Any], int], "ClientMode"]
+"""The update mode with these settings in a run of so many ps: `dps.client.modes.client_mode`."""
 
 
 class Membership:
@@ -80,27 +85,35 @@ class Agreed:
     """The settings on which all sessions and ps of a run epoch have agreed."""
 
     plan: Plan
+    mode: ClientMode
 
-    def __init__(self, opened: SessionOpened | None = None) -> None:
-        """`opened` None: the session does not know yet."""
+    def __init__(self) -> None:
+        """Of a session that does not know yet."""
         self.settings: dict[str, Any] = {}
-        self.sync = self.bounded = self.local = False
-        """The update mode; none of them: async. A local one is synchronous, too."""
         self.step_ps = -1
-        if opened is not None:
-            self.plan, self.settings = Plan.from_wire(opened.plan), opened.settings
-            self.step_ps = self.plan.ps[0]
-            mode: str = opened.settings["update"]["mode"]
-            self.local, self.bounded = mode == "local", mode == "bounded"
-            self.sync = self.local or mode == "sync"
+
+    @classmethod
+    def of(cls, opened: SessionOpened, mode: ModeOf) -> Agreed:
+        """What the chief says when it opens a session. `mode` makes the update mode out of its settings."""
+        made = cls()
+        made.plan, made.settings = Plan.from_wire(opened.plan), opened.settings
+        made.step_ps, made.mode = made.plan.ps[0], mode(opened.settings["update"], len(made.plan.ps))
+        return made
 
 
 class Steps:
-    """The highest global step that the session has heard of, and its local step in sync."""
+    """The highest global step that the session has heard of, which is the step of its pushes, too."""
 
-    def __init__(self) -> None:
-        self.step = self.local_step = 0
-        self._token_of = 0
+    def __init__(self, step: int = 0) -> None:
+        self.step = self.local_step = step
+        """`local_step`: the step from whose values the next push is computed, as the ps shall count it."""
+        self.least = 0
+        """The lowest step whose values a read takes."""
+
+    @classmethod
+    def after(cls, before: Steps) -> Steps:
+        """The steps of a session that knows its update mode now, and has counted with `before`."""
+        return before if type(before) is cls else cls(before.step)
 
     def begin(self, step: int) -> None:
         """The session has joined at this step."""
@@ -108,25 +121,45 @@ class Steps:
 
     def begin_numbers(self) -> None:
         """Pushes are numbered from 1 again, under a new incarnation."""
-        self._token_of = 0
 
     def saw(self, step: int) -> None:
         """A ps has reached this step."""
+        self.step = self.local_step = max(self.step, step)
+
+    def pushed(self, push: int, step: int) -> None:
+        """The push of this number has its result, and the step ps this step."""
+        self.step = self.local_step = max(self.step, step)
+
+
+class TokenSteps(Steps):
+    """Steps in sync. A push's result is a token: its value is the step of the next push, the local step, and the lowest
+    that the session reads."""
+
+    def __init__(self, step: int = 0) -> None:
+        super().__init__(step)
+        self.least, self._token_of = step, 0
+
+    def begin(self, step: int) -> None:
+        self.step = self.local_step = self.least = step
+
+    def begin_numbers(self) -> None:
+        self._token_of = 0
+
+    def saw(self, step: int) -> None:
         self.step = max(self.step, step)
 
-    def take_token(self, push: int, step: int) -> None:
-        """A token for the push of this number: its value becomes the local step, unless a later push had its token
-        before."""
-        if push > self._token_of:
-            self._token_of, self.local_step = push, step
+    def pushed(self, push: int, step: int) -> None:
+        self.step = max(self.step, step)
+        if push > self._token_of:  # else a later push had its token before
+            self._token_of, self.local_step, self.least = push, step, step
 
 
 class Joining:
     """Joins the run, and again after each rollback, with what the session brings: its plan, settings, first values."""
 
-    def __init__(self, connection: Connection, lanes: Lanes) -> None:
+    def __init__(self, connection: Connection, lanes: Lanes, mode: ModeOf) -> None:
         self._connection, self._caller = connection, connection.caller
-        self._lanes = lanes
+        self._lanes, self._mode = lanes, mode
         self._refs: dict[int, Ref] = {}
         self.unreached = UnreachedReport(self._caller, connection.home.name)
         self._plan: dict[str, Any] = {}
@@ -159,7 +192,7 @@ class Joining:
             opened = self._opened(deadline)
             agreed, before = connection.agreed, connection.membership
             membership = before.next(opened, connection.steps.step)
-            enters = (bool(self._plan) and (self.averages or not agreed.local)) or not agreed.sync
+            enters = agreed.mode.enters(bool(self._plan), self.averages)
             if enters or opened.epoch != before.epoch:
                 connection.steps.begin(opened.step)
             connection.membership = membership
@@ -236,7 +269,8 @@ class Joining:
             self._send_first_values(answer, deadline, lambda: bool(answers))
 
     def _take(self, opened: SessionOpened) -> None:
-        self._connection.agreed = Agreed(opened)
+        self._connection.agreed = agreed = Agreed.of(opened, self._mode)
+        self._connection.steps = agreed.mode.steps.after(self._connection.steps)
         refs = {int(task): Ref(str(address), PS) for task, address in opened.addresses}
         for ref in refs.values():
             self._caller.expect(ref.address, PS)

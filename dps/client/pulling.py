@@ -116,10 +116,10 @@ class PullOp(Operation):
             self._start_more()
 
     def _start_more(self) -> None:
-        """Send what may be sent: in bounded mode the step ps has to answer before the others are asked."""
+        """Send what may be sent: where the step ps lets the session read, it answers before the others are asked."""
         connection = self._connection
         first = connection.agreed.step_ps
-        if connection.agreed.bounded:
+        if connection.agreed.mode.asks_step_ps_first:
             if first in self.transfers and not self.transfers[first].complete:
                 return
             due = [first] if first in self._messages else list(self._messages)
@@ -270,16 +270,13 @@ class Pulls:
 
     @property
     def may_follow_a_push(self) -> bool:
-        """Whether a pull may be sent right behind a push: not if the token can come before the push is applied."""
-        update = self._connection.agreed.settings["update"]
-        if update["mode"] == "sync":
-            return update["replicas_to_aggregate"] is None and not update["initial_tokens"]
-        return not (self._connection.agreed.bounded and len(self._connection.agreed.plan.ps) > 1)
+        """Whether a pull may be sent right behind a push."""
+        return self._connection.agreed.mode.pull_follows_push
 
     @property
     def may_come_with_a_push(self) -> bool:
         """Whether a ps on this machine may lend values with the result of a push."""
-        return self.may_follow_a_push and not self._connection.agreed.bounded and self._connection.compression is None
+        return self._connection.agreed.mode.push_lends_values and self._connection.compression is None
 
     def _launch(
         self, names: list[str] | None, newer_than: Version | None, after: bool, to_come: int, averages: bool
@@ -289,7 +286,7 @@ class Pulls:
         counters = dict(newer_than.counters) if newer_than and newer_than.epoch == connection.membership.epoch else {}
         behind = after and (pushes.under_way or to_come > 0)
         last = {ps: number + to_come if behind else 0 for ps, number in pushes.numbers.items()}
-        min_step = connection.steps.local_step if connection.agreed.sync and not behind else 0
+        min_step = 0 if behind else connection.steps.least
         patience_ms, plan = self._waiter.patience_ms, connection.agreed.plan
         some = [part for name in names or () for part in plan.parts_of[plan.by_name[name]]]
         messages: dict[int, Pull] = {}

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 
 class PushOp(Operation):
-    """One push. In sync the step ps's answer is the result; the other ps only tell when they no longer read the
-    session's memory. Else the answers of all shards make the result.
+    """One push. An atomic one has the step ps's answer as its result; the other ps only tell when they no longer read
+    the session's memory. Else the answers of all shards make the result.
 
     More than 12 attributes: what is sent, what has come of it, and what was told."""
 
@@ -40,7 +40,7 @@ class PushOp(Operation):
     def __init__(self, connection: Connection, cargo: dict[int, Cargo], loss: Any = None) -> None:
         """`cargo`: what each ps gets, prepared."""
         self._connection, self.cargo, self.loss = connection, cargo, loss
-        self._sync, self._step_ps = connection.agreed.sync, connection.agreed.step_ps
+        self._is_atomic, self._step_ps = connection.agreed.mode.is_atomic, connection.agreed.step_ps
         self.transfers: dict[int, PushTransfer] = {}
         self.deciding: list[PushTransfer] = []
         """The transfers whose answers are the result."""
@@ -55,7 +55,7 @@ class PushOp(Operation):
 
     def send(self, ps: int, credit: bool) -> None:
         """Send a ps its cargo, at the next flush. `credit`: the ps has granted it already."""
-        decides = not self._sync or ps == self._step_ps
+        decides = not self._is_atomic or ps == self._step_ps
         self.transfers[ps] = transfer = PushTransfer(self.cargo[ps], not decides, credit)
         if decides:
             self.deciding.append(transfer)
@@ -66,7 +66,7 @@ class PushOp(Operation):
         agreed, least = self._connection.agreed, self._connection.home.runtime.tuning.client.streamed_pieces
         cargos = self.cargo.values()
         return (
-            not (agreed.sync or agreed.bounded)
+            agreed.mode.streams
             and self.cargo.keys() == agreed.plan.layouts.keys()
             and all(cargo.in_pieces for cargo in cargos)
             and any(cargo.peer.layout.gradient_nbytes >= least * cargo.piece_nbytes for cargo in cargos)
@@ -98,7 +98,7 @@ class PushOp(Operation):
 
     def applied(self, ps: int) -> bool:
         """Whether a ps has applied it. The operation is complete."""
-        if self._sync or ps not in self.transfers:
+        if self._is_atomic or ps not in self.transfers:
             return bool(self.accepted)
         return bool(self.transfers[ps].accepted)
 
@@ -180,10 +180,7 @@ class Pushes:
 
     def made(self, ps: int, number: int, step: int) -> None:
         """A push of this number was made in one round trip."""
-        connection = self._connection
-        connection.steps.saw(step)
-        if connection.agreed.sync:
-            connection.steps.take_token(number, step)
+        self._connection.steps.pushed(number, step)
         self.acknowledged += 1
         self.numbers[ps] = number
 
@@ -224,8 +221,7 @@ class Pushes:
         steps, ps = connection.steps, peer.ps
         return About(
             connection.membership.epoch, self.numbers[ps] + 1,
-            steps.local_step if connection.agreed.sync else steps.step,
-            self.pulled[ps], clock, lend, lane.all_released_below(),
+            steps.local_step, self.pulled[ps], clock, lend, lane.all_released_below(),
         )  # fmt: skip
 
     def send(self, operation: PushOp) -> None:
@@ -268,16 +264,15 @@ class Pushes:
             connection.membership.settles |= any(answer.settles for answer in answers.values())
             self._credit |= {ps: answer.number + 1 for ps, answer in answers.items() if answer.credit}
             self.acknowledged += done and not operation.assigns
-            connection.steps.saw(result.step)
-            if connection.agreed.sync and (leading := answers.get(connection.agreed.step_ps)) is not None:
-                connection.steps.take_token(leading.number, leading.step)
+            if (leading := answers.get(connection.agreed.step_ps)) is not None:
+                connection.steps.pushed(leading.number, leading.step)
             self._tell(operation)
 
     def assign(self, values: Mapping[int, Array], timeout: float | None) -> None:
         """Assign values, which nobody changes any more. In sync they go with the next push. Else they are a push of
-        their own, repeated in each new run epoch until it has a result. Blocks, except in sync. Raises ValueError if a
-        ps refuses them."""
-        if self._connection.agreed.sync:
+        their own, repeated in each new run epoch until it has a result, for which the call blocks. Raises ValueError if
+        a ps refuses them."""
+        if self._connection.agreed.mode.assigns_with_push:
             from dps.client.loading import Assigned
 
             self.assigned = self.assigned or Assigned()

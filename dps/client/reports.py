@@ -43,6 +43,20 @@ class Reports:
         self._told_of_empty = False
         """Whether a push without a gradient was logged."""
         self._last_at = session.runtime.now()
+        self.watch: MistakeWarnings | None = None
+        """Looks at the first pushes of a session that trains."""
+        self.replaced: MistakeWarnings | None = None
+        """Looks at what pulls write to the caller's arrays."""
+
+    def watch_mistakes(self, params: Any) -> None:
+        """The session trains with these params: look for usual mistakes."""
+        self.watch = self.replaced = MistakeWarnings(self._session.name, params)
+
+    def saw(self, values: Any) -> Any:
+        """The program gets these values, which are returned; None for none."""
+        if self.watch is not None and values is not None:
+            self.watch.pulled(values)
+        return values
 
     def opened(self, values: Collection[Array], made_elsewhere: bool, variables: int) -> None:
         """The session is open. `values`: the first values that it brought. `made_elsewhere`: an `init_fn` makes others

@@ -1,34 +1,46 @@
-"""The session of a training loop. The loop's text is the same for every update mode."""
+"""The session of a training loop. The loop's text is the same for every update mode.
+
+Each public call of a session is here, with its documentation, and hands over to one of the session's parts:
+`_training` (the loop's calls, in local mode on a copy), `_pulls`, `_pushes`, `_lookups`, `_reports` and `_hooks` (what
+the loop's hooks are told), `_connection` (its membership in the run) and `_waiter`.
+
+More than 500 lines: two thirds are the documentation of the public calls, which stand in one class.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from dps.client.connection import Connection
 from dps.client.pulling import Pulls
 from dps.client.pushing import Pushes
 from dps.client.reports import Reports
 from dps.client.waiting import Loss, ThreadGuard, Waiter, one_at_a_time
-from dps.client.writing import Writing
 from dps.errors import ConfigError, DeadlineExceeded, DpsError, HookError
 from dps.hooks.hook import Chain
 from dps.hooks.scalars import Scalars
+from dps.messages.replies import Push, Reply, Version
+from dps.messages.runs import Restore, Save, Saved
 from dps.process import config
 from dps.task.server import Server
 from dps.training.optimizers import Optimizer, checked
-from dps.training.update_modes import Update
+from dps.training.update_modes import Update, from_wire
+from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
 from dps.variables.plan import Plan
 from dps.variables.tree import Nesting, nested
 
 if TYPE_CHECKING:
+    from dps.client.calling import Calling
+    from dps.client.compressing import Traffic
     from dps.client.exchanging import Exchanging
     from dps.client.opening import PlanRequest
-    from dps.client.reports import MistakeWarnings
+    from dps.client.training import PsTraining
     from dps.hooks.hook import Hook, Loop
     from dps.training.averages import MovingAverage
     from dps.training.compression import Compressor
@@ -38,7 +50,7 @@ FOREVER = float("inf")
 """A timeout for waits that may take as long as they like; who is waited for is logged every 10 s."""
 
 
-class Session(Writing):
+class Session:
     """A client of the ps: it pulls values, pushes gradients and keeps count of the steps.
 
     Threads may use a session in turn; one that calls it during another's call gets a RuntimeError. The same loop works
@@ -136,6 +148,9 @@ class Session(Writing):
 
     # More than 12 attributes: the session is where its parts meet, and each call hands over to one or two of them.
 
+    scalars: Scalars
+    """The numbers that `summary` was given; hooks read them."""
+
     def __init__(
         self,
         server: Server | str,
@@ -163,6 +178,7 @@ class Session(Writing):
     ) -> None:
         # More than 9 parameters: this is a public signature, and each is a setting that people give by its name.
         from dps.client import opening  # here: `import dps` stays quick
+        from dps.client.modes import client_mode
 
         opening.check_timeout(timeout)
         if optimizer is not None:
@@ -182,9 +198,8 @@ class Session(Writing):
         self._timeout = timeout
         self._turns = ThreadGuard(lambda: self.name)
         self._stop = self._closed = self._opened = False
-        self._connection: Connection
+        self._calling: Calling | None = None
         self.scalars = Scalars()
-        """The numbers that `summary` was given; hooks read them."""
         try:
             home = self._server.home()
             self._hooks = Chain(hooks, lambda: self.name, self._hook_failed, home.hooks)
@@ -200,11 +215,11 @@ class Session(Writing):
                 self._hooks.hooks.insert(0, Scaffold(local_init_fn, ready_fn, timeout))
             deadline = self._deadline(None)
             self._server.wait_joined(deadline)
-            self._connection = Connection(self._server.home(), compressed, shared_memory, reads=params is None)
+            home = self._server.home()
+            self._connection = Connection(home, client_mode, compressed, shared_memory, reads=params is None)
             if init_fn is not None:
-                from dps.client.opening import first_values
-
-                self._connection.joining.first_values = partial(first_values, init_fn, params, self.name)
+                first_values = partial(opening.first_values, init_fn, params, self.name)
+                self._connection.joining.first_values = first_values
             self._open(
                 opening.PlanRequest(params, optimizer, placement, partitioner, moving_average), settings, deadline
             )
@@ -212,81 +227,600 @@ class Session(Writing):
             self._give_up(error)
             raise
 
-    # -- opening ----------------------------------------------------------------------------------------------
+    # -- pulls and lookups --------------------------------------------------------------------------------------
 
-    def _open(self, model: PlanRequest, settings: dict[str, Any], deadline: float) -> None:
-        connection, params = self._connection, model.params
-        self._waiter = Waiter(connection, self._timeout, self._rejoined)
-        plan: Plan | None = None
-        values: dict[str, Array] = {}
-        if params is not None:
-            plan, values = model.planned(self._server, connection, deadline)
-        self._hooks.call_hooks("begin")
-        connection.joining.batch = self._hooks.loop_settings()["batch"] or 0
-        self._opened = True  # from here on the chief may know of this session
+    @one_at_a_time
+    def pull(
+        self, names: Sequence[str] | None = None, out: Any = None, if_newer_than: Version | None = None,
+        timeout: float | None = None,
+    ) -> Any:  # fmt: skip
+        """The newest values, in the nesting of params. Blocks.
+
+        In sync mode the values are at least those of the session's local step. In bounded mode the call waits while
+        this worker is too far ahead of the slowest one.
+
+        Args:
+            names: Only these variables, such as `["hidden/w"]`; they come as nested dicts. None: all.
+            out: Arrays, or tensors of PyTorch on the CPU, in the nesting of params and of the variables' shapes and
+                dtypes, to fill and return. None: new arrays.
+            if_newer_than: A `session.version`: nothing is moved when no value has changed since.
+            timeout: Seconds; None: the session's.
+
+        Returns:
+            The values. The arrays belong to the caller. None: nothing changed since `if_newer_than`.
+
+        Raises:
+            ValueError: A name that no variable has, an array of `out` that does not fit, or memory of `out` for two
+                variables.
+            DeadlineExceeded: The values did not come in time; the message names who did not answer.
+            TaskLost: The run has ended.
+
+        Example:
+            ```pycon
+            >>> session.pull()["w"]
+            array([0., 0., 0.], dtype=float32)
+            >>> session.pull(if_newer_than=session.version) is None
+            True
+            ```
+        """
+        return self._training.pull(names, out, if_newer_than, timeout)
+
+    @one_at_a_time
+    def pull_async(self, names: Sequence[str] | None = None) -> Reply[Any]:
+        """Start a pull and return at once.
+
+        Args:
+            names: As of `pull`.
+
+        Returns:
+            A reply whose `result()` is what `pull` returns.
+
+        Raises:
+            ValueError: A name that no variable has.
+
+        Example:
+            ```pycon
+            >>> reply = session.pull_async(["w"])  # compute something else meanwhile
+            >>> reply.result()["w"]
+            array([0., 0., 0.], dtype=float32)
+            ```
+        """
+        return self._training.pull_async(names)
+
+    @one_at_a_time
+    def prefetch(self, names: Sequence[str] | None = None) -> Iterator[Any]:
+        """Values for each turn of a loop; the next values are on their way while the loop computes.
+
+        Hides the time of a pull behind the computing. The values do not include the loop's own last push: the staleness
+        of each push is one more, and its result says so. The loop ends when `should_stop` is true. Each turn blocks
+        until its values are there.
+
+        Args:
+            names: As of `pull`.
+
+        Returns:
+            An iterator over what `pull` would return.
+
+        Raises:
+            ConfigError: The run is in sync mode, where a step needs the values of the step before.
+
+        Example:
+            ```pycon
+            >>> for turn, values in enumerate(session.prefetch()):
+            ...     reply = session.push_async({"w": values["w"] - 1})
+            ...     if turn == 9:
+            ...         session.request_stop()
+            >>> reply.result().step
+            10
+            ```
+        """
+        from dps.client.pulling import prefetched
+
+        self._waiter.check_open()
+        self._connection.agreed.mode.check_prefetch()
+        flush, saw = self._connection.caller.flush, self._reports.saw
+        return self._turns.each("prefetch", prefetched(self._pulls, names, self.should_stop, flush, saw))
+
+    @contextmanager
+    def view(self) -> Iterator[Any]:
+        """The values to read, without a copy where the ps are on this machine; elsewhere they are pulled.
+
+        Blocks as `pull`. The arrays are read-only and valid inside the block. Each shard shows one version throughout:
+        the ps does not write to memory that somebody holds.
+
+        Yields:
+            The values, in the nesting of params.
+
+        Raises:
+            DeadlineExceeded: The values did not come in time.
+            TaskLost: The run has ended.
+
+        Example:
+            ```pycon
+            >>> with session.view() as values:
+            ...     float(values["w"].sum())
+            0.0
+            ```
+        """
+        self._waiter.check_open()
+        viewed = self._training.viewed()
         try:
-            connection.joining.open(plan, values, settings, deadline)
-        except DpsError as error:
-            self._opened = isinstance(error, DeadlineExceeded | HookError)
-            raise
-        config.session_opened.set()
-        self._server.check_sees("ps", connection.agreed.plan.ps)
-        if connection.compression is not None:
-            connection.compression.check(connection.agreed.plan)
-        nesting = Nesting(nested(list(connection.agreed.plan.by_name)) if params is None else params)
-        self._pushes = Pushes(connection, self._waiter, nesting, self._reports.settled)
-        self._pulls = Pulls(connection, self._waiter, self._pushes)
-        from dps.client.at_once import AtOnce  # here: `import dps` stays quick
-        from dps.client.held import Held
+            yield self._reports.saw(self._turns.run("view", viewed.take))
+        finally:
+            viewed.end_view(self._turns)
 
-        self._at_once = AtOnce(connection, self._pushes, self._pulls)
-        self._newest = partial(Held, self._at_once, self._pushes, self._pulls)
-        self._watch: MistakeWarnings | None = None
-        """Looks at the first pushes."""
-        self._replaced: MistakeWarnings | None = None
-        """Looks at what pulls write to the caller's arrays."""
-        if params is not None:
-            from dps.client.reports import MistakeWarnings
+    @one_at_a_time
+    def averages(self, names: Sequence[str] | None = None, timeout: float | None = None) -> Any:
+        """The moving averages of the variables, for evaluation. Blocks.
 
-            self._watch = self._replaced = MistakeWarnings(self.name, params)
-            self._train()
-        elsewhere, variables = connection.joining.first_values is not None, len(connection.agreed.plan.variables)
-        self._reports.opened(values.values(), elsewhere, variables)
+        The ps keep them if the run was opened with a `moving_average`; a reader may ask for them, too. In sync mode
+        they are at least those of the session's local step. Each shard's averages are of one version.
 
-    def _train(self) -> None:
-        """The session takes part in the training; in local mode with a copy of its own."""
-        if self._connection.agreed.local:
-            from dps.client.local import begin
+        Args:
+            names: As of `pull`.
+            timeout: Seconds; None: the session's.
 
-            begin(self)
+        Returns:
+            The averages, in the nesting of params and in the variables' shapes and dtypes; the value itself for a
+            variable that is not trained. The arrays belong to the caller.
 
-    def _give_up(self, error: BaseException) -> None:
-        """Opening has failed: leave nothing behind, here or at the chief."""
-        if self._opened:
-            self._close(f"{type(error).__name__}: {error}")
-            return
-        self._closed = True
-        if hasattr(self, "_connection"):
-            self._connection.caller.close()
-        if hasattr(self, "_waiter"):
-            self._waiter.closed = True
-        self._end_own_server()
+        Raises:
+            ConfigError: The run keeps no averages.
+            ValueError: A name that no variable has.
+            DeadlineExceeded: They did not come in time; the message names who did not answer.
+            TaskLost: The run has ended.
 
-    def _rejoined(self, new_epoch: bool, loss: Loss) -> None:
-        """The session takes part again, under a new incarnation and often in a new run epoch."""
+        Example:
+            ```python
+            with dps.Session(server, {"w": np.zeros(3)}, optimizer=dps.optim.SGD(0.1),
+                             moving_average=dps.optim.MovingAverage(0.9)) as session:
+                session.push({"w": -np.ones(3)})  # w is 0.1 now
+                assert np.allclose(session.averages()["w"], 0.01)
+            ```
+        """
+        self._waiter.check_open()
+        from dps.client.opening import check_averages  # here: `import dps` stays quick
+
+        check_averages(self._connection.agreed.plan)
+        return self._pulls.averages(names, timeout)
+
+    @overload
+    def lookup(self, /, name: str, rows: Any, timeout: float | None = None, out: Array | None = None) -> Array: ...
+
+    @overload
+    def lookup(
+        self, /, name: Mapping[str, Any], rows: None = None, timeout: float | None = None,
+        out: Mapping[str, Array] | None = None,
+    ) -> dict[str, Array]: ...  # fmt: skip
+
+    @one_at_a_time
+    def lookup(self, name: Any, rows: Any = None, timeout: float | None = None, out: Any = None) -> Any:
+        """Rows of a variable, or of several variables at one time. Blocks.
+
+        Args:
+            name: The variable's name, such as "table" or "hidden/w". Or a dict from names to row numbers: all are asked
+                for at once.
+            rows: Row numbers, integers from 0; they may repeat. Their shape is (n,), or any other of one dimension and
+                more, such as (batch, fields). None where `name` is a dict.
+            timeout: Seconds; None: the session's.
+            out: An array to fill and return, of the shape of the result and of the variable's dtype; for a dict of
+                names a dict of such arrays. None: new ones.
+
+        Returns:
+            The rows, of the shape of `rows` and then of a row, such as (batch, fields, dim). The array belongs to the
+            caller. For a dict of names: a dict of such arrays.
+
+        Raises:
+            ValueError: An unknown name, a row that the variable does not have, or an `out` that does not fit.
+            DeadlineExceeded: The rows did not come in time.
+
+        Example:
+            ```pycon
+            >>> session.lookup("table", [3, 0, 3])
+            array([[3., 3.],
+                   [0., 0.],
+                   [3., 3.]], dtype=float32)
+            >>> session.lookup("table", [[3, 0], [1, 3]]).shape
+            (2, 2, 2)
+            >>> session.lookup({"table": [1], "w": [0, 2]})["table"]
+            array([[1., 1.]], dtype=float32)
+            ```
+        """
+        return self._training.lookup(name, rows, timeout, out)
+
+    @overload
+    def lookup_async(self, /, name: str, rows: Any, out: Array | None = None) -> Reply[Array]: ...
+
+    @overload
+    def lookup_async(
+        self, /, name: Mapping[str, Any], rows: None = None, out: Mapping[str, Array] | None = None
+    ) -> Reply[dict[str, Array]]: ...  # fmt: skip
+
+    @one_at_a_time
+    def lookup_async(self, name: Any, rows: Any = None, out: Any = None) -> Any:
+        """Start a lookup and return at once.
+
+        Args:
+            name: As of `lookup`.
+            rows: As of `lookup`.
+            out: As of `lookup`; it is filled when the result is there and must not be used before.
+
+        Returns:
+            A reply whose `result()` is what `lookup` returns.
+
+        Raises:
+            ValueError: As of `lookup`.
+
+        Example:
+            ```pycon
+            >>> session.lookup_async("table", [1]).result()
+            array([[1., 1.]], dtype=float32)
+            ```
+        """
+        return self._training.lookup_async(name, rows, out)
+
+    # -- pushes -------------------------------------------------------------------------------------------------
+
+    @one_at_a_time
+    def push(self, grads: Any, loss: Any = None, timeout: float | None = None) -> Push:
+        """Send gradients and wait for the result. Blocks; in sync mode until the step is done.
+
+        Args:
+            grads: Gradients in the nesting of params, of the variables' shapes and dtypes. A missing key, or None, is
+                no gradient; a push that has none at all counts as a step, and is told once. `dps.Rows` holds the
+                gradient of some rows. The arrays may be changed when the call has returned; after DeadlineExceeded the
+                push is still on its way and reads them.
+            loss: A number for hooks and logs; an array or tensor of one element is one, too. A loss that is NaN or
+                infinite is logged once; `dps.NanGuard` ends the loop.
+            timeout: Seconds; None: the session's.
+
+        Returns:
+            The global step after the push, whether it was accepted, and its staleness.
+
+        Raises:
+            ValueError: A wrong name, shape or dtype, or a NaN; the message names the variable, and nothing is applied.
+            TypeError: A gradient that is no array of numbers or is a parameter of PyTorch, or a loss that is no number;
+                nothing is applied.
+            DeadlineExceeded: No result in time; the push goes on.
+            TaskLost: The run has ended.
+
+        Example:
+            ```pycon
+            >>> session.push({"w": np.ones(3, np.float32)}, loss=0.7)
+            Push(step=1, accepted=True, staleness=0)
+            >>> session.push({"table": dps.Rows([1, 3], np.ones((2, 2), np.float32))}).step
+            2
+            ```
+        """
+        return self._training.push(grads, loss, timeout)
+
+    @one_at_a_time
+    def push_async(self, grads: Any, loss: Any = None) -> Reply[Push]:
+        """Start a push and return at once.
+
+        Hooks are told of its result when it is asked for, at a later push or at the end.
+
+        Args:
+            grads: As of `push`. The arrays must not be changed until the result is there.
+            loss: As of `push`.
+
+        Returns:
+            A reply whose `result()` is what `push` returns; `accepted` tells whether the push is in its step.
+
+        Raises:
+            ValueError: As of `push`.
+            TypeError: As of `push`.
+
+        Example:
+            ```pycon
+            >>> reply = session.push_async({"w": np.ones(3, np.float32)})
+            >>> reply.result().step
+            1
+            ```
+        """
+        return self._training.push_async(grads, loss)
+
+    @one_at_a_time
+    def step(self, grads: Any, loss: Any = None, timeout: float | None = None) -> Any:
+        """Push gradients and pull the values after the update, in one round trip. Blocks.
+
+        Args:
+            grads: As of `push`.
+            loss: As of `push`.
+            timeout: Seconds; None: the session's.
+
+        Returns:
+            The values after the update, in the nesting of params. They are the caller's.
+
+        Raises:
+            ValueError: As of `push`.
+            TypeError: As of `push`.
+            DeadlineExceeded: No result in time; the push goes on.
+            TaskLost: The run has ended.
+
+        Example:
+            ```pycon
+            >>> session.step({"w": np.ones(3, np.float32)})["w"]
+            array([-0.5, -0.5, -0.5], dtype=float32)
+            ```
+        """
+        return self._training.step(grads, loss, timeout)
+
+    @one_at_a_time
+    def assign(self, values: Any, timeout: float | None = None) -> None:
+        """Set variables to values: those that get no gradient, such as the statistics of batch normalisation, or any.
+
+        The values are set exactly once, as a gradient is applied exactly once, and make a new version. The step and the
+        optimizer's slots stay as they are. In async and bounded mode the call blocks until the values are set. In sync
+        mode it returns at once: the values go with this session's next push, and are set after the gradients of the
+        step that this push is part of. Where several workers assign a variable in one step, the value of the lowest
+        task counts. Without a later push nothing is set.
+
+        Args:
+            values: Values in the nesting of params, of the variables' shapes and dtypes, for any of the variables,
+                trained or not. A missing key, or None, leaves a variable alone. The arrays are copied. Of a variable
+                that is assigned several times the last value counts.
+            timeout: Seconds; None: the session's.
+
+        Raises:
+            ValueError: A wrong name, shape or dtype, or a NaN; the message names the variable, and nothing is set.
+            TypeError: A value that is no array of numbers, or `dps.Rows`.
+            DeadlineExceeded: No answer in time; the values are still on their way.
+            TaskLost: The run has ended.
+
+        Example:
+            ```pycon
+            >>> session.assign({"w": np.array([0.5, 1.5, 2.5], np.float32)})
+            >>> session.pull()["w"]
+            array([0.5, 1.5, 2.5], dtype=float32)
+            ```
+        """
+        self._training.assign(values, timeout)
+
+    @one_at_a_time
+    def gradients(self) -> Any:
+        """Arrays to write gradients to, which a push sends without copying them first. Does not block.
+
+        Returns:
+            Arrays in the nesting of params, of the variables' shapes and dtypes, with undefined contents. They are the
+            caller's until they are pushed, and again when that push has its result.
+
+        Example:
+            ```pycon
+            >>> grads = session.gradients()
+            >>> grads["w"][:] = 1
+            >>> session.push({"w": grads["w"]}).step
+            1
+            ```
+        """
+        self._waiter.check_open()
+        return self._pushes.gradients()
+
+    # -- the run ------------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The name of the task that the session belongs to, such as "worker:0"."""
+        return self._server.name
+
+    @property
+    def runtime(self) -> Runtime:
+        """The clock and the storage that this session uses, for hooks: the real ones, or the simulator's."""
+        return self._server.runtime
+
+    @property
+    def global_step(self) -> int:
+        """The highest global step that this session has heard of. Does not ask the ps and does not block."""
+        return self._connection.steps.step
+
+    @property
+    def version(self) -> Version:
+        """The version that the last pull of all variables read, for `pull(if_newer_than=...)`."""
+        return self._pulls.version
+
+    @property
+    def traffic(self) -> Traffic | None:
+        """Bytes of gradients and values that this session has moved, and what they would be without compression.
+
+        None for a session without compressors. The object is a copy. Does not block.
+        """
+        from copy import copy  # here: `import dps` stays quick
+
+        compression = self._connection.compression
+        return None if compression is None else copy(compression.traffic)
+
+    @property
+    def update(self) -> Update:
+        """The run's update mode, on which all its tasks have agreed."""
+        return from_wire(self._connection.agreed.settings["update"])
+
+    @property
+    def checkpoint_dir(self) -> str | None:
+        """The run's folder for checkpoints; None when it has none."""
+        return str(self._connection.agreed.settings.get("checkpoint_dir") or "") or None
+
+    @property
+    @one_at_a_time
+    def is_chief(self) -> bool:
+        """Whether this is the session of the lowest worker that is alive.
+
+        Asks the chief, and blocks up to 2 s. While the chief is away this is its last answer, at once.
+        """
+        return self._connection.lookout.asks_leads(min(self.runtime.tuning.client.leads_s, self._timeout))
+
+    def should_stop(self) -> bool:
+        """Whether the loop should end: a hook, Ctrl-C or the chief asked for it, or the run has ended. Does not block.
+
+        Returns:
+            True from then on.
+
+        Example:
+            ```pycon
+            >>> session.should_stop()
+            False
+            ```
+        """
+        server = self._server
+        return self._stop or config.stop_requested.is_set() or server.stop_requested or server.exit_code is not None
+
+    def request_stop(self) -> None:
+        """Make `should_stop` true in this session. Does not block.
+
+        Example:
+            ```pycon
+            >>> session.request_stop()
+            >>> session.should_stop()
+            True
+            ```
+        """
+        self._stop = True
+
+    def summary(self, name: str, value: Any) -> None:
+        """Report a number, such as an accuracy, to the hooks that write logs and summaries. Does not block.
+
+        The newest value of a name counts.
+
+        Args:
+            name: What the number is; not one of the names that each row has, such as "step" and "loss".
+            value: A number, or an array or tensor of one element.
+
+        Raises:
+            ConfigError: A name that each row has, or a value that is no number (also a ValueError).
+
+        Example:
+            ```python
+            session.summary("accuracy", 0.93)
+            ```
+        """
+        self.scalars.store_value(name, value)
+
+    @one_at_a_time
+    def run(self, function: Callable[..., Any] | str, *args: Any, timeout: float | None = None) -> Any:
+        """Run a function on a worker that serves (`--serve MODULE`), and return its value. Blocks.
+
+        The worker is the one that a scope `dps.device("/job:worker/task:7")` around the call names; without a scope,
+        the one whose address the session was given, or the session's own. `dps.Coordinator` runs many calls at a time.
+
+        Args:
+            function: A function at the top of a module that the worker serves, or its path, "module:function".
+            args: Its arguments: numbers, text, bytes, arrays, in lists, tuples and dicts. A session arrives as the
+                worker's own session of the run, so that the function pulls and pushes.
+            timeout: Seconds; None: the session's.
+
+        Returns:
+            What the function returned: plain values and arrays, which are the caller's.
+
+        Raises:
+            RemoteError: The function raised; `remote_traceback` has the worker's traceback. The error is of the class
+                that was raised, too, where that is one of dps or a usual one of Python.
+            ConfigError: No worker is named, or it does not serve the function.
+            TypeError: An argument or the value cannot travel.
+            DeadlineExceeded: No value in time; the message names the worker, which may still run the function.
+            TaskLost: The run has ended.
+
+        Example:
+            ```python
+            cluster = dps.LocalCluster(workers=2, processes=False, serve="operator:add")
+            params = {"w": np.zeros(3)}
+            with cluster as local:
+                with local.session(params, optimizer=dps.optim.SGD(0.1)) as session:
+                    with dps.device("/job:worker/task:1"):
+                        assert session.run("operator:add", 1, 2) == 3
+            ```
+        """
+        self._waiter.check_open()
+        if self._calling is None:
+            from dps.client.calling import Calling
+
+            self._calling = Calling(self._connection, lambda leaf: isinstance(leaf, Session))
+        return self._calling.run(function, args, self._waiter.deadline(timeout))
+
+    @one_at_a_time
+    def save(self, timeout: float | None = None, position: bytes = b"") -> str:
+        """Write a checkpoint now. Blocks. Nothing is written when these values are saved already.
+
+        Args:
+            timeout: Seconds; None: the session's.
+            position: The position of the input, read before this call, which is kept with the checkpoint (see
+                `dps.data.InputSaver`); at most 1 MB.
+
+        Returns:
+            The checkpoint's name.
+
+        Raises:
+            ValueError: The run has no checkpoint_dir.
+            CheckpointError: The disk refuses.
+            DeadlineExceeded: The checkpoint was not written in time.
+
+        Example:
+            ```python
+            params = {"w": np.zeros(3, np.float32)}
+            with dps.Session(server, params, optimizer=dps.optim.SGD(0.1),
+                         checkpoint_dir="run") as session:
+                session.push({"w": np.ones(3, np.float32)})
+                name = session.save()
+                session.push({"w": np.ones(3, np.float32)})
+                assert session.restore(name) == 1
+            ```
+        """
+        self._waiter.check_open()
         connection = self._connection
-        self._pulls.roll_back()
+        answer = self._waiter.retrying(
+            lambda deadline: connection.ask(Save(connection.number, position), deadline, "the checkpoint"), timeout
+        )
+        assert isinstance(answer, Saved)
+        return answer.name
 
-        def tell() -> None:
-            if new_epoch:
-                self._reports.rolled_back(connection.membership.restored, connection.membership.epoch, loss)
+    @one_at_a_time
+    def restore(self, name: str = "", timeout: float | None = None) -> int:
+        """Roll the whole run back to a checkpoint. Blocks. All sessions are rolled back, as after the loss of a ps.
 
-        self._pushes.roll_back(tell)
+        Where the run cannot be rolled back now, because the chief or a ps is away or another session has just rolled it
+        back, the call waits until it can.
 
-    def _hook_failed(self, text: str) -> None:
-        """A hook that raises closes the session, also where there is no with-block."""
-        if self._opened:
-            self._close(text)
+        Args:
+            name: What `save` returned; "": the newest whole checkpoint.
+            timeout: Seconds; None: the session's.
+
+        Returns:
+            The step of the checkpoint.
+
+        Raises:
+            ValueError: The run has no checkpoint_dir.
+            CheckpointError: There is no such checkpoint, or it cannot be read.
+            DeadlineExceeded: The run was not rolled back in time.
+        """
+        self._waiter.check_open()
+        connection, deadline = self._connection, self._waiter.deadline(timeout)
+
+        def ask(until: float) -> None:
+            connection.ask(Restore(connection.number, connection.membership.epoch, name), until, "the chief")
+
+        self._waiter.retrying(ask, max(0.0, deadline - connection.caller.now()))
+        self._waiter.recover(deadline)
+        return connection.steps.step
+
+    @one_at_a_time
+    def stats(self) -> dict[str, Any]:
+        """Counters of every ps and of the chief, for people. Blocks. `dps status` has those of other sessions, too.
+
+        Returns:
+            The counters by task name, such as "ps:0". Those of a ps have this session's own under "sessions".
+
+        Raises:
+            DeadlineExceeded: A task did not answer in time.
+
+        Example:
+            ```pycon
+            >>> sorted(session.stats())
+            ['chief', 'ps:0']
+            ```
+        """
+        self._waiter.check_open()
+        found: dict[str, Any] = self._waiter.retrying(self._connection.stats, None)
+        return found
+
+    # -- the end ------------------------------------------------------------------------------------------------
 
     @one_at_a_time
     def close(self) -> None:
@@ -302,7 +836,7 @@ class Session(Writing):
         if self._closed:
             return
         try:
-            self._finish_pushes()
+            self._training.finish_pushes()
             self._hooks.call_hooks("end", self)
         except StopIteration:
             pass  # a hook has no more data: as good an end
@@ -310,9 +844,6 @@ class Session(Writing):
             self._close(f"{type(error).__name__}: {error}")
             raise
         self._close("")
-
-    def _finish_pushes(self) -> None:
-        self._pushes.drain()
 
     def _close(self, error: str) -> None:
         """Leave the run; `error`: why, "" for a good end. A second call does nothing."""
@@ -351,6 +882,79 @@ class Session(Writing):
             return False
         self.close()
         return True
+
+    # -- opening ----------------------------------------------------------------------------------------------
+
+    def _open(self, model: PlanRequest, settings: dict[str, Any], deadline: float) -> None:
+        connection, params = self._connection, model.params
+        self._waiter = Waiter(connection, self._timeout, self._rejoined)
+        plan: Plan | None = None
+        values: dict[str, Array] = {}
+        if params is not None:
+            plan, values = model.planned(self._server, connection, deadline)
+        self._hooks.call_hooks("begin")
+        connection.joining.batch = self._hooks.loop_settings()["batch"] or 0
+        self._opened = True  # from here on the chief may know of this session
+        try:
+            connection.joining.open(plan, values, settings, deadline)
+        except DpsError as error:
+            self._opened = isinstance(error, DeadlineExceeded | HookError)
+            raise
+        config.session_opened.set()
+        self._server.check_sees("ps", connection.agreed.plan.ps)
+        if connection.compression is not None:
+            connection.compression.check(connection.agreed.plan)
+        nesting = Nesting(nested(list(connection.agreed.plan.by_name)) if params is None else params)
+        self._pushes = Pushes(connection, self._waiter, nesting, self._reports.settled)
+        self._pulls = Pulls(connection, self._waiter, self._pushes)
+        from dps.client.lookup import Lookups  # here: `import dps` stays quick
+        from dps.client.training import PsTraining, SessionParts
+
+        self._lookups = Lookups(connection, self._waiter)
+        self._parts = SessionParts(
+            self, connection, self._waiter, self._turns, self._hooks, self._reports, self._pushes, self._pulls,
+            self._lookups, self._train,
+        )  # fmt: skip
+        if params is None:
+            self._training = PsTraining(self._parts)
+        else:
+            self._reports.watch_mistakes(params)
+            self._train()
+        elsewhere, variables = connection.joining.first_values is not None, len(connection.agreed.plan.variables)
+        self._reports.opened(values.values(), elsewhere, variables)
+
+    def _train(self) -> PsTraining:
+        """The session takes part in the training: its calls are those of the run's update mode."""
+        self._training = self._connection.agreed.mode.training(self._parts)
+        return self._training
+
+    def _give_up(self, error: BaseException) -> None:
+        """Opening has failed: leave nothing behind, here or at the chief."""
+        if self._opened:
+            self._close(f"{type(error).__name__}: {error}")
+            return
+        self._closed = True
+        if hasattr(self, "_connection"):
+            self._connection.caller.close()
+        if hasattr(self, "_waiter"):
+            self._waiter.closed = True
+        self._end_own_server()
+
+    def _rejoined(self, new_epoch: bool, loss: Loss) -> None:
+        """The session takes part again, under a new incarnation and often in a new run epoch."""
+        connection = self._connection
+        self._pulls.roll_back()
+
+        def tell() -> None:
+            if new_epoch:
+                self._reports.rolled_back(connection.membership.restored, connection.membership.epoch, loss)
+
+        self._pushes.roll_back(tell)
+
+    def _hook_failed(self, text: str) -> None:
+        """A hook that raises closes the session, also where there is no with-block."""
+        if self._opened:
+            self._close(text)
 
 
 def join_run(server: Server, timeout: float = 60.0) -> Session:

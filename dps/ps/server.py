@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from dps.actors.actor import Actor
@@ -10,7 +10,7 @@ from dps.actors.answers import Waiting
 from dps.actors.authorization import Unproven, digest
 from dps.actors.ref import Sender
 from dps.checkpoint import load_told
-from dps.errors import Aborted, ConfigError, DpsError, NotAuthenticated, ProtocolError
+from dps.errors import Aborted, DpsError, NotAuthenticated, ProtocolError
 from dps.messages.runs import (
     AskServing,
     AskStats,
@@ -55,6 +55,11 @@ from dps.training.update_modes import Async, Bounded, SyncReplicas, Update, from
 from dps.transport.endpoint import Memory
 from dps.transport.shared_memory import ASKED, ASKER, expected, marked, proof
 from dps.variables.plan import Plan, as_applied
+
+MODES: dict[type[Update], Callable[[Shard, Any], Mode]] = {
+    Async: AsyncMode, Bounded: BoundedMode, SyncReplicas: SyncMode,
+}  # fmt: skip
+"""How the ps work in each update mode (`on_ps`)."""
 
 
 class PsActor(Actor):
@@ -112,8 +117,8 @@ class PsActor(Actor):
             restore(shard.store, plan, message.shard, self.node, message.checkpoint_dir, manifest)
         self.node.accepted.allow(2 * WINDOW * shard.layout.nbytes)
         update = on_ps(from_wire(message.settings["update"]))
-        shard.mode = _mode(shard, update)
-        warm(shard.layout.arenas, _together(update))
+        shard.mode = MODES[type(update)](shard, update)
+        warm(shard.layout.arenas, shard.mode.least_pushes)
         self.shard = shard
 
     def on_Init(self, message: Init, sender: Sender) -> None:
@@ -277,8 +282,6 @@ class PsActor(Actor):
     def on_Exchange(self, message: Exchange, sender: Sender) -> None:
         shard = self._shard(message.epoch)
         shard.ledger(sender)
-        if not isinstance(shard.mode, SyncMode):
-            raise ConfigError(f"{message.what}: workers reduce values through a ps in sync alone")
         shard.mode.join_exchange(message, sender)
 
     # -- from other ps ----------------------------------------------------------------------------------------
@@ -287,14 +290,12 @@ class PsActor(Actor):
         shard = self._shard(message.epoch)
         if not shard.is_ready:
             raise Aborted(f"{self.node.name} is not ready in run epoch {message.epoch}")
-        if isinstance(shard.mode, SyncMode):
-            shard.mode.on_report(message)
+        shard.mode.on_report(message)
         self.node.answer(sender)
 
     def on_Decide(self, message: Decide, sender: Sender) -> None:
         shard = self._shard(message.epoch)
-        if isinstance(shard.mode, SyncMode):
-            shard.mode.on_decide(message)
+        shard.mode.on_decide(message)
         self.node.answer(sender)
 
     def _shard(self, epoch: int) -> Shard:
@@ -302,18 +303,3 @@ class PsActor(Actor):
             now = "none yet" if self.shard is None else str(self.shard.epoch)
             raise Aborted(f"{self.node.name} serves run epoch {now}, not {epoch}")
         return self.shard
-
-
-def _together(update: Update) -> int:
-    """The number of pushes that make an update. In sync, before the number of workers is known: the least number of
-    pushes that make a step."""
-    return (update.replicas_to_aggregate or 2) if isinstance(update, SyncReplicas) else 1
-
-
-def _mode(shard: Shard, update: Update) -> Mode:
-    if isinstance(update, SyncReplicas):
-        return SyncMode(shard, update)
-    if isinstance(update, Bounded):
-        return BoundedMode(shard, update)
-    assert isinstance(update, Async)
-    return AsyncMode(shard, update)

@@ -64,7 +64,7 @@ class Values:
             self._unset[name] = value
             self._session.assign({name: of + of.dtype.type(value)})
             of[...] = -1  # the session has a copy
-            if not self._session._connection.agreed.sync:
+            if not self._session._connection.agreed.mode.assigns_with_push:
                 self._unset.clear()
                 self._history.assigned.append(self._last)
 

@@ -148,7 +148,11 @@ def train(
             gradient = np.zeros(history.cells, dtype)
             gradient[cell] = -1.0
             if variety.some and k % 4 == 1:
-                aside(session, {} if connection.agreed.sync else {dense[0]: np.zeros(history.cells, dtype)}, values_set)
+                aside(
+                    session,
+                    {} if connection.agreed.mode.assigns_with_push else {dense[0]: np.zeros(history.cells, dtype)},
+                    values_set,
+                )
             if variety.spoils and k % 3 == 1:
                 aside(session, spoilt(history, dense, gradient, marks, k, cell), values_set)
             if values_set is not None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import dps
-from dps.client.local import LocalSession
+from dps.client.local import LocalTraining
 from dps.transport.sim import Compute, Network, Partition, Pause
 from dps.variables.local_copy import LocalCopy
 from tests.seeds import chunks
@@ -101,7 +101,7 @@ def test_rounds_are_whole_and_what_is_lost_of_them_is_told(seeds: range, caplog:
             assert not (found := broken(seed)), "\n".join(found)
 
 
-def says_nothing(self: LocalSession) -> None:
+def says_nothing(self: LocalTraining) -> None:
     self._own.steps = 0
 
 
@@ -111,7 +111,7 @@ moved = LocalCopy.differences
 @pytest.mark.parametrize(
     ("cls", "name", "mutant"),
     [
-        (LocalSession, "_tell_lost", says_nothing),
+        (LocalTraining, "_tell_lost", says_nothing),
         (LocalCopy, "moved", lambda self: {index: array * 0.75 for index, array in moved(self).items()}),
     ],
 )

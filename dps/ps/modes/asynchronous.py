@@ -11,9 +11,22 @@ import numpy as np
 
 from dps.actors.answers import Waiting
 from dps.actors.ref import Sender
+from dps.errors import ConfigError
 from dps.kernels.halves import widened
 from dps.messages.runs import Members
-from dps.messages.sessions import APPLIED, DROPPED, REFUSED, SHARED, Pull, Push, Pushed, Token
+from dps.messages.sessions import (
+    APPLIED,
+    DROPPED,
+    REFUSED,
+    SHARED,
+    Decide,
+    Exchange,
+    Pull,
+    Push,
+    Pushed,
+    Report,
+    Token,
+)
 from dps.process.telemetry import log
 from dps.ps.intake.intake import Applying, Gathering, Intake, Keeping, PushOf, Staged
 from dps.ps.intake.ledger import Ledger
@@ -55,6 +68,7 @@ class AsyncMode:
 
     sends_early = True
     """Whether a pull that waits for a push may be answered while the push arrives."""
+    least_pushes = 1
 
     def __init__(self, shard: Shard, settings: Async) -> None:
         self.shard, self.settings = shard, settings
@@ -149,6 +163,15 @@ class AsyncMode:
 
     def order_cut(self, name: str) -> None:
         self.shard.saving.cut_shard(name)
+
+    def join_exchange(self, message: Exchange, sender: Sender) -> None:
+        raise ConfigError(f"{message.what}: workers reduce values through a ps in sync alone")
+
+    def on_report(self, message: Report) -> None:
+        """Does nothing: no step waits for other ps."""
+
+    def on_decide(self, message: Decide) -> None:
+        """Does nothing: no step waits for other ps."""
 
     @property
     def reached(self) -> int:

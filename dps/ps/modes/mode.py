@@ -6,7 +6,7 @@ from typing import Protocol
 
 from dps.actors.ref import Sender
 from dps.messages.runs import Members
-from dps.messages.sessions import Pull, Push
+from dps.messages.sessions import Decide, Exchange, Pull, Push, Report
 from dps.ps.intake.intake import Intake, PushOf, Staged
 from dps.ps.intake.ledger import Ledger
 
@@ -16,6 +16,8 @@ class Mode(Protocol):
 
     frees: bool
     """Whether the memory of a push is freed piece by piece while it is applied."""
+    least_pushes: int
+    """The least number of pushes that make an update."""
 
     @property
     def reached(self) -> int:
@@ -44,6 +46,15 @@ class Mode(Protocol):
 
     def set_members(self, message: Members) -> None:
         """The members have changed; the ledgers of new sessions exist."""
+
+    def join_exchange(self, message: Exchange, sender: Sender) -> None:
+        """A worker makes a call that all workers in sync make together. Raises ConfigError in other modes."""
+
+    def on_report(self, message: Report) -> None:
+        """Another ps reports complete pushes, in sync."""
+
+    def on_decide(self, message: Decide) -> None:
+        """The step ps has decided on a step, in sync."""
 
     def order_cut(self, name: str) -> None:
         """A checkpoint is wanted: have `shard.saving.cut(name)` called at the right moment."""

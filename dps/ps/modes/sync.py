@@ -46,6 +46,7 @@ class SyncMode:
 
     def __init__(self, shard: Shard, settings: SyncReplicas) -> None:
         self.shard, self._settings = shard, settings
+        self.least_pushes = settings.replicas_to_aggregate or 2  # before the number of workers is known
         self.quorum: Quorum | None = None
         if shard.is_step_ps:
             self.quorum = Quorum(
