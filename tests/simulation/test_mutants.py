@@ -156,7 +156,7 @@ def test_an_answer_that_is_overwritten_while_it_is_read_is_caught(monkeypatch: p
 
 
 def test_a_session_that_goes_on_before_its_rows_are_read_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staged.Staged, "own", lambda self: None)
+    monkeypatch.setattr(staged.Staged, "copy_borrowed", lambda self: None)
     caught("sync", "differ", 5)
 
 
