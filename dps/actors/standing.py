@@ -42,7 +42,7 @@ class Home(NamedTuple):
     process: int
     chief: str
     """The address of the chief's node."""
-    over: Callable[[], tuple[int, str] | None]
+    exit_state: Callable[[], tuple[int, str] | None]
     """Exit code and reason once this node was told to end, else None."""
     joined: Callable[[int], None]
     """Is told each run epoch that a session takes part in."""

@@ -22,10 +22,10 @@ RELEASE_S = 1.0
 class Locking:
     """Holds the lock of one run at a time. `RunLock` has the policy."""
 
-    def __init__(self, node: Node, again: Callable[[], None], lost: Callable[[str], None]) -> None:
-        """`again` is called when `take_lock` should be tried again. `lost` gets the reason when another run has taken
+    def __init__(self, node: Node, retry: Callable[[], None], lost: Callable[[str], None]) -> None:
+        """`retry` is called when `take_lock` should be tried again. `lost` gets the reason when another run has taken
         the lock of a run that is going on."""
-        self._node, self._retry, self._lost = node, again, lost
+        self._node, self._retry, self._lost = node, retry, lost
         self._lock: RunLock | None = None
         self._dir = ""
         self._is_waiting = False
@@ -39,7 +39,7 @@ class Locking:
         return self._lock.text if self._lock is not None and self._is_waiting else ""
 
     def take_lock(self, checkpoint_dir: str, restarted: bool, goes_on: bool) -> bool:
-        """Take the lock; returns whether the run may use the folder now. If False, `again` is called soon.
+        """Take the lock; returns whether the run may use the folder now. If False, `retry` is called soon.
 
         `restarted`: another chief led the run before, and may have left its lock. `goes_on`: that run trains meanwhile,
         also if the disk is full, and the lock is taken as soon as possible. Raises Taken if another run has the lock,

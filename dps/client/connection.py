@@ -173,7 +173,7 @@ class Connection:
 
     def check_node(self) -> None:
         """Raise what `error_of` says when this node was told to end while the session still works."""
-        over = self.home.over()
+        over = self.home.exit_state()
         if over is not None:
             raise error_of(*over)
 
@@ -200,7 +200,7 @@ class Connection:
     def close(self, error: str, timeout_s: float) -> None:
         """Leave the run. A chief that does not answer is left alone."""
         try:
-            if self.home.over() is None:
+            if self.home.exit_state() is None:
                 checkpoint_dir = str(self.agreed.settings.get("checkpoint_dir") or "")
                 about = self.home.job, self.home.task, checkpoint_dir, self.steps.step, self.membership.epoch
                 self._say_goodbye(CloseSession(self.number, error, *about), timeout_s)

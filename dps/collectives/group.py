@@ -61,7 +61,7 @@ class Group:
     ) -> None:  # fmt: skip
         """Blocks until all workers have come. `binding`: how the task's own node listens. `lane`: whether
         members on one machine use shared memory; the same on all."""
-        self._runtime, self._over, self._timeout = home.runtime, home.over, timeout
+        self._runtime, self._over, self._timeout = home.runtime, home.exit_state, timeout
         self._algorithm, self._closed, self._greeted, self._lane = algorithm, False, 0, lane
         self._known: Formed | None = None
         """The members of the last complete operation: all members know the same ones."""

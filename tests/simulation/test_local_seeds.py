@@ -112,7 +112,7 @@ moved = LocalCopy.differences
     ("cls", "name", "mutant"),
     [
         (LocalTraining, "_tell_lost", says_nothing),
-        (LocalCopy, "moved", lambda self: {index: array * 0.75 for index, array in moved(self).items()}),
+        (LocalCopy, "differences", lambda self: {index: array * 0.75 for index, array in moved(self).items()}),
     ],
 )
 def test_planted_bugs_are_found(cls: type, name: str, mutant: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,11 +14,11 @@ from dps.variables.plan import ShardLayout
 
 
 def receive(
-    message: Push, ledger: Ledger, layout: ShardLayout, check: bool, begin: Callable[[PushOf], Intake]
+    message: Push, ledger: Ledger, layout: ShardLayout, check: bool, open_intake: Callable[[PushOf], Intake]
 ) -> Intake | Staged:
     """Take a message of a push that is not complete yet. Returns the push if it is staged, else its intake, which
-    `begin` opens. Raises ProtocolError for a message that does not belong to the push, Unavailable for memory that
-    cannot be reached, and Aborted for a number outside of the window."""
+    `open_intake` opens. Raises ProtocolError for a message that does not belong to the push, Unavailable for memory
+    that cannot be reached, and Aborted for a number outside of the window."""
     number, form = message.number, message.form
     ledger.check_reach(number)
     if form in (RUN, SHARED) and message.nbytes != layout.gradient_nbytes:
@@ -27,7 +27,7 @@ def receive(
     if form == RUN:
         intake = ledger.arriving.get(number)
         if intake is None:
-            intake = ledger.arriving[number] = begin(push)
+            intake = ledger.arriving[number] = open_intake(push)
         state = intake.take_pieces(message)
         if state is IntakeState.ARRIVING:
             return intake
