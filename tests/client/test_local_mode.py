@@ -362,6 +362,28 @@ def trains_in_a_process(server: dps.Server) -> Any:
 
 
 @pytest.mark.slow
+class Counted(dps.Session):
+    """A user's own session, which counts its pushes."""
+
+    pushed = 0
+
+    def push(self, grads: Any, loss: Any = None, timeout: float | None = None) -> dps.Push:
+        self.pushed += 1
+        return super().push(grads, loss, timeout)
+
+
+@pytest.mark.parametrize("update", ["async", "bounded:1", "sync", "local:2"])
+def test_a_session_of_a_users_own_class_stays_one_in_every_mode(update: str) -> None:
+    def work(server: Any) -> Any:
+        with Counted(server, {"w": np.zeros(1)}, optimizer=dps.optim.SGD(0.5), update=update) as session:
+            for _ in range(4):
+                session.push({"w": np.ones(1)})
+            return type(session) is Counted, session.pushed, session.pull()["w"].tolist()
+
+    run = dps.simulate(work, workers=1, ps=1, update=update)
+    assert run.errors == {} and run.results == [(True, 4, [-2.0])]
+
+
 def test_real_processes_give_the_same() -> None:
     with dps.LocalCluster(ps=1, workers=2) as local:
         found = local.run(trains_in_a_process).results
