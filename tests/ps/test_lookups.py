@@ -1,4 +1,4 @@
-"""Lookups on one shard: answered at once, or the moment that the step which the asker must see is there."""
+"""ShardLookups on one shard: answered at once, or the moment that the step which the asker must see is there."""
 
 from __future__ import annotations
 

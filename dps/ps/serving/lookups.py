@@ -64,7 +64,7 @@ class LookupMemory:
         self._given[number] = (answer, memory)
 
 
-class Lookups:
+class ShardLookups:
     """The lookups of one shard's sessions. Runs on the node's thread."""
 
     def __init__(self, shard: Shard) -> None:

@@ -14,7 +14,7 @@ from dps.messages.sessions import NO_BASE, REFUSED, NotNewer, Pull, Pushed, Rele
 from dps.ps.serving.buffer_wait import Wait
 from dps.ps.serving.lending import Lending
 from dps.ps.serving.long_waits import LongWaits
-from dps.ps.serving.lookups import Lookups
+from dps.ps.serving.lookups import ShardLookups
 from dps.ps.serving.packing import Packing
 from dps.ps.serving.sending import Answer, Sending
 from dps.ps.store.draft import Draft
@@ -43,7 +43,7 @@ class ShardReads:
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self.lending = Lending(shard.store)
-        self.lookups = Lookups(shard)
+        self.lookups = ShardLookups(shard)
         self.long_waits = LongWaits(shard.node, shard.node.runtime.tuning.serving.moment_s)
         self._packing = Packing(shard.store)
         self._sending = Sending(shard.node, shard.epoch, shard.plan, shard.store, shard.ledgers)
