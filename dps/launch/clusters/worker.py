@@ -14,7 +14,7 @@ import numpy as np
 
 from dps.errors import ConfigError, DpsError
 from dps.launch.clusters.run import Failure, failure_of
-from dps.process import telemetry
+from dps.process import endings, telemetry
 from dps.process.functions import load, show_sources
 from dps.transport.dtypes import dtype_of, is_float, wire_name
 
@@ -123,7 +123,7 @@ def _run(order: dict[str, Any]) -> Any:
     from dps.task.server import Server
 
     function = _function(order)
-    with Server.from_env() as server:
+    with Server.from_env() as server, endings.program():
         return function(server, *order["args"], **order["named"])
 
 

@@ -1,0 +1,55 @@
+"""Schedulers of torch as data for the ps."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dps.errors import ConfigError
+from dps.training.schedules import MOST_VALUES, PerStep
+
+
+def schedule(make_scheduler: Callable[[torch.optim.Optimizer], Any], steps: int, rate: float) -> PerStep:
+    """Turn a scheduler of torch into a schedule that the ps can evaluate.
+
+    The scheduler runs once, here, on an optimizer of a parameter of its own. What depends on losses, such as
+    `ReduceLROnPlateau`, cannot be known before.
+
+    Args:
+        make_scheduler: Makes the scheduler of an optimizer, such as
+            `lambda opt: torch.optim.lr_scheduler.StepLR(opt, 30)`.
+        steps: How many global steps have rates of their own; at most 100,000. Later ones have the last rate.
+        rate: The optimizer's rate, of which the scheduler makes its rates.
+
+    Returns:
+        A schedule for `dps.optim`, with the rates of `step() per global step`.
+
+    Raises:
+        ConfigError: No step, or more than 100,000; or a scheduler whose `step` needs a loss.
+
+    Example:
+        ```python
+        halved = dps.torch.schedule(
+            lambda opt: torch.optim.lr_scheduler.StepLR(opt, step_size=10, gamma=0.5), steps=30, rate=0.1
+        )
+        assert [halved.at(step) for step in (0, 9, 10, 25)] == [0.1, 0.1, 0.05, 0.025]
+        opt = dps.torch.Optimizer(model.named_parameters(), server, dps.optim.SGD(halved))
+        ```
+    """
+    if not 1 <= steps <= MOST_VALUES:
+        raise ConfigError(f"dps.torch.schedule: steps is {steps}, it must be from 1 to {MOST_VALUES}; try steps=1000")
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate)
+    scheduler = make_scheduler(optimizer)
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise ConfigError("dps.torch.schedule: the rates of ReduceLROnPlateau depend on losses that are not known yet")
+    values = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch about its own schedulers, such as SequentialLR's
+        for _ in range(steps):
+            values.append(float(optimizer.param_groups[0]["lr"]))
+            optimizer.step()
+            scheduler.step()
+    return PerStep(values)
