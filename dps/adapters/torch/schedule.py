@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +24,7 @@ def schedule(make_scheduler: Callable[[torch.optim.Optimizer], Any], steps: int,
         rate: The optimizer's rate, of which the scheduler makes its rates.
 
     Returns:
-        A schedule for `dps.optim`, with the rates of `step() per global step`.
+        A schedule for `dps.optim`: the scheduler's rate after so many calls of its `step` as there were global steps.
 
     Raises:
         ConfigError: No step, or more than 100,000; or a scheduler whose `step` needs a loss.
@@ -46,10 +45,8 @@ def schedule(make_scheduler: Callable[[torch.optim.Optimizer], Any], steps: int,
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise ConfigError("dps.torch.schedule: the rates of ReduceLROnPlateau depend on losses that are not known yet")
     values = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch about its own schedulers, such as SequentialLR's
-        for _ in range(steps):
-            values.append(float(optimizer.param_groups[0]["lr"]))
-            optimizer.step()
-            scheduler.step()
+    for _ in range(steps):
+        values.append(float(optimizer.param_groups[0]["lr"]))
+        optimizer.step()
+        scheduler.step()
     return PerStep(values)
