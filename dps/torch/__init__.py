@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+import importlib
 
 from dps.errors import MissingExtra
 
-if find_spec("torch") is None:
-    raise MissingExtra('dps.torch needs PyTorch, which is not installed; get it by: pip install "dps[torch]"')
+try:
+    importlib.import_module("torch")
+except ImportError as error:
+    why = f"dps.torch needs PyTorch, which cannot be imported ({error})"
+    raise MissingExtra(f'{why}; get it by: pip install "dps[torch]"') from None
 
-from dps.adapters.torch.embedding import Embedding  # the check stands before what needs torch
+from dps.adapters.torch.embedding import Embedding  # after the check
 from dps.adapters.torch.optimizer import Optimizer
 from dps.adapters.torch.schedule import schedule
 
