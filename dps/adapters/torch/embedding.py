@@ -55,12 +55,16 @@ class Embedding(torch.nn.Module):  # type: ignore[misc,unused-ignore]
 
     Example:
         ```python
+        import torch, dps.torch
+
         table = dps.torch.Embedding(1000, 4)
-        opt = dps.torch.Optimizer(table.named_parameters(), server, dps.optim.SGD(0.1))
+        sgd = dps.optim.SGD(0.1)
+        opt = dps.torch.Optimizer(table.named_parameters(), server, sgd)
         vectors = table(torch.tensor([[3, 7], [7, 1]]))
         assert vectors.shape == (2, 2, 4)
         vectors.sum().backward()
         opt.step()
+        opt.close()
         ```
     """
 
@@ -74,7 +78,14 @@ class Embedding(torch.nn.Module):  # type: ignore[misc,unused-ignore]
             self.weight.normal_()
 
     def forward(self, indices: torch.Tensor) -> torch.Tensor:
-        """The rows of the indices, of shape (*indices.shape, dim). Blocks."""
+        """Look rows up on the ps. Blocks.
+
+        Args:
+            indices: Row numbers, integers of any shape of one dimension and more.
+
+        Returns:
+            Their rows, of shape (*indices.shape, dim), on the device of `indices`.
+        """
         rows = self.weight.look_up(indices)
         if not (torch.is_grad_enabled() and self.weight.requires_grad):
             return rows

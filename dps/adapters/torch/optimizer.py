@@ -47,6 +47,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
 
     Example:
         ```python
+        import torch, dps.torch
+
         torch.manual_seed(1)
         model = torch.nn.Linear(8, 1)
         opt = dps.torch.Optimizer(model.named_parameters(), server, dps.optim.Adam(0.01))
@@ -56,7 +58,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
             loss = (model(x) - x.sum(dim=1, keepdim=True)).square().mean()
             loss.backward()
             opt.step()
-        assert opt.session.global_step == 3
+        assert opt.rate == 0.01
+        opt.close()
         ```
     """
 
@@ -87,10 +90,10 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         return self._rule.rate(step)
 
     def step(self, closure: Callable[[], Any] | None = None, *, loss: Any = None) -> Any:
-        """Push the gradients, and write the newest values into the parameters. Blocks; in sync mode until the step of
-        all workers is done.
+        """Push the gradients, and write the newest values into the parameters.
 
-        Parameters whose `grad` is None are left out. A step without any gradient counts as one.
+        Blocks; in sync mode until the step of all workers is done. Parameters whose `grad` is None are left out. A step
+        without any gradient counts as one.
 
         Args:
             closure: Computes the gradients, and returns the loss. None: they are there.
@@ -122,11 +125,19 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         return computed
 
     def should_stop(self) -> bool:
-        """Whether the loop should end, as `dps.Session.should_stop`. Does not block."""
+        """Whether the loop should end, as `dps.Session.should_stop`. Does not block.
+
+        Returns:
+            True from then on.
+        """
         return self.session.should_stop()
 
     def scheduler(self) -> torch.optim.lr_scheduler.LRScheduler:
-        """A scheduler that shows the ps's rate, for trainers that want one. Its `step` changes nothing."""
+        """A scheduler of torch for trainers that want one.
+
+        Returns:
+            A scheduler that shows the ps's rate. Its `step` changes nothing on the ps.
+        """
         return RateOfPs(self)
 
     def close(self) -> None:
@@ -136,6 +147,9 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Part of the constructor.
+
+        Args:
+            param_group: A group of parameters.
 
         Raises:
             ConfigError: The optimizer has been made: a run has the variables with which it began.
@@ -148,15 +162,19 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """What names this state: the run's step, and the optimizer. Moments and values are on the ps.
+        """What names this state. Moments and values are on the ps; `checkpoint_dir` and `session.save()` save them.
 
-        `checkpoint_dir` and `session.save()` save them.
+        Returns:
+            The groups of parameters as of any optimizer, and under "dps" the run's step and the optimizer.
         """
         where = {"step": self.session.global_step, "run": self._chief, "optimizer": self._rule.to_wire()}
         return {**super().state_dict(), "dps": where}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Accept a `state_dict` of this run, or of one that this run was restored from. Nothing of the ps changes.
+
+        Args:
+            state_dict: What `state_dict` returned.
 
         Raises:
             ConfigError: It is of another optimizer, or of a step that this run has not reached.

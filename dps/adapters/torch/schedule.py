@@ -31,11 +31,14 @@ def schedule(make_scheduler: Callable[[torch.optim.Optimizer], Any], steps: int,
 
     Example:
         ```python
-        halved = dps.torch.schedule(
-            lambda opt: torch.optim.lr_scheduler.StepLR(opt, step_size=10, gamma=0.5), steps=30, rate=0.1
-        )
-        assert [halved.at(step) for step in (0, 9, 10, 25)] == [0.1, 0.1, 0.05, 0.025]
-        opt = dps.torch.Optimizer(model.named_parameters(), server, dps.optim.SGD(halved))
+        import torch, dps.torch
+
+        def halve(optimizer):
+            return torch.optim.lr_scheduler.StepLR(optimizer, step_size=10, gamma=0.5)
+
+        rate = dps.torch.schedule(halve, steps=30, rate=0.1)
+        assert [rate.at(step) for step in (0, 9, 10, 25)] == [0.1, 0.1, 0.05, 0.025]
+        sgd = dps.optim.SGD(rate)
         ```
     """
     if not 1 <= steps <= MOST_VALUES:
