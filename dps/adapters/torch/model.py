@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -133,8 +133,3 @@ def _check_trained(name: str, tensor: torch.Tensor) -> None:
         raise ConfigError(
             f"{name} is of {tensor.dtype}, which a ps does not have; wanted float16, bfloat16, float32 or float64"
         )
-
-
-def tensors_of(model: Mapping[str, torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
-    """What `torch.optim.Optimizer` is given."""
-    return list(model.items())
