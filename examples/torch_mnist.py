@@ -1,8 +1,8 @@
-"""A PyTorch model whose state lives on the ps: its `state_dict()`, nothing more is needed.
+"""A PyTorch loop whose parameters and optimizer are on the ps: only the line that makes the optimizer is dps's.
 
-`session.pull(out=state)` writes what the ps has straight into the model; the gradients that `backward` leaves go to
-the ps, and the optimizer runs there. The buffers of batch normalisation get no gradient: `session.assign` sets them.
-Needs PyTorch (`pip install "dps[torch]"`) and the images of examples/mnist.py.
+`opt.step()` pushes the gradients and writes the new values into the model. `buffers` shares the statistics of batch
+normalisation. The end of the program leaves the run; there is no `close()`. Needs PyTorch (`pip install "dps[torch]"`)
+and the images of examples/mnist.py.
 
     python examples/torch_mnist.py                                             chief, ps and worker in one process
     dps launch --ps 2 --workers 2 examples/torch_mnist.py -- --steps 300       a process for each task
@@ -21,6 +21,8 @@ import dps
 images_file()  # says what to install, before the library takes its time to load
 try:
     import torch
+
+    import dps.torch
 except ImportError:
     sys.exit('torch_mnist.py: PyTorch is not installed; get it by: pip install "dps[torch]"')
 
@@ -31,26 +33,24 @@ def train(server: dps.Server, steps: int, batch: int) -> tuple[int, float]:
     torch.manual_seed(1)  # the first values come from whichever worker is first
     layers = [torch.nn.Linear(784, 128), torch.nn.BatchNorm1d(128), torch.nn.ReLU(), torch.nn.Linear(128, 10)]
     model = torch.nn.Sequential(*layers)
-    state, buffers = model.state_dict(), dict(model.named_buffers())
+    opt = dps.torch.Optimizer(
+        model.named_parameters(), server, dps.optim.Adam(0.002),
+        buffers=model.named_buffers(), hooks=[dps.StopAtStep(last_step=steps)],
+    )  # fmt: skip
 
-    hooks = [dps.StopAtStep(last_step=steps)]
-    with dps.Session(server, state, optimizer=dps.optim.Adam(0.002), hooks=hooks) as session:
-        torch.manual_seed(100 + server.task)  # each worker draws its own batches
-        while not session.should_stop():
-            chosen = torch.randint(len(images), (batch,))
-            session.pull(out=state)
-            model.zero_grad()
-            loss = torch.nn.functional.cross_entropy(model(images[chosen]), labels[chosen])
-            loss.backward()
-            session.assign(buffers)
-            push = session.push({n: p.grad for n, p in model.named_parameters()}, loss=loss.item())
-            if push.step % 50 == 0:
-                print(f"step {push.step:4d}  loss {loss.item():.3f}", flush=True)
-        session.pull(out=state)
+    torch.manual_seed(100 + server.task)  # each worker draws its own batches
+    while not opt.should_stop():
+        chosen = torch.randint(len(images), (batch,))
+        opt.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(images[chosen]), labels[chosen])
+        loss.backward()
+        opt.step(loss=loss)
+        if opt.session.global_step % 50 == 0:
+            print(f"step {opt.session.global_step:4d}  loss {loss.item():.3f}", flush=True)
     model.eval()  # batch normalisation by the statistics that all workers share
     with torch.no_grad():
         accuracy = (model(test_images).argmax(dim=1) == test_labels).float().mean().item()
-    return session.global_step, accuracy
+    return opt.session.global_step, accuracy
 
 
 def main() -> None:
@@ -58,8 +58,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300, help="global steps to train for (default %(default)s)")
     parser.add_argument("--batch", type=int, default=100, help="images in a worker's batch (default %(default)s)")
     args = parser.parse_args()
-    with dps.Server.from_env(local=True) as server:
-        step, accuracy = train(server, args.steps, args.batch)
+    step, accuracy = train(dps.Server.from_env(local=True), args.steps, args.batch)
     print(f"done at step {step}, test accuracy {accuracy:.3f}")
     print("Try next: dps launch --ps 2 --workers 2 --update sync examples/torch_mnist.py")
 

@@ -10,7 +10,8 @@ DPS = Path(__file__).parents[1] / "dps"
 
 SEVERAL = {
     "Dense": "public: layers.Dense computes, nn.Dense is a layer of a model",
-    "Embedding": "public: layers.Embedding computes, nn.Embedding is a layer of a model",
+    "Embedding": "public: layers.Embedding computes, nn.Embedding and torch.Embedding are layers of a model",
+    "Optimizer": "public: torch.Optimizer is one of PyTorch, and takes an optim.Optimizer",
     "Sequential": "public: layers.Sequential computes, nn.Sequential is a model",
     "Local": "public: dps.Local is an update mode, strategy.Local the strategy that uses it",
     "Push": "the message of a session, and the public result of a push; neither is imported where the other is",

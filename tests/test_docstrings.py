@@ -7,6 +7,7 @@ import doctest
 import re
 from collections.abc import Iterator
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,8 @@ def run(where: str, language: str, code: str, names: dict[str, Any]) -> None:
 def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = []
     for number, (where, language, code) in enumerate(examples()):
+        if where.startswith("dps.adapters.torch") and find_spec("torch") is None:
+            continue
         folder = tmp_path / str(number)
         folder.mkdir()
         monkeypatch.chdir(folder)

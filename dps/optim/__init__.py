@@ -16,11 +16,11 @@ from dps.training.optimizers import (
     from_wire,
     optimizer_names,
 )
-from dps.training.schedules import Constant, Cosine, Exponential, Piecewise, Schedule, WarmUp, schedule_names
+from dps.training.schedules import Constant, Cosine, Exponential, PerStep, Piecewise, Schedule, WarmUp, schedule_names
 
 __all__ = [
     "SGD", "Adagrad", "Adam", "AdamW", "Constant", "Cosine", "Exponential", "Ftrl", "Momentum", "MovingAverage",
-    "Optimizer", "Piecewise", "RMSProp", "Schedule", "WarmUp", "from_wire",
+    "Optimizer", "PerStep", "Piecewise", "RMSProp", "Schedule", "WarmUp", "from_wire",
 ]  # fmt: skip
 
 

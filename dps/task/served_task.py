@@ -33,7 +33,9 @@ serving: WeakSet[ServedTask] = WeakSet()
 @atexit.register
 def _stop_serving() -> None:
     """Stop the tasks when the program ends without stopping them, so that it leaves the run in order."""
-    for task in list(serving):
+    for task in sorted(
+        serving, key=lambda task: not task._beside.tasks
+    ):  # a local server stops its ps after its worker
         task.stop()
 
 

@@ -1,6 +1,6 @@
 """Learning-rate schedules: pure functions of the global step, as plain data that can be sent to a ps.
 
-The names users write are `dps.optim.Constant`, `Exponential`, `Cosine`, `Piecewise` and `WarmUp`.
+The names users write are `dps.optim.Constant`, `Exponential`, `Cosine`, `Piecewise`, `PerStep` and `WarmUp`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from typing import ClassVar
 
 from dps.process.record import record
 from dps.training.definition import Definition, build
+
+MOST_VALUES = 100_000
+"""The most values of a `PerStep`, which every task of a run is sent."""
 
 
 class Schedule(Definition):
@@ -176,6 +179,47 @@ class Piecewise(Schedule):
 
 
 @record
+class PerStep(Schedule):
+    """`values[step]`, then the last value.
+
+    `dps.torch.schedule` makes one of a scheduler of PyTorch.
+
+    Args:
+        values: The rate of each step from 0 on; at least 0, and from 1 to 100,000 of them.
+
+    Raises:
+        ConfigError: No value or too many, or a number out of range; a TypeError as well if it is not a number.
+
+    Example:
+        ```pycon
+        >>> schedule = dps.optim.PerStep([0.1, 0.2, 0.05])
+        >>> schedule.at(1), schedule.at(500)
+        (0.2, 0.05)
+        ```
+    """
+
+    name: ClassVar[str] = "per_step"
+    values: Sequence[float]
+
+    def __post_init__(self) -> None:
+        values = tuple(self.values)
+        if not 1 <= len(values) <= MOST_VALUES:
+            got = f"{len(values)} values"
+            raise self._refuse("values", got, f"from 1 to {MOST_VALUES} numbers", [0.1, 0.05])
+        checked = {value: Constant(value).value for value in dict.fromkeys(values)}  # many steps often have one rate
+        self._put("values", tuple(checked[value] for value in values))
+
+    def at(self, step: int) -> float:
+        return self.values[min(step, len(self.values) - 1)]
+
+    def __repr__(self) -> str:
+        if len(self.values) <= 8:
+            return f"PerStep(values={self.values})"
+        first = ", ".join(map(repr, self.values[:3]))
+        return f"PerStep(values=({first}, ... {self.values[-1]!r}), {len(self.values)} of them)"
+
+
+@record
 class WarmUp(Schedule):
     """From 0 in a straight line to `target` over `steps` steps, then `target`.
 
@@ -215,7 +259,9 @@ def rate_at(rate: float | Schedule, step: int) -> float:
     return rate.at(step) if isinstance(rate, Schedule) else rate
 
 
-_KNOWN: dict[str, type[Schedule]] = {cls.name: cls for cls in (Constant, Exponential, Cosine, Piecewise, WarmUp)}
+_KNOWN: dict[str, type[Schedule]] = {
+    cls.name: cls for cls in (Constant, Exponential, Cosine, Piecewise, PerStep, WarmUp)
+}
 
 
 def schedule_names() -> str:

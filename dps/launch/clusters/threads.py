@@ -11,7 +11,7 @@ from dps.calls.failures import failure_of
 from dps.launch.clusters.run import LocalRun
 from dps.launch.programs.leaving import leave
 from dps.launch.supervision.output import Output
-from dps.process import telemetry
+from dps.process import endings, telemetry
 from dps.task.server import Server
 from dps.training.update_modes import Update
 from dps.transport.current import runtime
@@ -53,7 +53,9 @@ class Threads:
 
         def work(server: Server) -> None:
             try:
-                run.ended(server.task, train(server, *args, **named))
+                with endings.program():
+                    result = train(server, *args, **named)
+                run.ended(server.task, result)
             except BaseException as error:
                 failure = failure_of(error)
                 leave(server.target, server.task, f"failed: {failure.line}", 1)

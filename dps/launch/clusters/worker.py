@@ -16,7 +16,7 @@ import numpy as np
 from dps.calls.failures import Failure, failure_of
 from dps.calls.functions import pack_value, unpack_arguments
 from dps.errors import ConfigError, DpsError
-from dps.process import telemetry
+from dps.process import endings, telemetry
 from dps.process.functions import load, show_sources
 from dps.transport.dtypes import dtype_of, wire_name
 from dps.variables.items import PLAIN, pack, unpack
@@ -106,7 +106,7 @@ def _run(order: dict[str, Any]) -> Any:
 
     function = _function(order)
     args, named = unpack_arguments(order["form"], order["arrays"])
-    with Server.from_env() as server:
+    with Server.from_env() as server, endings.program():
         value = function(server, *args, **named)
     return pack_value(value, order["name"], as_number)
 

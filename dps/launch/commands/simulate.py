@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from dps.checkpoint.memory import MemoryStorage
 from dps.errors import DpsError
-from dps.process import own_files, telemetry
+from dps.process import endings, own_files, telemetry
 from dps.task.server import Server
 from dps.training.update_modes import Update, parse
 from dps.transport.sim import Compute, Network, World
@@ -166,7 +166,8 @@ class SimulatedCluster:
     def _work(self, task: int) -> int:
         server = Server(None, "worker", task, chief=CHIEF, bind=f"worker{task}:0")
         try:
-            self.results[task] = self._train(server, *self._args)
+            with endings.program():
+                self.results[task] = self._train(server, *self._args)
         except DpsError as error:
             server.runtime.record("error", kind=type(error).__name__, text=str(error))
             raise

@@ -11,29 +11,16 @@ import sys
 
 from dps.errors import ConfigError, DpsError
 from dps.launch.supervision.outcome import OVER
+from dps.process import endings
 from dps.process.flags import said
 
 
 def run_program(program: str, arguments: list[str], verbose: bool) -> int:
     """Run a user's program as this task. Errors of the program show their traceback and give exit code 1."""
-    import runpy
-
     sys.argv = [program, *arguments]
     try:
-        if _parted(program)[1]:
-            from dps.process.functions import load
-
-            load(program)()
-        elif program.endswith(".py") or os.path.exists(program):
-            _check_file(program, program)
-            if os.path.isdir(program) and not os.path.exists(os.path.join(program, "__main__.py")):
-                raise ConfigError(f"--program {program}: a folder without __main__.py; wanted FILE or package.module")
-            sys.path.insert(0, os.path.dirname(os.path.abspath(program)))
-            runpy.run_path(program, run_name="__main__")
-        else:
-            sys.path.insert(0, os.getcwd())
-            check_module(program)
-            runpy.run_module(program, run_name="__main__", alter_sys=True)
+        with endings.program():
+            _execute(program)
         return 0
     except DpsError as error:
         if verbose:
@@ -47,6 +34,25 @@ def run_program(program: str, arguments: list[str], verbose: bool) -> int:
     except Exception as error:
         show(error)
         return 1
+
+
+def _execute(program: str) -> None:
+    import runpy
+
+    if _parted(program)[1]:
+        from dps.process.functions import load
+
+        load(program)()
+    elif program.endswith(".py") or os.path.exists(program):
+        _check_file(program, program)
+        if os.path.isdir(program) and not os.path.exists(os.path.join(program, "__main__.py")):
+            raise ConfigError(f"--program {program}: a folder without __main__.py; wanted FILE or package.module")
+        sys.path.insert(0, os.path.dirname(os.path.abspath(program)))
+        runpy.run_path(program, run_name="__main__")
+    else:
+        sys.path.insert(0, os.getcwd())
+        check_module(program)
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
 
 
 def check_program(program: str) -> None:

@@ -1,0 +1,135 @@
+"""The tensors of a model beside the variables of a run: what is sent, and where values are written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from dps.adapters.torch.embedding import TableParameter
+from dps.adapters.torch.staging import Staging
+from dps.client.session import Session
+from dps.errors import ConfigError
+from dps.variables.tree import Variable
+
+TRAINED = torch.float16, torch.bfloat16, torch.float32, torch.float64
+"""What a ps trains."""
+
+
+class TorchModel:
+    """The named parameters and buffers of a model. Each is one variable of its name; tied weights have their first.
+
+    Args:
+        named_parameters: Of `module.named_parameters()`.
+        buffers: Of `module.named_buffers()`. Those that are not floats, such as counters, stay local.
+
+    Raises:
+        ConfigError: No pairs of names and parameters, a name twice, or a dtype that a ps does not have.
+    """
+
+    def __init__(self, named_parameters: Iterable[Any], buffers: Iterable[Any]) -> None:
+        pairs = _pairs(named_parameters, "named_parameters")
+        self.parameters = _named(pairs)
+        """All parameters, in creation order."""
+        if not self.parameters:
+            raise ConfigError("named_parameters: got none; wanted those of a model, model.named_parameters()")
+        for name, parameter in self.parameters.items():
+            _check_trained(name, parameter)
+        self._frozen = {name for name, parameter in self.parameters.items() if not parameter.requires_grad}
+        floats = [(name, buffer) for name, buffer in _pairs(buffers, "buffers") if buffer.is_floating_point()]
+        self.buffers = _named(floats)
+        """Floating-point buffers: values that get no gradient."""
+        for name, buffer in self.buffers.items():
+            if name in self.parameters:
+                raise ConfigError(f"buffers: {name} is the name of a parameter, too; give each its own name")
+            _check_trained(name, buffer)
+        self.tables = {name: p for name, p in self.parameters.items() if isinstance(p, TableParameter)}
+        """Parameters that stand for tables on the ps."""
+        self._dense = {name: t for name, t in (self.parameters | self.buffers).items() if name not in self.tables}
+        self._staging = Staging(self._dense)
+
+    def variables(self) -> dict[str, Any]:
+        """The first values, in the form of `dps.Session(params=...)`."""
+        found: dict[str, Any] = {}
+        for name, parameter in self.parameters.items():
+            value = parameter.detach()
+            if name in self.tables:
+                found[name] = Variable(value, sparse=True)
+            else:
+                found[name] = Variable(value, trainable=False) if name in self._frozen else value
+        return found | {name: Variable(buffer, trainable=False) for name, buffer in self.buffers.items()}
+
+    def connect(self, session: Session) -> None:
+        """The session is open: tables look their rows up in it, and all other tensors get its values."""
+        for name, table in self.tables.items():
+            table.connect(session, name)
+        self.pull(session)
+
+    def gradients(self) -> dict[str, Any]:
+        """The gradients in memory that a session can read, until the next call of this object.
+
+        Raises:
+            ConfigError: A frozen parameter has a gradient.
+        """
+        found: dict[str, Any] = {}
+        for name, parameter in self.parameters.items():
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            if name in self._frozen or not parameter.requires_grad:
+                since = "was frozen when the optimizer was made" if name in self._frozen else "is frozen"
+                raise ConfigError(
+                    f"{name} {since} (requires_grad=False) and has a gradient, which a ps would not apply; set its "
+                    "grad to None, or make it trainable before dps.torch.Optimizer"
+                )
+            found[name] = gradient
+        return self._staging.to_host(found)
+
+    def host_buffers(self) -> dict[str, Any]:
+        """The buffers' values, as of `gradients`."""
+        return self._staging.to_host(self.buffers)
+
+    def forget(self) -> None:
+        """A push that failed may still read the memory of `gradients`: the next ones get new memory."""
+        self._staging.forget()
+
+    def pull(self, session: Session) -> None:
+        """Write the newest values into the tensors, in place. Blocks."""
+        if self._dense:
+            names = list(self._dense) if self.tables else None
+            session.pull(names, out=self._staging.places())
+            self._staging.to_device()
+
+
+def _pairs(given: Iterable[Any], argument: str) -> list[tuple[str, torch.Tensor]]:
+    found = list(given)
+    for pair in found:
+        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
+            raise ConfigError(
+                f"{argument}: got {type(pair).__name__}, wanted pairs of a name and a tensor; give model.{argument}()"
+            )
+    return found
+
+
+def _named(pairs: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """The tensors by name; one that has several names by the first. ConfigError for two tensors of a name."""
+    found: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in pairs:
+        if name in found and found[name] is not tensor:
+            raise ConfigError(
+                f"named_parameters: got the name {name} twice; give each model a prefix, as "
+                'model.named_parameters(prefix="encoder")'
+            )
+        if id(tensor) not in seen:
+            found[name] = tensor
+            seen.add(id(tensor))
+    return found
+
+
+def _check_trained(name: str, tensor: torch.Tensor) -> None:
+    if tensor.dtype not in TRAINED:
+        raise ConfigError(
+            f"{name} is of {tensor.dtype}, which a ps does not have; wanted float16, bfloat16, float32 or float64"
+        )
