@@ -309,7 +309,6 @@ def test_the_lock_of_a_killed_process_is_broken_and_that_of_a_stopped_one_is_not
     held(LocalStorage(), root, SECOND)
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:RuntimeWarning")  # of JAX, where another test of this process imported it
 def test_a_forked_child_does_not_keep_the_lock(root: str) -> None:
     lock = held(LocalStorage(), root)
     ready, wait = os.pipe()
