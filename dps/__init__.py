@@ -44,6 +44,10 @@ _MODULES = {
     "partition": "dps.cluster.partition",
     "sim": "dps.transport.sim",
 }
+_ADAPTERS = {
+    "jax": "dps.jax",
+}
+"""Modules that need the library of an extra. `from dps import *` leaves them out."""
 _OF_TENSORFLOW = {
     "train": "tf.train.ClusterSpec and Server are those of dps itself, MonitoredTrainingSession is dps.Session, "
     "StopAtStepHook is dps.StopAtStep",
@@ -63,6 +67,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from dps import compress as compress
+    from dps import jax as jax
     from dps import optim as optim
     from dps.client.following import follow as follow
     from dps.client.session import FOREVER as FOREVER
@@ -123,8 +128,8 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name in _NAMES:
         value = getattr(_loaded(_NAMES[name]), name)
-    elif name in _MODULES:
-        value = _loaded(_MODULES[name])
+    elif name in _MODULES or name in _ADAPTERS:
+        value = _loaded(_MODULES.get(name) or _ADAPTERS[name])
     else:
         here = _OF_TENSORFLOW.get(name)
         hint = f": {here}; docs/coming-from-tensorflow.md has all names" if here else ""
@@ -142,4 +147,4 @@ def _loaded(module: str) -> ModuleType:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, *_ADAPTERS])
