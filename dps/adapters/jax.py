@@ -136,7 +136,7 @@ class Transformation(optax.GradientTransformationExtraArgs):  # type: ignore[mis
         pushed = [jax.numpy.asarray(grad, leaf.dtype) for grad, leaf in zip(given, held, strict=True)]
         wanted = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in held]
         values = io_callback(self._step, wanted, pushed, loss, ordered=True)
-        return self._model.build([value - leaf for value, leaf in zip(values, held, strict=True)])
+        return self._model.build([_difference(value, leaf) for value, leaf in zip(values, held, strict=True)])
 
     def _step(self, grads: Sequence[Any], loss: Any) -> list[Array]:
         """Push and pull; JAX calls this, on a thread of its own."""
@@ -304,6 +304,12 @@ def _name(path: Sequence[Any]) -> str:
     kinds = ("key", "idx", "name")
     keys = (next((getattr(entry, kind) for kind in kinds if hasattr(entry, kind)), entry) for entry in path)
     return "/".join(map(str, keys)) or "value"
+
+
+def _difference(value: Any, leaf: Any) -> Any:
+    """What, added to `leaf`, gives `value`. Of 16-bit floats it is float32, as in 16 bits it would lose digits."""
+    wide = jax.numpy.promote_types(leaf.dtype, jax.numpy.float32)
+    return value.astype(wide) - leaf.astype(wide)
 
 
 def _shown(leaf: Any) -> str:

@@ -6,11 +6,12 @@ from dps.errors import MissingExtra
 
 try:
     from dps.adapters.jax import Transformation, optimizer
-except ModuleNotFoundError as missing:
-    if missing.name not in ("jax", "jaxlib", "optax"):
+except ImportError as missing:
+    library = (missing.name or "").partition(".")[0]
+    if library not in ("jax", "jaxlib", "optax"):
         raise
     raise MissingExtra(
-        f'dps.jax needs JAX and optax, and {missing.name} is not installed; get them by: pip install "dps[jax]"'
+        f'dps.jax needs JAX and optax, and {library} is not installed; get them by: pip install "dps[jax]"'
     ) from None
 
 __all__ = ["Transformation", "optimizer"]
