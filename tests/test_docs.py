@@ -193,6 +193,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_the_examples_of_a_page_run(page: Path, folder: Path) -> None:
     if any("import torch" in block.text for block in blocks(page) if not block.note.startswith("skip: ")):
         pytest.importorskip("torch", reason="this page needs PyTorch: pip install '.[torch]'")
+    if page.name == "jax.md":
+        pytest.importorskip("optax", reason="this page needs JAX and optax: pip install '.[jax]'")
     run_page(page, folder)
 
 

@@ -7,6 +7,7 @@ import doctest
 import re
 from collections.abc import Iterator
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,8 @@ def run_example(where: str, language: str, code: str) -> None:
     """With `np` and `dps`; `server`, a local one; `session`, open over "w", three zeros, and "table", 4 rows; and
     `coordinator`, of two workers that serve."""
     assert language in ("python", "pycon"), f"{where}: wanted ```python or ```pycon"
+    if "import optax" in code and find_spec("optax") is None:
+        return  # tests/adapters say so
     names: dict[str, Any] = {"np": np, "dps": dps, "__name__": "__main__"}
     if needs(code, "coordinator"):
         served = ["operator:add", "operator:mul", "builtins:len", "collections:Counter"]

@@ -25,6 +25,7 @@ from dps.process.telemetry import log
 from dps.task.server import Server
 from dps.training.optimizers import Optimizer
 from dps.training.update_modes import Async
+from dps.transport.current import runtime
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -51,11 +52,15 @@ def optimizer(server: Server | str, params: Any, optimizer: Optimizer, **session
         An `optax.GradientTransformationExtraArgs`, with `session`, `pull`, `should_stop` and `close`.
 
     Raises:
-        ConfigError: A parameter that is not floating-point, a name twice, or as of `dps.Session`.
+        ConfigError: A parameter that is not floating-point, a name twice, a simulated task, or as of `dps.Session`.
         DpsError: As of `dps.Session`.
 
     Example:
         ```python
+        import jax
+        import jax.numpy as jnp
+        import optax
+
         opt = dps.jax.optimizer(server, {"w": jnp.zeros(3)}, dps.optim.SGD(0.1))
         tx = optax.chain(optax.clip_by_global_norm(1.0), opt)
 
@@ -69,10 +74,17 @@ def optimizer(server: Server | str, params: Any, optimizer: Optimizer, **session
         state = tx.init(params)
         for _ in range(3):
             params, state = step(params, state)
+        newest = opt.pull()
         opt.close()
-        assert opt.session.global_step == 3
+        assert jnp.abs(newest["w"] - params["w"]).max() < 1e-6
         ```
     """
+    # Not in the simulator: it switches to another task in the middle of JAX's compiled code, and JAX aborts the process
+    if runtime().simulated:
+        raise ConfigError(
+            "dps.jax: a step of JAX cannot wait in the simulator, which runs all tasks on one thread; dps.simulate a "
+            "loop of session.pull and session.push"
+        )
     model = Model(params)
     return Transformation(model, Session(server, model.variables(params), optimizer=optimizer, **session))
 
@@ -84,6 +96,19 @@ class Transformation(optax.GradientTransformationExtraArgs):  # type: ignore[mis
 
     The program needs no `close()`: at the end of the process pushes on their way are finished and the session is
     closed, with the error where an uncaught exception ended the program. `with` does the same for a block.
+
+    Example:
+        ```python
+        import jax.numpy as jnp
+        import optax
+
+        with dps.jax.optimizer(server, {"w": jnp.ones(3)}, dps.optim.SGD(0.5)) as opt:
+            params = opt.pull()
+            state = opt.init(params)
+            updates, state = opt.update({"w": jnp.ones(3)}, state, params, value=0.7)
+            params = optax.apply_updates(params, updates)
+        assert params["w"].tolist() == [0.5, 0.5, 0.5]
+        ```
     """
 
     session: Session
@@ -152,12 +177,22 @@ class Transformation(optax.GradientTransformationExtraArgs):  # type: ignore[mis
         return self._model.flat(values)
 
     def pull(self) -> Any:
-        """The newest values, as JAX arrays in the pytree of the parameters. Blocks, also for the steps under way."""
+        """The newest values, of all workers. Blocks, also until the steps under way are done.
+
+        Returns:
+            JAX arrays in the pytree of the parameters.
+
+        Raises:
+            DpsError: The error of a step, or as of `dps.Session.pull`.
+        """
         self._wait()
         return self._model.build([jax.numpy.array(value) for value in self._model.flat(self.session.pull())])
 
     def should_stop(self) -> bool:
         """Whether the loop should end, as `dps.Session.should_stop`. Blocks until the steps under way are done.
+
+        Returns:
+            True from then on.
 
         Raises:
             DpsError: The error of a step. JAX shows it as an error of its own.

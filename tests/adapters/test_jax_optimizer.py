@@ -377,3 +377,13 @@ def test_more_workers_of_one_process_than_jax_has_threads_are_told(
     with cluster(workers=2, update="sync") as servers:
         on_all(servers, work)
     assert "2 workers of this process train with JAX" in caplog.text
+
+
+def test_the_simulator_is_refused_before_a_session_is_opened() -> None:
+    pytest.importorskip("greenlet", reason='needs the simulator: pip install "dps[sim]"')
+
+    def train(server: dps.Server) -> None:
+        with pytest.raises(dps.ConfigError, match="simulator"):
+            dps.jax.optimizer(server, {"w": jnp.ones(2)}, dps.optim.SGD(0.1))
+
+    dps.simulate(train, ps=1, workers=1)
