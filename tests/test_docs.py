@@ -271,8 +271,8 @@ def exists(path: str) -> bool:
                 found = importlib.import_module(module)
             except dps.MissingExtra:  # an adapter, whose library is not installed
                 return True
-            except ImportError:
-                return False
+            except ImportError as error:
+                return (error.name or "dps").partition(".")[0] != "dps"
         except dps.MissingExtra:
             return True
     return True

@@ -23,6 +23,11 @@ for statement in sys.stdin.read().split("\\0"):
         try:
             assert not [name for name in sys.modules if name.startswith("dps")]
             exec(statement, {})
+        except ImportError as error:  # of an adapter, whose library is not installed
+            extra = type(error).__name__ == "MissingExtra" or (error.name or "dps").partition(".")[0] != "dps"
+            if not extra:
+                print(statement, traceback.format_exc(limit=0), flush=True)
+            os._exit(not extra)
         except BaseException:
             print(statement, traceback.format_exc(limit=0), flush=True)
             os._exit(1)
