@@ -54,10 +54,7 @@ def warm(arenas: Iterable[Arena], together: int = 1) -> None:
 def warm_all(progress: Callable[[str, int, int], None]) -> None:
     """Load all kernels of a ps. `progress` gets the name of the next
     step, its number from 1, and how many there are."""
-    optimizers: list[optim.Optimizer] = [
-        optim.SGD(0.1), optim.Momentum(0.1), optim.Adagrad(0.1), optim.RMSProp(0.1), optim.Adam(), optim.AdamW(),
-        optim.Ftrl(0.1),
-    ]  # fmt: skip
+    optimizers = [cls.usual() for cls in optim.KNOWN.values()]
     kinds = [(optimizer, dtype) for optimizer in optimizers for dtype in ("float32", "float64")]
     for number, (optimizer, dtype) in enumerate(kinds, 1):
         progress(f"{optimizer.name} {dtype}", number, len(kinds))
