@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dps.kernels import cpu
-from dps.training.optimizers import Optimizer
+from dps.training.optimizers import Optimizer, optimizer_names
 from dps.training.schedules import rate_at
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -59,17 +59,22 @@ class BoundOptimizer:
         self.fused: Callable[..., bool | None] | None = None
         """The pass over several gradients, or to another buffer."""
         if self.by_rows:
-            name = f"{optimizer.name}_rowwise"
+            name = f"{getattr(optimizer, 'name', '')}_rowwise"
             if not hasattr(kernels, name):
-                raise ValueError(f"got {optimizer!r}, wanted an optimizer with kernels for slots with one number a row")
+                wanted = (
+                    "an optimizer with kernels for slots with one element per row; try one of Adagrad(rowwise=True)"
+                )
+                raise ValueError(f"got {optimizer!r}, wanted {wanted}")
             self._slots = optimizer.slots
             self._kernel, self._kernel_of_rows = getattr(kernels, name), getattr(kernels, f"{name}_rows")
         else:
+            if optimizer.rule is Optimizer.rule:
+                raise ValueError(f"got {optimizer!r}, wanted an optimizer with a rule; try one of {optimizer_names()}")
             passes = kernels.passes(optimizer.rule)
-            self._slots, self._kernel, self._kernel_of_rows = passes.slots, passes.dense, passes.rows
-            self.fused = passes.fused
             if not set(optimizer.slots) <= set(passes.slots):
                 raise ValueError(f"got the slots {optimizer.slots}, wanted those that the rule takes: {passes.slots}")
+            self._slots, self._kernel, self._kernel_of_rows = passes.slots, passes.dense, passes.rows
+            self.fused = passes.fused
         self._scalars: tuple[tuple[float, int], list[Any]] = ((math.nan, 0), [])
 
     def ordered(self, slots: Mapping[str, Array]) -> list[Array | None]:

@@ -151,13 +151,13 @@ def dense({of.arguments("out", "w", gradient="g")}):
     if same(out, w):
         for i in range(w.size):
             {update}
-            put_number(w, i, new_w)
             {of.each("put_number({0}, i, new_{0})")}
+            put_number(w, i, new_w)
     else:
         for i in range(w.size):
             {update}
-            put_number(out, i, new_w)
             {of.each("put_number({0}, i, new_{0})")}
+            put_number(out, i, new_w)
 """
 
 
@@ -199,8 +199,8 @@ def fused({of.arguments("out", "w", gradient="gs, n")}):
         gv = load_mean(gs, i, n)
         {"pass" if of.slots else "found = found + (gv - gv)"}
         {of.update("load(w, i)", "load({}, i)", "gv")}
-        put(out, i, new_w, here)
         {of.each("store({0}, i, new_{0})")}
+        put(out, i, new_w, here)
     fence()
     return {found}
 """

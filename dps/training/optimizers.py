@@ -18,11 +18,7 @@ from dps.errors import ConfigError
 from dps.process.record import record
 from dps.training.arithmetic import Number, above, mul, power, sqrt
 from dps.training.definition import Definition, build
-from dps.training.schedules import (
-    Schedule,
-    rate_at,
-    schedule_from_wire,
-)
+from dps.training.schedules import Schedule, rate_at, schedule_from_wire
 
 LEAST = 1.1754943508222875e-38
 """The smallest normal float32. A ps may treat smaller numbers as 0."""
@@ -52,29 +48,28 @@ class Optimizer(Definition):
     def rule(*arguments: Any, **named: Any) -> Any:
         """The update of one element: (w, slots, g, scalars) -> (new w, new slots), or the new w alone without slots.
 
-        Arguments are `w`, the slots under their names, `g`, and the numbers that `scalars` returns. All have one type
-        on a CPU: numbers, or vectors and numbers. Slots that this optimizer does not use, and scalars that are None,
-        are None: `if mean is not None` is then decided when the kernel is compiled, and what is returned for such a
-        slot is ignored. A rule takes products by `mul` and other operations from `dps.training.arithmetic`, and uses
-        no numbers but its arguments, because 1.0 would turn float32 into float64.
+        The arguments are `w`, the slots under their names, `g`, and the numbers that `scalars` returns. On a CPU they
+        may be vectors. Slots that this optimizer does not use, and scalars that are None, are None: a test of an
+        argument, as `mean is not None`, is decided when the kernel is compiled, and what is returned for such a slot
+        is ignored. Products are made by `mul`, and all numbers are arguments: 1.0 would turn float32 into float64.
         """
         raise NotImplementedError("a subclass defines it")
 
     def scalars(self, lr: float, t: int) -> tuple[float | None, ...]:
-        """The last arguments of the rule for one update; kernels convert them to the type of its numbers.
+        """The last arguments of the rule, for one update; none if the update changes nothing.
 
         Args:
             lr: The learning rate.
             t: The number of this update of the variable, from 1.
 
         Returns:
-            The numbers; no numbers if the update changes nothing. A bool stays one.
+            The numbers, in double. Kernels convert all but bools and None to the dtype of the slots.
         """
         raise NotImplementedError("a subclass defines it")
 
     @classmethod
     def usual(cls) -> Optimizer:
-        """The optimizer with the rate and the settings that `compile(optimizer="name")` uses."""
+        """The optimizer that `compile(optimizer="name")` stands for."""
         made: Any = cls
         optimizer: Optimizer = made(cls.usual_rate)
         return optimizer

@@ -18,6 +18,7 @@ from dps.errors import ConfigError
 from dps.kernels import cpu, cuda
 from dps.nn.compiled import CompileSettings
 from dps.training.optimizers import KNOWN, Optimizer
+from tests.in_process import cluster
 
 SIGN = '''
 """An optimizer of one file: steps of one size, against the sign of the velocity."""
@@ -86,26 +87,26 @@ def _sign(tmp_path: Path) -> Iterator[type[Any]]:
     del sys.modules["sign"], KNOWN["sign"]
 
 
-@pytest.mark.parametrize("settings", [{}, {"ps_device": "GPU:0"}], ids=["CPU", "GPU"])
-def test_an_optimizer_of_one_file_trains_through_a_ps(sign: type[Any], settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("where", ["cpu", "gpu"])
+def test_an_optimizer_of_one_file_trains_through_a_ps(sign: type[Any], where: str) -> None:
     params = {"w": np.linspace(-1, 1, 21, dtype=np.float32), "table": np.ones((6, 3), np.float32)}
-    expected = {name: [value.copy(), np.zeros_like(value)] for name, value in params.items()}
-    lr = np.float32(0.1)
+    placement = dps.replica_device_setter(ps_tasks=1, ps_device=f"/job:ps/{where}:0")
+    expected = {name: (value.copy(), np.zeros_like(value)) for name, value in params.items()}
     with (
-        dps.Server.create_local_server(**settings) as server,
-        dps.Session(server, params, optimizer=sign(0.1), timeout=120) as session,
+        cluster(transport="inproc") as (server,),
+        dps.Session(server, params, optimizer=sign(0.1), placement=placement) as session,
     ):
         for step in range(3):
-            gradients = {
-                name: np.cos(np.arange(p.size) + step).astype(p.dtype).reshape(p.shape) for name, p in params.items()
-            }
+            gradients = {name: np.cos(np.arange(w.size, dtype=w.dtype) + step).reshape(w.shape) for name, w in
+                         params.items()}  # fmt: skip
             assert session.push(gradients).accepted
             for name, (w, velocity) in expected.items():
                 velocity[:] = np.float32(0.5) * velocity + gradients[name]
-                w -= np.copysign(lr, velocity)
+                w -= np.copysign(np.float32(0.1), velocity)
         pulled = session.pull()
-    for name, (w, _) in expected.items():
-        assert pulled[name].tobytes() == w.tobytes()
+    assert {name: value.tobytes() for name, value in pulled.items()} == {
+        name: w.tobytes() for name, (w, _) in expected.items()
+    }
 
 
 def test_it_is_known_by_its_name_everywhere(sign: type[Any]) -> None:
