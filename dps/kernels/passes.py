@@ -105,12 +105,11 @@ def is_operation(value: object) -> bool:
 def defined(text: str, name: str, rule: Rule, names: Mapping[str, Any]) -> Any:
     """The function of this name in the text. `names`: what the text takes from elsewhere.
 
-    It has the file of its rule, beside which numba keeps its compiled versions, and a name that no other function has,
-    by which numba finds them."""
-    space = {**names, "__name__": rule.__module__}
-    exec(compile(text, rule.__code__.co_filename, "exec"), space)
+    numba keeps its compiled versions by its file, which is this one, and by a name that no other function has."""
+    space = {**names, "__name__": __name__}
+    exec(compile(text, __file__, "exec"), space)
     function = space[name]
-    function.__qualname__ = f"{rule.__qualname__}.{name}"
+    function.__qualname__ = f"{rule.__module__}.{rule.__qualname__}.{name}"
     return function
 
 
@@ -121,7 +120,7 @@ class Passes:
         """Raises ConfigError as `PassText`."""
         text = PassText(rule)
         digest = _digest(rule)
-        names = {**FUNCTIONS, "rule": compiled(rule, rule=digest)}
+        names = {**FUNCTIONS, "rule": compiled(rule, rule=None)}  # the passes have it in them, and are cached
         self.slots = text.slots
         self.dense, self.rows, self.fused = (
             compiled(defined(make(text), make.__name__.removesuffix("_text"), rule, names), rule=digest)

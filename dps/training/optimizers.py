@@ -290,6 +290,7 @@ class RMSProp(Optimizer):
         w: Number, square: Number, mean: Number | None, velocity: Number | None, g: Number,
         lr: Number, decay: Number, one_minus_decay: Number, momentum: Number, epsilon: Number,
     ) -> Number:  # fmt: skip
+        # More than 9 parameters: kernels are compiled for numbers, not for objects that hold them.
         square = mul(decay, square) + mul(one_minus_decay, mul(g, g))
         variance = new_mean = square
         if mean is not None:
@@ -350,6 +351,7 @@ class Adam(Optimizer):
         w: Number, first_moment: Number, second_moment: Number, g: Number, step_size: Number, decay: Number,
         beta1: Number, one_minus_beta1: Number, beta2: Number, one_minus_beta2: Number, root: Number, epsilon: Number,
     ) -> Number:  # fmt: skip
+        # More than 9 parameters: as the rule of RMSProp.
         m = mul(beta1, first_moment) + mul(one_minus_beta1, g)
         v = mul(beta2, second_moment) + mul(one_minus_beta2, mul(g, g))
         return (w - mul(decay, w)) - mul(step_size, m) / (sqrt(v) / root + epsilon), m, v

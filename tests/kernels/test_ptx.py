@@ -22,7 +22,8 @@ compiles = pytest.mark.skipif(
 pytestmark = pytest.mark.timeout(900)
 each_capability = pytest.mark.parametrize("capability", ["8 0", "9 0"])
 DOUBLE_ON_PURPOSE = "dps.kernels.cuda._squares_kernel"
-POWERS = {("dps.training.optimizers.Ftrl.rule.dense", 10), ("dps.training.optimizers.Ftrl.rule.rows", 9)}
+RULES = "dps.kernels.passes.dps.training.optimizers"
+POWERS = {(f"{RULES}.Ftrl.rule.dense", 10), (f"{RULES}.Ftrl.rule.rows", 9)}
 """Kernels, and how many arguments are floats or arrays of them: a power with another exponent than -0.5 has the bits
 of the GPU's own library."""
 
@@ -44,7 +45,7 @@ def test_every_kernel_is_launched_where_launching_it_compiles_it():
     assert rest == {"never launched": []}
     assert {re.split(r"\._|\.rule\.", r["kernel"])[0] for r in reports} == {
         *(f"dps.kernels.{name}" for name in ("cuda", "cuda_rowwise", "layers_cuda", "layers_product")),
-        *(f"dps.training.optimizers.{name}" for name in ("SGD", "Momentum", "Adagrad", "RMSProp", "Adam", "Ftrl")),
+        *(f"{RULES}.{name}" for name in ("SGD", "Momentum", "Adagrad", "RMSProp", "Adam", "Ftrl")),
     }
 
 
