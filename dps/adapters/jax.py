@@ -85,7 +85,7 @@ def optimizer(server: Server | str, params: Any, optimizer: Optimizer, **session
             "dps.jax: a step of JAX cannot wait in the simulator, which runs all tasks on one thread; dps.simulate a "
             "loop of session.pull and session.push"
         )
-    model = Model(params)
+    model = JaxModel(params)
     return Transformation(model, Session(server, model.variables(params), optimizer=optimizer, **session))
 
 
@@ -113,14 +113,14 @@ class Transformation(optax.GradientTransformationExtraArgs):  # type: ignore[mis
 
     session: Session
     """The session. It is there until the process ends, or `close`. Do not call it while a step is under way."""
-    _model: Model
+    _model: JaxModel
     _lock: threading.Lock
     _error: BaseException | None
     """The first error of a step. Later steps raise it at once."""
     _end: Callable[[], None]
     _process: int
 
-    def __new__(cls, model: Model, session: Session) -> Self:
+    def __new__(cls, model: JaxModel, session: Session) -> Self:
         def init(params: Any) -> optax.EmptyState:
             _refuse_multi_steps()
             model.check(params, "init")
@@ -255,7 +255,7 @@ class Transformation(optax.GradientTransformationExtraArgs):  # type: ignore[mis
             self.session.__exit__(None if error is None else type(error), error, None)
 
 
-class Model:
+class JaxModel:
     """The leaves of a pytree, as variables under the names of their key paths."""
 
     def __init__(self, params: Any) -> None:

@@ -36,7 +36,7 @@ Scalar: TypeAlias = Any
 Stream: TypeAlias = Any
 
 
-class Passes:
+class CudaPasses:
     """The passes of one rule; see `dps.kernels.passes`. Slots and scalars that are None are no arguments of kernels."""
 
     fused = None
@@ -72,13 +72,13 @@ class Passes:
 
 
 @cache
-def passes(rule: Rule) -> Passes:
+def passes(rule: Rule) -> CudaPasses:
     """The passes of a rule on a GPU."""
-    return Passes(rule)
+    return CudaPasses(rule)
 
 
 def dense_text(of: PassText) -> str:
-    """The text of the kernel of `Passes.dense`."""
+    """The text of the kernel of `CudaPasses.dense`."""
     return f"""
 def dense({of.arguments("out", "w", gradient="g")}):
     for i in range(cuda.grid(1), w.size, cuda.gridsize(1)):
@@ -89,7 +89,7 @@ def dense({of.arguments("out", "w", gradient="g")}):
 
 
 def rows_text(of: PassText) -> str:
-    """The text of the kernel of `Passes.rows`."""
+    """The text of the kernel of `CudaPasses.rows`."""
     return f"""
 def rows({of.arguments("w", gradient="rows, g")}):
     dim = w.shape[1]
