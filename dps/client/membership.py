@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -284,6 +283,8 @@ class Joining:
 
     def _send_first_values(self, asked: SessionOpened, deadline: float, over: Callable[[], bool]) -> None:
         """Send all parts of all shards in pieces, then tell the chief. Stops when `over()` is true."""
+        import mmap
+
         connection, caller = self._connection, self._caller
         requests: list[Request] = []
         errors: list[Exception] = []

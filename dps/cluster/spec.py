@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 
 from dps.cluster.address import parse
@@ -353,6 +352,8 @@ JOBS = ("chief", "ps", "worker", "evaluator", "dataset")
 
 def unknown(cluster: ClusterSpec) -> list[str]:
     """A line for each job that dps has no work for. A lone job of a name of its own is none: its first task leads."""
+    import difflib
+
     lines = []
     for job in cluster.jobs:
         if job not in JOBS and cluster.num_tasks(job):

@@ -7,8 +7,6 @@ kill.
 
 from __future__ import annotations
 
-import fcntl
-import mmap
 import os
 import stat
 import sys
@@ -60,6 +58,8 @@ class SharedMemory:
 
 def _taken(fd: int, nbytes: int) -> Bytes:
     """The memory behind a descriptor, fully allocated, in huge pages if the system grants them."""
+    import mmap
+
     os.ftruncate(fd, nbytes)
     memory = mmap.mmap(fd, nbytes)
     try:
@@ -72,6 +72,8 @@ def _taken(fd: int, nbytes: int) -> Bytes:
 
 
 def _seal(fd: int) -> None:
+    import fcntl
+
     sizes = _NO_SHRINKING | _NO_GROWING
     try:
         fcntl.fcntl(fd, _ADD_SEALS, sizes | _ONLY_THE_OWNER_WRITES | _NO_MORE_SEALS)
@@ -85,6 +87,9 @@ def attach(name: object) -> Bytes:
     Raises Unavailable if the memory is gone or belongs to another machine, network namespace or user, and
     ProtocolError if the name is malformed or the memory could change its size.
     """
+    import fcntl
+    import mmap
+
     if not (isinstance(name, list) and len(name) == 4 and all(type(part) is int and part >= 0 for part in name)):
         raise ProtocolError(f"{name!r:.100} does not name shared memory; wanted four whole numbers")
     pid, number, inode, nbytes = name

@@ -7,13 +7,16 @@
 from __future__ import annotations
 
 import re
-import socket
 import struct
 import sys
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zmq
+
+if TYPE_CHECKING:
+    import socket
+
 
 from dps.cluster.address import WILDCARDS, Address, parse, parse_ports, split
 from dps.errors import ConfigError, NotAuthenticated, Unavailable
@@ -51,6 +54,8 @@ def of_url(url: str) -> Address:
 
 def resolve(host: str) -> str:
     """The numeric address of a host, IPv4 before IPv6. Raises UnknownHost if it has none. May query DNS."""
+    import socket
+
     if host == "localhost":
         return "127.0.0.1"
     if host == "*":
@@ -113,6 +118,8 @@ def is_numeric(host: str) -> bool:
 
 
 def _is_ip(host: str, version: int) -> bool:
+    import socket
+
     try:
         if version == 4:
             return bool(socket.inet_pton(socket.AF_INET, host))
@@ -257,17 +264,21 @@ def check_advertised(text: str) -> None:
 
 _GET_ADDRESS = 0x8915
 """SIOCGIFADDR of Linux."""
-_ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
+_ELSEWHERE = {False: "192.0.2.1", True: "2001:db8::1"}
 """Addresses that belong to nobody, so a route to them is the default route."""
 
 
 def is_interface(name: str) -> bool:
     """Whether this machine has an interface of this name."""
+    import socket
+
     return any(name == known for _, known in socket.if_nameindex())
 
 
 def known() -> str:
     """The interfaces of this machine for people, each with its address: "lo 127.0.0.1, eth0 10.0.0.1"."""
+    import socket
+
     names = [name for _, name in socket.if_nameindex()]
     if sys.platform != "linux":
         return ", ".join(names)
@@ -289,6 +300,8 @@ def reaching(host: str) -> str:
     """The numeric address of this machine from which it reaches a numeric host. Sends nothing, does not block.
 
     Raises Unavailable if no route leads there."""
+    import socket
+
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -304,6 +317,8 @@ def greets(host: str, port: int, timeout_s: float) -> bool:
     """Whether who listens at a numeric host speaks ZeroMQ's protocol. Blocks up to twice `timeout_s`.
 
     Raises Unavailable if nobody can be connected to."""
+    import socket
+
     try:
         with socket.create_connection((host, port), timeout_s) as probe:
             return _signature(probe)
@@ -326,9 +341,10 @@ def _signature(probe: socket.socket) -> bool:
 def outward(ipv6: bool = False) -> str:
     """The address by which other machines probably know this one: where its default route begins, else that of any
     interface beyond loopback, else loopback."""
-    family = socket.AF_INET6 if ipv6 else socket.AF_INET
+    import socket
+
     try:
-        return reaching(_ELSEWHERE[family])
+        return reaching(_ELSEWHERE[ipv6])
     except Unavailable:
         pass
     names = [name for _, name in socket.if_nameindex() if name != "lo"] if sys.platform == "linux" else []
@@ -338,6 +354,7 @@ def outward(ipv6: bool = False) -> str:
 
 def _ipv4_of(name: str) -> str:
     import fcntl
+    import socket
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -349,6 +366,8 @@ def _ipv4_of(name: str) -> str:
 
 def _ipv6_of(name: str) -> str:
     """The first IPv6 address of an interface that is not link-local, which needs the interface's name beside it."""
+    import socket
+
     try:
         with open("/proc/net/if_inet6") as file:
             rows = [line.split() for line in file]
