@@ -72,6 +72,8 @@ def _of_account(parent: str) -> str:
     if is_private(os.path.realpath(parent)):
         return parent
     name = os.path.join(parent, f"dps-of-{os.geteuid()}")
+    if is_private(name):  # the usual case: TMPDIR may be full of others' files
+        return name
     for path in (*_of_accounts(parent), name, f"{name}-{os.urandom(8).hex()}"):  # another may have taken the name
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
@@ -147,8 +149,12 @@ def remove_left() -> int:
 
 
 def _searched() -> Iterator[str]:
-    """Where folders may have been left: in those of the account, and beside them by older versions."""
+    """Where folders may have been left: in those of the account."""
     for parent in _parents():
+        own = os.path.join(parent, f"dps-of-{os.geteuid()}")
+        if is_private(own):
+            yield own
+            continue
         yield parent
         with contextlib.suppress(OSError):
             yield from _of_accounts(parent)

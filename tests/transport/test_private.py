@@ -100,12 +100,6 @@ def test_private_folders_share_the_folder_of_their_account_whoever_takes_its_nam
     assert account.is_dir() and not list(account.iterdir())
 
 
-def test_what_older_versions_have_left_is_removed(shared: Path) -> None:
-    inner = left(Path(private.private_folder()).parent)
-    inner.rename(shared / inner.name)
-    assert private.remove_left() == 1 and not (shared / inner.name).exists()
-
-
 def test_a_child_that_goes_on_keeps_the_folder_of_its_parent(parent: Path) -> None:
     text = "from dps.transport import private_folders as private; import os; folder = private.private_folder()\nif os.fork() == 0: input()\nelse: print(folder, flush=True); os._exit(0)"  # noqa: E501
     with subprocess.Popen(
