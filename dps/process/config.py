@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -124,7 +123,8 @@ def loading() -> Iterator[None]:
     """
     gc.disable()
     try:
-        importlib.import_module("numpy")
+        import numpy  # noqa: F401
+
         yield
     finally:
         gc.freeze()
