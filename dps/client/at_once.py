@@ -116,8 +116,9 @@ class AtOnce:
         try:
             self.holds()
             run, tree = self._prepared or self._pulls.prepared()
-            (memory,) = hold.memories
-            copy_steadily(self._connection.home.runtime, run[: len(memory)], memory)
+            runtime = self._connection.home.runtime
+            for arena, memory in zip(hold.peer.layout.arenas, hold.memories, strict=True):
+                copy_steadily(runtime, run[arena.offset : arena.offset + arena.nbytes], memory)
             return tree
         finally:
             self._prepared = None
@@ -138,7 +139,7 @@ class AtOnce:
         """The only ps; None if the run or the model is not the usual one."""
         connection, plan = self._connection, self._connection.agreed.plan
         layout = plan.layouts[connection.agreed.step_ps]
-        one = len(plan.ps) == len(layout.arenas) == 1 and not plan.is_split
+        one = len(plan.ps) == 1 and not plan.is_split
         small = layout.nbytes <= connection.home.runtime.tuning.small_nbytes
         return connection.peers[plan.ps[0]] if one and small and self._pulls.may_come_with_a_push else None
 

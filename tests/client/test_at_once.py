@@ -93,6 +93,38 @@ def test_the_bits_are_those_of_the_ordinary_way(optimizer: Any, in_place: bool, 
         np.testing.assert_array_equal(one, other)
 
 
+SEVERAL = {
+    "w": dps.Variable(np.ones((30, 20), np.float32), optimizer=dps.optim.Momentum(0.1, 0.9)),
+    "mean": dps.Variable(np.full(7, 5.0, np.float32), trainable=False),
+    "d": dps.Variable(np.ones(9), optimizer=dps.optim.SGD(0.5)),
+    "b": np.ones((11,), np.float32),
+}
+
+
+@pytest.mark.parametrize("update", ["async", "sync"])
+def test_a_shard_of_several_dtypes_and_optimizers_goes_at_once_with_the_same_bits(update: str, asked: Asked) -> None:
+    def run(shared: bool) -> list[Any]:
+        rng, found = np.random.default_rng(7), []
+        with trained(params=SEVERAL, optimizer=dps.optim.Adam(0.01), shared_memory=shared, update=update) as s:
+            for number in range(6):
+                grads = {"w": rng.normal(size=(30, 20)).astype("f"), "d": rng.normal(size=9), "b": np.ones(11, "f")}
+                found.append(s.step(grads) if number % 2 else (s.push(grads), s.pull())[1])
+            with s.view() as seen:
+                found.append({name: value.copy() for name, value in seen.items()})
+            bad = {**grads, "d": np.full(9, np.nan)}
+            with pytest.raises(ValueError, match="the gradient of d has NaN"):
+                s.push(bad)
+        return found
+
+    small = run(True)
+    assert asked.count("Push at once") == 7 and asked.count("Push") == 1  # what is refused goes the ordinary way
+    assert asked.count("Pull") == (0 if update == "async" else 1)  # in sync a view brings no values of a push
+    for one, other in zip(small, run(False), strict=True):
+        assert one.keys() == SEVERAL.keys() and (one["mean"] == 5.0).all()
+        for name in SEVERAL:
+            np.testing.assert_array_equal(one[name], other[name])
+
+
 def test_a_result_says_its_step_and_how_many_came_in_between(asked: Asked) -> None:
     with cluster(1, 2) as servers, session(servers[0]) as one, session(servers[1]) as other:
         one.pull()
