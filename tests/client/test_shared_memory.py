@@ -71,7 +71,7 @@ def test_the_bits_are_those_of_the_socket(ps: int) -> None:
 
 
 def test_small_models_and_those_who_do_not_want_it_use_the_socket() -> None:
-    with cluster(1, 1) as (server,), session(server, params={"a": np.zeros(9, np.float32)}) as s:
+    with cluster(1, 1) as (server,), session(server, params={"a": np.zeros(7, np.float32)}) as s:
         assert not lane_of(s).on
     with cluster(1, 1) as (server,), session(server, shared_memory=False) as s:
         assert not lane_of(s).on
