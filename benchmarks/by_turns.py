@@ -4,8 +4,8 @@
     python benchmarks/by_turns.py v1 HEAD --rounds 400 --works push --elements 100000
 
 `benchmarks/two_commits.py` runs one commit after the other, so a machine that changes its speed within seconds shows
-as a difference of the commits. Here both clusters live at once, each with its ps and the workers that the work needs, and
-only one of them works at a time: a round is a burst of calls with one commit and a burst with the other; who goes
+as a difference of the commits. Here both clusters live at once, each with its ps and the workers that the work needs,
+and only one of them works at a time: a round is a burst of calls with one commit and a burst with the other; who goes
 first alternates. A ratio is the time of BASE over the time of HEAD in one round: above 1, HEAD is faster. The table
 shows the median ratio, the middle half of all rounds, and the median time of a call.
 

@@ -16,6 +16,7 @@ from dps.client.lanes import Lane
 from dps.errors import Unavailable
 from dps.messages.replies import Push
 from dps.ps.serving.reading import ShardReads
+from examples.mnist import initial_params
 from tests.in_process import cluster
 from tests.interrupting import interrupted_at
 from tests.tuned import tune
@@ -155,6 +156,17 @@ def test_several_ps_are_asked_at_once_with_the_same_bits(partitioner: Any, in_pl
 def assert_same(one: Any, other: Any) -> None:
     for name in SHAPES:
         np.testing.assert_array_equal(one[name], other[name])
+
+
+@pytest.mark.parametrize("ps", [1, 2])
+def test_the_model_of_the_demo_goes_this_way(ps: int, asked: Asked) -> None:
+    params = initial_params()
+    with cluster(ps, 1) as (server,), session(server, params=params) as s:
+        s.step(params)
+        s.pull()
+    assert [kind for kind in asked if kind.startswith(("Push", "Pull"))] == ps * ["Push at once"] + ps * [
+        "Pull at once"
+    ]
 
 
 def test_of_several_ps_none_gets_a_push_with_nan(asked: Asked) -> None:
