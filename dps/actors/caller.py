@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from dps.actors.answers import Failed, Waiting
@@ -91,9 +91,9 @@ class Caller:
         self._outbox.send_message(to.address, Envelope(message, to.actor, number, self.name, self.incarnation))
         return number
 
-    def hear(self, numbers: Sequence[int], wait_s: float) -> list[Message | None]:
-        """The first answer to each of these posted requests; None for one that does not come in time. Blocks up to
-        `wait_s`."""
+    def hear(self, numbers: Iterable[int], wait_s: float) -> dict[int, Message | None]:
+        """The first answer to each of these posted requests, by their numbers; None for one that does not come in time.
+        Blocks up to `wait_s`."""
         heard = self._heard = dict.fromkeys(numbers)
         self._to_come = len(heard)
         deadline = self._time.now() + wait_s
@@ -101,7 +101,7 @@ class Caller:
             while self._to_come and wait_s > 0:
                 self.turn(wait_s)
                 wait_s = deadline - self._time.received_at
-            return list(heard.values())
+            return heard
         finally:
             self._heard = {}
 

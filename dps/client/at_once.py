@@ -8,6 +8,7 @@ of the two.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,9 +20,9 @@ from dps.client.transfers import copy_steadily
 from dps.messages.replies import Push
 from dps.messages.sessions import APPLIED, SHARED, Pull, Pushed, SharedValues
 from dps.messages.sessions import Push as PushMessage
-from dps.transport.message import Message
 from dps.variables.layout import Gradient
 
+_staleness = operator.attrgetter("staleness")
 Holds = list[LentVersion]
 """The versions of all shards, in the order of the plan."""
 
@@ -179,12 +180,12 @@ class AtOnce:
             )
             for peer, memory in zip(peers, memories, strict=True)
         ]  # fmt: skip
-        answers = self._ask(peers, messages, prepares=reads)
+        answers = self._ask(messages, prepares=reads)
         if answers is None:
             return None
         leading = answers[0]  # the step ps's
-        pushes.made([peer.ps for peer in peers], leading.number, leading.step)
-        result, holds = Push(leading.step, True, max([answer.staleness for answer in answers])), self._holds
+        pushes.made(peers, leading.number, leading.step)
+        result, holds = Push(leading.step, True, max(map(_staleness, answers))), self._holds
         if reads and holds:
             return Made(result, self._copied(holds), holds)
         if holds:
@@ -199,47 +200,41 @@ class AtOnce:
             return []
         epoch = connection.membership.epoch
         pulls = [Pull(epoch, 0, 0, 0, -1, [], 0, True, peer.lane.all_released_below()) for peer in peers]
-        answers = self._ask(peers, pulls, prepares)
+        answers = self._ask(pulls, prepares)
         if self._holds and answers is not None:
             connection.steps.saw(answers[0].step)
             self.note(self._holds)
         return self._holds
 
-    def _ask(self, peers: Sequence[PsPeer], messages: Sequence[PushMessage | Pull], prepares: bool) -> list[Any] | None:
+    def _ask(self, messages: Sequence[PushMessage | Pull], prepares: bool) -> list[Any] | None:
         """Send a message to each ps, and hold the values that all of the answers lend. None for anything but the usual
         answers."""
-        caller, holds = self._connection.caller, Holds()
-        requests: list[int] = []
+        caller, at = self._connection.caller, self._connection.home.runtime.tuning.client
+        asked: dict[int, PsPeer] = {}
+        holds, usual = Holds(), True
         try:
-            for peer, message in zip(peers, messages, strict=True):
-                requests.append(caller.next_number)
-                peer.lane.reads(requests[-1])
-                caller.post(peer.ref, message)
+            for peer, message in zip(self._peers, messages, strict=True):
+                number = caller.post(peer.ref, message)
+                asked[number] = peer
+                peer.lane.reads(number)
             self._prepared = self._pulls.prepared() if prepares else None
-            answers = caller.hear(requests, caller.runtime.tuning.client.step_patience_s)
-            for peer, request, answer in zip(peers, requests, answers, strict=True):
-                if (hold := _hold_of(peer, request, answer)) is not None:
+            answers = caller.hear(asked, at.step_patience_s)
+            for number, answer in answers.items():
+                lent: Sequence[Any] = ()
+                if isinstance(answer, SharedValues):
+                    lent = answer.counter, answer.step, answer.memories
+                elif isinstance(answer, Pushed) and answer.status == APPLIED:
+                    lent = answer.lent
+                else:
+                    usual = False
+                if lent and (hold := held(asked[number], number, lent[0], lent[2])) is not None:
                     holds.append(hold)
-            if len(holds) == len(peers):
+            if len(holds) == len(asked):
                 self._holds, holds = holds, []
-            return answers if all(map(_is_usual, answers)) else None
+            return list(answers.values()) if usual else None
         finally:
             for hold in holds:  # without those of the others they are of no use
                 hold.release()
             if not self._holds:
-                for peer, request in zip(peers, requests, strict=False):
-                    peer.lane.over(request)
-
-
-def _is_usual(answer: Message | None) -> bool:
-    return isinstance(answer, SharedValues) or (isinstance(answer, Pushed) and answer.status == APPLIED)
-
-
-def _hold_of(peer: PsPeer, request: int, answer: Message | None) -> LentVersion | None:
-    """A hold on the values that an answer lends; None if it lends none."""
-    if isinstance(answer, SharedValues):
-        return held(peer, request, answer.counter, answer.memories)
-    if isinstance(answer, Pushed) and answer.status == APPLIED and answer.lent:
-        counter, _, memories = answer.lent
-        return held(peer, request, counter, memories)
-    return None
+                for number, peer in asked.items():
+                    peer.lane.over(number)

@@ -182,13 +182,13 @@ class Pushes:
         """Raise ValueError for NaN and infinite values if the ps cannot refuse the push as one."""
         self._loader.check(gradients)
 
-    def made(self, ps: Iterable[int], number: int, step: int) -> None:
+    def made(self, peers: Iterable[PsPeer], number: int, step: int) -> None:
         """The next push to each of these ps was made in one round trip. `number`: of that to the step ps; `step`: the
         one that it made."""
         self._connection.steps.pushed(number, step)
         self.acknowledged += 1
-        for one in ps:
-            self.numbers[one] += 1
+        for peer in peers:
+            self.numbers[peer.ps] += 1
 
     def start(
         self, gradients: Mapping[int, Gradient], loss: Any, timeout: float | None, lend: bool = False

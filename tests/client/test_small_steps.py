@@ -113,8 +113,8 @@ def test_an_answer_that_is_lost_is_asked_for_again(made: list[bool], monkeypatch
 
     def forgetful(self: Caller, numbers: Any, wait_s: float) -> Any:
         answers = hear(self, numbers, wait_s)
-        lost.append(type(answers[0]))
-        return [None] if len(lost) % 3 == 0 else answers
+        lost.append(type(next(iter(answers.values()))))
+        return dict.fromkeys(answers) if len(lost) % 3 == 0 else answers
 
     monkeypatch.setattr(Caller, "hear", forgetful)
     values = trained()
