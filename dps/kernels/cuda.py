@@ -18,7 +18,7 @@ import numpy as np
 from dps.kernels.cuda_rowwise import adagrad_rowwise, adagrad_rowwise_rows
 from dps.kernels.device import cuda, gpu_kernel, gpu_rule, launch_each, to_device, to_host
 from dps.kernels.passes import PassText, Rule, defined
-from dps.training.arithmetic import mul
+from dps.training.optimizers import mul
 
 __all__ = [
     "adagrad_rowwise",

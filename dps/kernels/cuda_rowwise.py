@@ -13,7 +13,7 @@ from numba import from_dtype
 
 from dps.kernels.device import cuda, gpu_function, gpu_kernel, launch_each
 from dps.kernels.vectors import LINE
-from dps.training.arithmetic import mul, sqrt
+from dps.training.optimizers import mul, sqrt
 
 Array: TypeAlias = Any
 Rows: TypeAlias = Any

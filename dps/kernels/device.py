@@ -18,7 +18,7 @@ from numba import types
 from numba.extending import overload
 
 from dps.errors import ConfigError
-from dps.training.arithmetic import above, mul, power, sqrt
+from dps.training.optimizers import above, mul, power, sqrt
 
 ADVICE = "try pip install 'dps[gpu]' and an NVIDIA driver, or NUMBA_ENABLE_CUDASIM=1 in the environment to simulate one"
 
@@ -165,7 +165,7 @@ def gpu_rule(rule: Callable[..., Any]) -> Any:
     return np.errstate(divide="ignore", over="ignore", invalid="ignore")(rule) if simulated() else gpu_function(rule)
 
 
-if not simulated():  # there the functions of `dps.training.arithmetic` run as they are
+if not simulated():  # there the functions of `dps.training.optimizers` run as they are
 
     @overload(mul, target="cuda")
     def _mul(a, b):  # type: ignore[no-untyped-def]  # numba wants the signature of the lambdas, to the letter

@@ -41,7 +41,7 @@ from dps.kernels.gradients import same
 from dps.kernels.jit import compiled
 from dps.kernels.rows import prefetch
 from dps.kernels.vectors import AHEAD, any_nan, ask, before_line, fence, lanes_of, load, store, stream, zeros
-from dps.training import arithmetic
+from dps.training.optimizers import OPERATIONS
 
 Array: TypeAlias = npt.NDArray[Any]
 Gradients: TypeAlias = tuple[Array, ...]
@@ -62,7 +62,7 @@ class PassText:
         """`absent`: the slots and scalars that are None, and not among the arguments.
 
         Raises ConfigError for a rule that does not take w, slots, g and scalars, or that names anything but its
-        arguments, `math` and `dps.training.arithmetic`: the cache would not notice when that changes."""
+        arguments, `math` and the OPERATIONS: the cache would not notice when that changes."""
         names = list(inspect.signature(rule).parameters)
         if names[:1] != ["w"] or "g" not in names:
             raise ConfigError(f"{rule.__qualname__} takes {', '.join(names)}; wanted w, the slots, g, the scalars")
@@ -99,7 +99,7 @@ def listed(*names: str) -> str:
 
 def is_operation(value: object) -> bool:
     """Whether a rule may use this function."""
-    return getattr(value, "__module__", "") == arithmetic.__name__
+    return any(value is operation for operation in OPERATIONS)
 
 
 def defined(text: str, name: str, rule: Rule, names: Mapping[str, Any]) -> Any:

@@ -1,7 +1,7 @@
 """Vectors of one cache line as a numba type, for kernels that control how memory is written.
 
 Halves are float32 in registers, so half a line of them makes a vector: `dps.kernels.widening`. Arithmetic, with the
-operations of `dps.training.arithmetic`, is elementwise, and each operation is rounded as on scalars, so a rule of an
+operations of `dps.training.optimizers`, is elementwise, and each operation is rounded as on scalars, so a rule of an
 optimizer gives the same bits for vectors as for numbers. LLVM maps a vector to the processor's registers: one of
 AVX-512, two of AVX2, four of SSE or NEON. Where an array is None, a vector of it is None, and storing it does nothing.
 `stream` stores past the caches (non-temporal): a line that is written whole is not read first, and the caches keep
@@ -25,7 +25,7 @@ from numba.extending import models, overload, register_model
 from dps.kernels.elements import address
 from dps.kernels.jit import compiled
 from dps.kernels.widening import is_narrow, narrowed, wide, widened
-from dps.training.arithmetic import above, mul, power, sqrt
+from dps.training.optimizers import above, mul, power, sqrt
 
 Array: TypeAlias = npt.NDArray[Any]
 

@@ -6,22 +6,56 @@ A ps makes its kernels from the rule: `dps.kernels.passes` for a CPU, `dps.kerne
 In the formulas `w` is the variable, `g` its gradient, `lr` the rate of the step, `t` the number of updates of the
 variable, from 1. Numbers are kept as Python floats and ints, so equal settings compare equal and have equal hashes. All
 constructors raise ValueError for a number out of range, and TypeError for a value that is not a number.
+
+More than 500 lines: half of them document the public classes, and a rule stands beside its class.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from dps.errors import ConfigError
 from dps.process.record import record
-from dps.training.arithmetic import Number, above, mul, power, sqrt
 from dps.training.definition import Definition, build
 from dps.training.schedules import Schedule, rate_at, schedule_from_wire
 
 LEAST = 1.1754943508222875e-38
 """The smallest normal float32. A ps may treat smaller numbers as 0."""
+
+Number: TypeAlias = Any
+"""What a rule computes with: a number, or a vector of numbers."""
+
+# ---- the operations of rules beside +, -, /, abs and math.copysign ----
+#
+# `dps.kernels.vectors` defines them for numbers and vectors on a CPU, and `dps.kernels.device` for a GPU. These run in
+# numba's CUDA simulator, and define the bits: each result is rounded once, to the type of the arguments.
+
+
+def mul(a: Number, b: Number) -> Number:
+    """a * b, rounded. CUDA's compiler joins `*` with a sum to one operation with one rounding (fma), but never this."""
+    return a * b
+
+
+def sqrt(a: Number) -> Number:
+    """The square root; NaN for negative numbers."""
+    return type(a)(math.sqrt(a) if a >= 0 else math.nan)
+
+
+def power(a: Number, exponent: Number) -> Number:
+    """a**exponent; `exponent` is never a vector. The bits may differ between a CPU and a GPU."""
+    return a**exponent
+
+
+def above(x: Number, limit: Number, then: Number, other: Number) -> Number:
+    """`then` where x > limit, else `other`."""
+    return then if x > limit else other
+
+
+OPERATIONS = (mul, sqrt, power, above)
+
+# ---- the optimizers ----
 
 
 KNOWN: dict[str, type[Optimizer]] = {}
@@ -234,7 +268,7 @@ class Adagrad(Optimizer):
 
     @staticmethod
     def rule(w: Number, accumulator: Number, g: Number, lr: Number, epsilon: Number) -> Number:
-        """Without `rowwise`, which takes a mean over a row: `dps.kernels.rowwise`."""
+        # Without `rowwise`, which takes a mean over a row: `dps.kernels.rowwise`.
         accumulator = accumulator + mul(g, g)
         return w - mul(lr, g) / (sqrt(accumulator) + epsilon), accumulator
 
@@ -357,7 +391,7 @@ class Adam(Optimizer):
         return (w - mul(decay, w)) - mul(step_size, m) / (sqrt(v) / root + epsilon), m, v
 
     def scalars(self, lr: float, t: int) -> tuple[float | None, ...]:
-        """The bias corrections of update t are in the step size and in `root`, computed in double; the decay is 0."""
+        # The bias corrections of update t are in the step size and in `root`, computed in double; the decay is 0.
         beta1, beta2 = self.beta1, self.beta2
         root = math.sqrt(1 - beta2**t)
         return lr / (1 - beta1**t), 0.0, beta1, 1 - beta1, beta2, 1 - beta2, root, self.epsilon
@@ -451,7 +485,7 @@ class Ftrl(Optimizer):
         w: Number, accumulator: Number, linear: Number, g: Number,
         lr: Number, exponent: Number | None, l1: Number, twice_l2: Number, beta: Number,
     ) -> Number:  # fmt: skip
-        """`exponent` is the negative of the power; None for a half."""
+        # `exponent` is the negative of the power; None for a half.
         after = accumulator + mul(g, g)
         if exponent is None:
             was, now = sqrt(accumulator), sqrt(after)
@@ -462,7 +496,7 @@ class Ftrl(Optimizer):
         return above(abs(z), l1, (math.copysign(l1, z) - z) / q, l1 - l1), after, z
 
     def scalars(self, lr: float, t: int) -> tuple[float | None, ...]:
-        """No numbers for a rate of 0, by which the formula divides."""
+        # No numbers for a rate of 0, by which the formula divides.
         exponent = None if self.learning_rate_power == -0.5 else -self.learning_rate_power
         return (lr, exponent, self.l1, 2 * self.l2, self.beta) if lr else ()
 

@@ -29,8 +29,7 @@ import math
 from typing import Any, ClassVar
 
 from dps.process.record import record
-from dps.training.arithmetic import mul
-from dps.training.optimizers import Optimizer
+from dps.training.optimizers import Optimizer, mul
 from dps.training.schedules import Schedule
 
 
