@@ -87,8 +87,7 @@ class Caller:
     def post(self, to: Ref, message: Message) -> int:
         """Send a request at once and never again; returns its number, for `hear`. Does not block."""
         number = self._requests.take_number()
-        self._outbox.queue_message(to.address, Envelope(message, to.actor, number, self.name, self.incarnation))
-        self._outbox.flush()
+        self._outbox.send_message(to.address, Envelope(message, to.actor, number, self.name, self.incarnation))
         return number
 
     def hear(self, number: int, wait_s: float) -> Message | None:

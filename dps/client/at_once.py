@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from dps.client.cargo import shared_message
 from dps.client.connection import Connection
 from dps.client.lanes import LentVersion, PsPeer, held
 from dps.client.pulling import Pulls
 from dps.client.pushing import Pushes, PushOp
 from dps.client.transfers import copy_steadily
 from dps.messages.replies import Push
-from dps.messages.sessions import APPLIED, Pull, Pushed, SharedValues
+from dps.messages.sessions import APPLIED, SHARED, Pull, Pushed, SharedValues
 from dps.messages.sessions import Push as PushMessage
 from dps.transport.wire import Array
 from dps.variables.layout import Gradient
@@ -145,19 +144,22 @@ class AtOnce:
 
     def _push(self, peer: PsPeer, memory: list[int], reads: bool) -> Made | None:
         """Send a push of gradients in shared memory; None if the ps did not apply it soon."""
-        connection, pushes = self._connection, self._pushes
-        about = pushes.about(peer, lend=reads or connection.agreed.mode.has_stable_values)
-        (message,) = shared_message(peer.layout, memory, about)
+        connection, pushes, ps = self._connection, self._pushes, peer.ps
+        number, lend = pushes.numbers[ps] + 1, reads or connection.agreed.mode.has_stable_values
+        message = PushMessage(
+            connection.membership.epoch, number, connection.steps.local_step, pushes.pulled[ps], SHARED,
+            peer.layout.gradient_nbytes, [], [memory, 0], 0, lend, peer.lane.all_released_below(),
+        )  # fmt: skip
         answer = self._ask(peer, message, prepares=reads)
         if not isinstance(answer, Pushed):
             return None
-        pushes.made(peer.ps, about.number, answer.step)
+        pushes.made(ps, number, answer.step)
         result, hold = Push(answer.step, True, answer.staleness), self._hold
         if reads and hold is not None:
             return Made(result, self._copied(hold), hold)
         if hold is not None:
             runtime = connection.home.runtime
-            self._fresh = about.number, runtime.now() + runtime.tuning.client.step_values_s
+            self._fresh = number, runtime.now() + runtime.tuning.client.step_values_s
         return Made(result)
 
     def _asked(self, prepares: bool) -> LentVersion | None:

@@ -53,6 +53,13 @@ class CargoMemory:
         self.bytes: Array = np.zeros(nbytes, np.uint8) if self.memory is None else self.memory.array
         self.reader: Request | None = None
         """The last push that was sent from it."""
+        self._cut: tuple[ShardLayout, list[Array]] | None = None
+
+    def flats(self, layout: ShardLayout) -> list[Array]:
+        """The arenas of a layout as flat arrays in it. Those of the last layout are kept."""
+        if self._cut is None or self._cut[0] is not layout:
+            self._cut = layout, layout.flats(self.bytes)
+        return self._cut[1]
 
     @property
     def in_use(self) -> bool:
@@ -108,17 +115,12 @@ class RunCargo(Cargo):
     def messages(self) -> list[Push]:
         layout, memory = self.peer.layout, self.memory
         if memory is not None:
-            return shared_message(layout, memory.name, self.about)
+            return [self.about.push(SHARED, layout.gradient_nbytes, [], [memory.name, 0])]
         return run_pieces(layout, self.run.bytes, self.piece_nbytes, self.about)
 
     @property
     def in_pieces(self) -> bool:
         return self.memory is None
-
-
-def shared_message(layout: ShardLayout, memory: list[int], about: About) -> list[Push]:
-    """The message of a push whose run begins shared memory."""
-    return [about.push(SHARED, layout.gradient_nbytes, [], [memory, 0])]
 
 
 def run_pieces(layout: ShardLayout, run: Array, piece_nbytes: int, about: About) -> list[Push]:
