@@ -26,9 +26,11 @@ from __future__ import annotations
 import hashlib
 import inspect
 import math
+import operator
 from collections.abc import Callable, Container, Mapping
 from functools import cache
 from pathlib import Path
+from types import FunctionType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -41,7 +43,7 @@ from dps.kernels.gradients import same
 from dps.kernels.jit import compiled
 from dps.kernels.rows import prefetch
 from dps.kernels.vectors import AHEAD, any_nan, ask, before_line, fence, lanes_of, load, store, stream, zeros
-from dps.training.optimizers import OPERATIONS
+from dps.training.optimizers import above, mul, power, sqrt
 
 Array: TypeAlias = npt.NDArray[Any]
 Gradients: TypeAlias = tuple[Array, ...]
@@ -62,7 +64,7 @@ class PassText:
         """`absent`: the slots and scalars that are None, and not among the arguments.
 
         Raises ConfigError for a rule that does not take w, slots, g and scalars, or that names anything but its
-        arguments, `math` and the OPERATIONS: the cache would not notice when that changes."""
+        arguments, `math` and the operations: the cache would not notice when that changes."""
         names = list(inspect.signature(rule).parameters)
         if names[:1] != ["w"] or "g" not in names:
             raise ConfigError(f"{rule.__qualname__} takes {', '.join(names)}; wanted w, the slots, g, the scalars")
@@ -99,7 +101,7 @@ def listed(*names: str) -> str:
 
 def is_operation(value: object) -> bool:
     """Whether a rule may use this function."""
-    return any(value is operation for operation in OPERATIONS)
+    return callable(value) and value in ON_CPU
 
 
 def defined(text: str, name: str, rule: Rule, names: Mapping[str, Any]) -> Any:
@@ -113,6 +115,12 @@ def defined(text: str, name: str, rule: Rule, names: Mapping[str, Any]) -> Any:
     return function
 
 
+def on_cpu(rule: Rule) -> Rule:
+    """The rule with Python's operators for dps's operations: numba has these, and need not compile each as a function."""
+    named = {name: ON_CPU[value] for name, value in inspect.getclosurevars(rule).globals.items() if is_operation(value)}
+    return FunctionType(rule.__code__, {**rule.__globals__, **named}, rule.__name__)
+
+
 class Passes:
     """The passes of one rule, as the head of this file documents them."""
 
@@ -120,7 +128,7 @@ class Passes:
         """Raises ConfigError as `PassText`."""
         text = PassText(rule)
         digest = _digest(rule)
-        names = {**FUNCTIONS, "rule": compiled(rule, rule=None)}  # the passes have it in them, and are cached
+        names = {**FUNCTIONS, "rule": compiled(on_cpu(rule), rule=None)}  # the passes have it in them, and are cached
         self.slots = text.slots
         self.dense, self.rows, self.fused = (
             compiled(defined(make(text), make.__name__.removesuffix("_text"), rule, names), rule=digest)
@@ -144,19 +152,19 @@ def passes(rule: Rule) -> Passes:
 
 def dense_text(of: PassText) -> str:
     """The text of `Passes.dense`."""
-    update = of.update("number(w, i)", "number({}, i)", "number(g, i)")
+    update = of.update("w[i]", "number({}, i)", "g[i]")
     return f"""
 def dense({of.arguments("out", "w", gradient="g")}):
     if same(out, w):
         for i in range(w.size):
             {update}
             {of.each("put_number({0}, i, new_{0})")}
-            put_number(w, i, new_w)
+            w[i] = new_w
     else:
         for i in range(w.size):
             {update}
             {of.each("put_number({0}, i, new_{0})")}
-            put_number(out, i, new_w)
+            out[i] = new_w
 """
 
 
@@ -281,6 +289,9 @@ def edge(k: int, start: int, end: int) -> int:
     """The index of the k-th element that is in no vector."""
     return k if k < start else end + (k - start)
 
+
+ON_CPU: dict[Any, Any] = {mul: operator.mul, sqrt: math.sqrt, power: operator.pow, above: above}
+"""What the operations of rules are on a CPU. `dps.kernels.vectors` defines these for vectors."""
 
 FUNCTIONS = {
     "AHEAD": AHEAD, "any_nan": any_nan, "ask": ask, "ask_all": ask_all, "bounds": bounds, "edge": edge, "entry": entry,

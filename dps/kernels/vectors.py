@@ -25,7 +25,7 @@ from numba.extending import models, overload, register_model
 from dps.kernels.elements import address
 from dps.kernels.jit import compiled
 from dps.kernels.widening import is_narrow, narrowed, wide, widened
-from dps.training.optimizers import above, mul, power, sqrt
+from dps.training.optimizers import above
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -260,11 +260,6 @@ def _above(typing: Any, x: Any, limit: Any, then: Any, other: Any) -> Any:
     return vector(x, limit, then, other), generate
 
 
-@overload(mul)
-def _mul(a, b):  # type: ignore[no-untyped-def]
-    return lambda a, b: a * b
-
-
 @overload(above)
 def _choose(x, limit, then, other):  # type: ignore[no-untyped-def]
     if any(isinstance(of, Vector) for of in (x, limit, then, other)):
@@ -307,9 +302,9 @@ def _copysign(x, y):  # type: ignore[no-untyped-def]
     return None
 
 
-@overload(sqrt)
-def _sqrt(a):  # type: ignore[no-untyped-def]
-    return (lambda a: _root(a)) if isinstance(a, Vector) else (lambda a: math.sqrt(a))
+@overload(math.sqrt)
+def _sqrt(x):  # type: ignore[no-untyped-def]
+    return (lambda x: _root(x)) if isinstance(x, Vector) else None
 
 
 @intrinsic
@@ -328,6 +323,6 @@ def _powers(typing: Any, value: Any, exponent: Any) -> Any:
     return value(value, exponent), generate
 
 
-@overload(power)
-def _power(a, exponent):  # type: ignore[no-untyped-def]
-    return (lambda a, exponent: _powers(a, exponent)) if isinstance(a, Vector) else (lambda a, exponent: a**exponent)
+@overload(operator.pow)
+def _power(a, b):  # type: ignore[no-untyped-def]
+    return (lambda a, b: _powers(a, b)) if isinstance(a, Vector) else None

@@ -53,8 +53,6 @@ def above(x: Number, limit: Number, then: Number, other: Number) -> Number:
     return then if x > limit else other
 
 
-OPERATIONS = (mul, sqrt, power, above)
-
 # ---- the optimizers ----
 
 
