@@ -6,7 +6,6 @@ the callback: it handles numpy arrays alone.
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 import threading
@@ -21,6 +20,7 @@ from jax.experimental import io_callback
 
 from dps.client.session import Session
 from dps.errors import ConfigError
+from dps.process.endings import at_end
 from dps.process.telemetry import log
 from dps.task.server import Server
 from dps.training.optimizers import Optimizer
@@ -94,8 +94,9 @@ class Transformation(optax.GradientTransformationExtraArgs):  # type: ignore[mis
 
     `update(grads, state, params, value=loss)` takes a loss for hooks, such as `dps.LogMetrics`, as optax names it.
 
-    The program needs no `close()`: at the end of the process pushes on their way are finished and the session is
-    closed, with the error where an uncaught exception ended the program. `with` does the same for a block.
+    The program needs no `close()`: when it ends, steps under way are finished and the session is closed, with the error
+    where one ended the program. Where nobody else runs the script, a `raise SystemExit(3)` counts as a good end;
+    `sys.exit(3)` does not. `with` does the same for a block.
 
     Example:
         ```python
@@ -112,13 +113,12 @@ class Transformation(optax.GradientTransformationExtraArgs):  # type: ignore[mis
     """
 
     session: Session
-    """The session. It is there until the process ends, or `close`. Do not call it while a step is under way."""
+    """The session. It is there until the program ends, or `close`. Do not call it while a step is under way."""
     _model: JaxModel
     _lock: threading.Lock
     _error: BaseException | None
     """The first error of a step. Later steps raise it at once."""
-    _end: Callable[[], None]
-    _process: int
+    _cancel_end: Callable[[], None]
 
     def __new__(cls, model: JaxModel, session: Session) -> Self:
         def init(params: Any) -> optax.EmptyState:
@@ -138,8 +138,7 @@ class Transformation(optax.GradientTransformationExtraArgs):  # type: ignore[mis
 
         self: Self = super().__new__(cls, init, update)
         self._model, self.session, self._lock, self._error = model, session, threading.Lock(), None
-        self._end, self._process = self._at_exit, os.getpid()
-        atexit.register(self._end)  # runs before the exit functions of dps and JAX, which were registered before
+        self._cancel_end = at_end(self._end)
         _open.append(self)
         self._check_threads()
         return self
@@ -236,19 +235,16 @@ class Transformation(optax.GradientTransformationExtraArgs):  # type: ignore[mis
         if self._error is not None:
             raise self._error
 
-    def _at_exit(self) -> None:
-        """The process ends. An exception that nobody caught is the last that the interpreter showed."""
-        if os.getpid() != self._process:  # a copy of the process that a fork made holds the same sockets
-            return
-        error: BaseException | None = self._error or getattr(sys, "last_value", None)
+    def _end(self, error: BaseException | None) -> None:
+        """The program has ended: with this error, or well."""
         if error is None:
             self.close()
         else:
-            self._leave(error)
+            self._leave(self._error or error)
 
     def _leave(self, error: BaseException | None) -> None:
         """Close the session; `error`: what ended the program, None for a good end."""
-        atexit.unregister(self._end)
+        self._cancel_end()
         if self in _open:
             _open.remove(self)
         with self._lock:  # a step that another thread has started is done

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.examples.processes import Terminals, free_addresses
+
 needs_jax = pytest.mark.skipif(
     find_spec("jax") is None or find_spec("optax") is None, reason='needs JAX and optax: pip install "dps[jax]"'
 )
@@ -41,22 +43,27 @@ if "exit" in sys.argv:
 """
 
 
+ROOT = str(Path(__file__).parents[2])
+
+
 def ended(*command: str) -> subprocess.CompletedProcess[str]:
     command = (sys.executable, *command)
     return subprocess.run(command, check=False, text=True, capture_output=True, timeout=120)
 
 
 @needs_jax
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "code"), [("well", 0), ("raise", 1), ("exit", 3)])
 def test_a_program_alone_ends_with_its_own_exit_code(how: str, code: int, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     done = ended(str(tmp_path / "train.py"), how)
     assert done.returncode == code, done.stderr
-    assert ("closed at step 5" in done.stdout) == (how != "raise")  # an error is told to the run, not to hooks' end
+    assert ("closed at step 5" in done.stdout) == (how == "well")  # an error is told to the run, not to hooks' end
     assert ("KeyError: 'mine'" in done.stderr) == (how == "raise")
 
 
 @needs_jax
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "code"), [("well", 0), ("raise", 1)])
 def test_two_workers_under_dps_launch_end_without_close(how: str, code: int, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
@@ -66,6 +73,36 @@ def test_two_workers_under_dps_launch_end_without_close(how: str, code: int, tmp
     assert "was silent" not in done.stdout + done.stderr
     if how == "well":
         assert done.stdout.count("closed at step 5") == 2
+
+
+@needs_jax
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "code"), [("well", 0), ("raise", 1), ("exit", 3)])
+def test_as_the_program_of_a_role(how: str, code: int, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    (chief,) = free_addresses(1)
+    role = "-m", "dps.role", "--chief", chief, "--job"
+    with Terminals(tmp_path) as terminals:
+        terminals.start("chief", *role, "chief", "--ps", "1", "--workers", "1", PYTHONPATH=ROOT)
+        terminals.start("ps", *role, "ps", "--task", "0", PYTHONPATH=ROOT)
+        terminals.start("worker", *role, "worker", "--task", "0", "--program", "train.py", "--", how, PYTHONPATH=ROOT)
+        codes, said = terminals.ended()
+    assert codes == {"chief": min(code, 1), "ps": min(code, 1), "worker": code}, said
+    assert said["worker"].count("closed at step 5") == (0 if code else 1), said
+    assert "was silent" not in str(said)
+
+
+@needs_jax
+def test_a_good_end_waits_for_the_steps_under_way_and_tells_their_error(tmp_path: Path) -> None:
+    """The last step fails behind the program, which has come to its end meanwhile."""
+    steps = "for _ in range(5):\n    values, state = step(values, state)\n"
+    assert steps in PROGRAM
+    (tmp_path / "train.py").write_text(
+        PROGRAM.replace(steps, steps + "values, state = step({'w': jnp.full(3, jnp.nan)}, state)\n")
+    )
+    done = ended(str(tmp_path / "train.py"), "well")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "NaN" in done.stderr and "closed at step" not in done.stdout
 
 
 @pytest.mark.parametrize("library", ["jax", "optax"])

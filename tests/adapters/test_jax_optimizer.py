@@ -119,6 +119,7 @@ def test_the_loss_curve_is_that_of_plain_optax_with_clipping_in_front(name: str)
     assert got[-1] < 0.7 * got[0]
 
 
+@pytest.mark.slow
 def test_the_loss_curve_of_adam_with_its_usual_betas_is_that_of_optax_in_double_precision() -> None:
     """Plain optax in float32 is 3e-6 away from both."""
     with opened(params(), dps.optim.Adam(0.002)) as opt:
@@ -157,6 +158,7 @@ def test_a_value_that_jumps_far_comes_back_within_one_unit_of_the_larger_one() -
         assert units_away(optax.apply_updates({"w": got}, again), opt.pull()) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["async", "sync", "bounded:2", "local:5"])
 def test_each_update_mode_trains(mode: str) -> None:
     with opened(params(), dps.optim.SGD(0.1), update=mode) as opt:
