@@ -133,6 +133,7 @@ ALLOWED = {
     "dps/process/record.py": "makes a constructor of the fields that a class in dps declares",
     "dps/__init__.py": "the names that dps exports",
     "dps/torch/__init__.py": "the extra torch",
+    "dps/kernels/passes.py": "passes that it writes around the rule of an optimizer class",
     "dps/process/lazy_imports.py": "the names that its packages export",
     "dps/role.py": "modules of dps, ahead of their use",
     "dps/cli.py": "modules of dps, and the extra shtab",

@@ -16,7 +16,7 @@ import numpy as np
 from dps.errors import Unavailable
 from dps.kernels import cpu, optimizers
 from dps.kernels import rows as row_kernels
-from dps.kernels.fused import MOST
+from dps.kernels.passes import MOST
 from dps.process.telemetry import log
 from dps.ps.store.gradients import GradientSum, is_finite, summed
 from dps.ps.store.hold import Buffer
