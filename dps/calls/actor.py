@@ -23,7 +23,7 @@ class CallState(Enum):
     """The call has its outcome."""
 
 
-class Client:
+class CallClient:
     """A client and its newest call."""
 
     def __init__(self, call: Call, address: str, asker: Any) -> None:
@@ -32,11 +32,11 @@ class Client:
         self.outcome: Message | None = None
 
 
-class Calls:
+class CallQueue:
     """One call runs at a time; the others wait in the order in which they came."""
 
     def __init__(self) -> None:
-        self.clients: dict[int, Client] = {}
+        self.clients: dict[int, CallClient] = {}
         self.running: Call | None = None
         self._queue: deque[Call] = deque()
 
@@ -46,7 +46,7 @@ class Calls:
         if client is None or call.number > client.call.number:
             if client is not None:
                 self._unqueue(client)
-            self.clients[call.client] = Client(call, address, asker)
+            self.clients[call.client] = CallClient(call, address, asker)
             self._queue.append(call)
             return None
         return self._answer(client, call.number, asker)
@@ -58,7 +58,7 @@ class Calls:
             return CallMissing(number)
         return self._answer(known, number, asker)
 
-    def _answer(self, client: Client, number: int, asker: Any) -> Message | None:
+    def _answer(self, client: CallClient, number: int, asker: Any) -> Message | None:
         if number < client.call.number:
             return None  # a late copy: the client has gone on
         client.asker = asker
@@ -77,7 +77,7 @@ class Calls:
         self.clients[call.client].state = CallState.RUNNING
         return call
 
-    def ended(self, outcome: Message) -> Client | None:
+    def ended(self, outcome: Message) -> CallClient | None:
         """The running call has its outcome. Returns the client that waits for it; None if the client has begun another
         call."""
         call, self.running = self.running, None
@@ -99,7 +99,7 @@ class Calls:
         """The clients of a node."""
         return [client for client, known in self.clients.items() if known.address == address]
 
-    def _unqueue(self, client: Client) -> None:
+    def _unqueue(self, client: CallClient) -> None:
         if client.state is CallState.QUEUED:
             self._queue.remove(client.call)
 
@@ -118,7 +118,7 @@ class CallsActor(Actor):
         """`begin` gets each call that is to run, `forget` each client that has ended, `stop` ends the worker; all on
         the node's thread."""
         self._served, self._begin, self._forget, self._stop = list(served), begin, forget, stop
-        self.calls = Calls()
+        self.calls = CallQueue()
         self._began_at = 0.0
 
     def started(self) -> None:

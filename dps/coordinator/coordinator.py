@@ -366,7 +366,7 @@ class Coordinator:
 
     def _wait(self, ready: Callable[[], bool], what: str, timeout: float | None) -> None:
         """Wait until `ready()`. Raises DeadlineExceeded that says who is waited for, and TaskLost after the run."""
-        patience, limit_s = LogThrottle(), self._timeout if timeout is None else timeout
+        throttle, limit_s = LogThrottle(), self._timeout if timeout is None else timeout
         began = self._server.runtime.now()
         while not self._changed.wait(ready, max(0.0, min(LOOK_S, limit_s))):
             if self._closed:
@@ -380,7 +380,7 @@ class Coordinator:
             text = f"{what}: {self._text()}"
             if waited_s >= limit_s:
                 raise DeadlineExceeded(f"{text}; waited {now - began:.1f} s")
-            if patience.is_due(now):
+            if throttle.is_due(now):
                 log.info("%s: %s; has waited %.0f s", self._server.name, text, now - began)
 
     def _text(self) -> str:

@@ -33,7 +33,7 @@ GRACE_S = 1.0
 FOREVER = float("inf")
 
 
-class Has(NamedTuple):
+class SentCall(NamedTuple):
     """A call that a worker has to run."""
 
     call: ScheduledCall
@@ -56,7 +56,7 @@ class Dispatcher(Actor):
         """The tasks of the workers that serve, by address."""
         self.known: list[str] = []
         """All workers that the chief knows, by name."""
-        self.has: dict[str, Has] = {}
+        self.has: dict[str, SentCall] = {}
         """The call that each worker has to run, by its address."""
         self.moved_at = 0.0
         """The time when the last call ended or the last worker came, on the runtime's clock."""
@@ -155,7 +155,7 @@ class Dispatcher(Actor):
 
         def ask() -> None:
             drop = self.node.ask(Ref(address, CALLS), message, FOREVER, answered, AskCall(self._client, message.number))
-            self.has[address] = Has(call, self.node.now(), drop)
+            self.has[address] = SentCall(call, self.node.now(), drop)
 
         self._drop(address)
         ask()

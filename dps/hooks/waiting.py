@@ -30,7 +30,7 @@ def wait_until(session: Loop, missing: Callable[[], str], timeout: float, renewe
     `renewed`: the deadline counts from the last change of that sentence, so that a wait goes on while others do.
     Raises DeadlineExceeded with the sentence.
     """
-    runtime, patience = session.runtime, LogThrottle()
+    runtime, throttle = session.runtime, LogThrottle()
     text, since = "", runtime.now()
     while (now_missing := missing()) and not session.should_stop():
         now = runtime.now()
@@ -39,7 +39,7 @@ def wait_until(session: Loop, missing: Callable[[], str], timeout: float, renewe
         text = now_missing
         if now - since >= timeout:
             raise DeadlineExceeded(f"{session.name} waited {timeout:g} s: {text}")
-        if patience.is_due(now):
+        if throttle.is_due(now):
             log.info("%s waits: %s", session.name, text)
         runtime.sleep(min(ASK_AGAIN_S, timeout))
 

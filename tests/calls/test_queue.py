@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dps.calls.actor import Calls
+from dps.calls.actor import CallQueue
 from dps.calls.messages import Call, CallMissing, Returned
 
 
@@ -15,7 +15,7 @@ def returned(number: int) -> Returned:
 
 
 def test_one_call_runs_and_the_others_wait_in_their_order() -> None:
-    calls = Calls()
+    calls = CallQueue()
     for client in (1, 2, 3):
         assert calls.call(call(client, 1), "a:1", "asker") is None
     first = calls.take()
@@ -26,7 +26,7 @@ def test_one_call_runs_and_the_others_wait_in_their_order() -> None:
 
 
 def test_a_call_that_comes_again_runs_once_and_is_answered_to_the_last_asker() -> None:
-    calls = Calls()
+    calls = CallQueue()
     calls.call(call(1, 1), "a:1", "first")
     calls.take()
     assert calls.call(call(1, 1), "a:1", "again") is None and calls.waits(1, 1)
@@ -36,7 +36,7 @@ def test_a_call_that_comes_again_runs_once_and_is_answered_to_the_last_asker() -
 
 
 def test_a_higher_number_ends_the_interest_in_those_before() -> None:
-    calls = Calls()
+    calls = CallQueue()
     calls.call(call(1, 1), "a:1", "x")
     calls.take()
     calls.call(call(1, 2), "a:1", "x")
@@ -48,14 +48,14 @@ def test_a_higher_number_ends_the_interest_in_those_before() -> None:
 
 
 def test_a_worker_that_was_started_again_says_that_it_does_not_know_the_call() -> None:
-    calls = Calls()
+    calls = CallQueue()
     assert calls.ask(1, 4, "x") == CallMissing(4)
     calls.call(call(1, 4), "a:1", "x")
     assert calls.ask(1, 5, "x") == CallMissing(5) and calls.ask(1, 4, "x") is None
 
 
 def test_what_a_client_has_asked_for_goes_with_it() -> None:
-    calls = Calls()
+    calls = CallQueue()
     calls.call(call(1, 1), "a:1", "x")
     calls.call(call(2, 1), "b:1", "x")
     calls.take()

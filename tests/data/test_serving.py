@@ -11,7 +11,7 @@ import pytest
 import dps
 from dps import role
 from dps.data.messages import feed_name
-from dps.data.prefetching import Handover
+from dps.data.prefetching import PrefetchQueue
 
 
 def test_workers_share_each_epoch_of_a_served_dataset() -> None:
@@ -86,7 +86,7 @@ def test_a_dataset_task_says_what_it_was_to_serve(tmp_path: Path, capfd: pytest.
 
 
 def test_a_handover_that_is_looked_at_does_not_wait() -> None:
-    line = Handover(1)
+    line = PrefetchQueue(1)
     assert line.poll() is None
     line.put("item")
     assert line.poll() == "item"

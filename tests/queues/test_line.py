@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dps.errors import Aborted, ProtocolError
-from dps.queues.line import ACCEPTED, REFUSED, WAITING, Action, Ended, Given, PutDone, QueueState
+from dps.queues.state import ACCEPTED, REFUSED, WAITING, Action, Ended, Given, PutDone, QueueState
 
 
 def opened(capacity: int = 2, clients: int = 3) -> QueueState:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dps.launch.clusters.local import LocalCluster
-from dps.launch.clusters.processes import Processes
-from dps.launch.clusters.threads import Threads
+from dps.launch.clusters.processes import ProcessTasks
+from dps.launch.clusters.threads import ThreadTasks
 from dps.launch.engines import make_engine
 from dps.launch.supervision.plan import small_plan
 from dps.training import update_modes as update
@@ -17,7 +17,7 @@ from dps.transport.private_folders import private_folder, remove
 Serve = str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None
 
 
-class _Elsewhere(LocalCluster):
+class _RemoteCluster(LocalCluster):
     """A cluster whose tasks an engine starts on other machines."""
 
     def __init__(
@@ -36,7 +36,7 @@ class _Elsewhere(LocalCluster):
         self._own, self._before = "", os.environ.get("DPS_KEYS")
         """A private folder with keys of this cluster's own, and what this process had for others."""
 
-    def _begun(self) -> Processes | Threads:
+    def _begun(self) -> ProcessTasks | ThreadTasks:
         self._forget_keys()  # of tasks that were ended for fresh ones
         env = dict(self._env)
         if not env:
@@ -49,7 +49,7 @@ class _Elsewhere(LocalCluster):
         if "DPS_KEYS" in env:
             os.environ["DPS_KEYS"] = env["DPS_KEYS"]  # for the sessions of this process
         try:
-            return Processes(self.ps, self.workers, self._update, False, self._engine, env)
+            return ProcessTasks(self.ps, self.workers, self._update, False, self._engine, env)
         except BaseException:
             self._forget_keys()
             raise
@@ -69,7 +69,7 @@ class _Elsewhere(LocalCluster):
             os.environ["DPS_KEYS"] = self._before
 
 
-class SSHCluster(_Elsewhere):
+class SSHCluster(_RemoteCluster):
     """Chief, ps and workers on hosts that are reached by ssh. It is used as `dps.LocalCluster` is.
 
     The hosts need the same Python and dps, and the program, at the same paths as here; ssh must reach them without
@@ -99,7 +99,7 @@ class SSHCluster(_Elsewhere):
         super().__init__(settings, ps, workers, update, keys, trusted_network, serve, checkpoint_root)
 
 
-class SlurmCluster(_Elsewhere):
+class SlurmCluster(_RemoteCluster):
     """Chief, ps and workers in a job of Slurm, or in the allocation around this process.
 
     It is used as `dps.LocalCluster` is.
@@ -126,7 +126,7 @@ class SlurmCluster(_Elsewhere):
         super().__init__(settings, ps, workers, update, keys, trusted_network, serve, checkpoint_root)
 
 
-class RayCluster(_Elsewhere):
+class RayCluster(_RemoteCluster):
     """Chief, ps and workers in actors of Ray. It is used as `dps.LocalCluster` is.
 
     Args:

@@ -25,7 +25,7 @@ from dps.process.functions import path_of, sources
 from dps.training import update_modes as update
 
 
-class Processes:
+class ProcessTasks:
     """Chief, ps and workers as processes. `engine`: starts them, None: on this machine; `env`: their variables. The
     constructor blocks until the chief listens."""
 

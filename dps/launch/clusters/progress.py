@@ -67,7 +67,7 @@ class Display(Protocol):
         """Called when the wait is over."""
 
 
-class Nothing:
+class NoDisplay:
     """Shows nothing."""
 
     def show(self) -> None:
@@ -77,7 +77,7 @@ class Nothing:
         pass
 
 
-class Speed:
+class RunSpeed:
     """Steps and examples per second, over the last seconds."""
 
     def __init__(self, standing: RunProgress) -> None:
@@ -92,11 +92,11 @@ class Speed:
         return (max(0, step_now - step) / seconds, (examples_now - examples) / seconds) if seconds > 0 else (0.0, 0.0)
 
 
-class Lines:
+class LineDisplay:
     """A plain line every 10 s."""
 
     def __init__(self, standing: RunProgress, stream: TextIO) -> None:
-        self._standing, self._stream, self._speed = standing, stream, Speed(standing)
+        self._standing, self._stream, self._speed = standing, stream, RunSpeed(standing)
         self._next = runtime().now() + LINE_S
 
     def show(self) -> None:
@@ -111,16 +111,16 @@ class Lines:
         pass
 
 
-class Bar:
+class BarDisplay:
     """A tqdm bar, from the first push on, if the wait is not short; plain lines if tqdm is not installed."""
 
     def __init__(self, standing: RunProgress, stream: TextIO, module: str) -> None:
         """`module`: the module of tqdm with the bar for this kind of stream."""
         self._standing, self._stream, self._module = standing, stream, module
-        self._speed = Speed(standing)
+        self._speed = RunSpeed(standing)
         self._from = runtime().now() + DELAY_S
         self._bar: Any = None
-        self._lines: Lines | None = None
+        self._lines: LineDisplay | None = None
 
     def show(self) -> None:
         if self._lines is not None:
@@ -137,7 +137,7 @@ class Bar:
         try:
             tqdm = importlib.import_module(self._module).tqdm
         except ImportError:
-            self._lines = Lines(self._standing, self._stream)
+            self._lines = LineDisplay(self._standing, self._stream)
             return
         _aside = tqdm.external_write_mode
         standing = self._standing
@@ -163,8 +163,8 @@ def display(standing: RunProgress, wanted: bool | None) -> Display:
     notebook = in_notebook()
     stream = sys.stdout if notebook else sys.stderr  # a notebook shows stderr in red
     if wanted is False or (wanted is None and not notebook and not stream.isatty()):
-        return Nothing()
-    return Bar(standing, stream, "tqdm.notebook" if notebook and has_widgets() else "tqdm")
+        return NoDisplay()
+    return BarDisplay(standing, stream, "tqdm.notebook" if notebook and has_widgets() else "tqdm")
 
 
 def in_notebook() -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Protocol, Self
 
 from dps.calls.failures import Failure
 from dps.errors import DeadlineExceeded, DpsError
-from dps.launch.clusters.progress import Display, Nothing, RunProgress, display
+from dps.launch.clusters.progress import Display, NoDisplay, RunProgress, display
 from dps.transport.current import runtime
 
 
@@ -129,7 +129,7 @@ class LocalRun:
         """
         clock = runtime()
         deadline = None if timeout is None else clock.now() + timeout
-        shown: Display = Nothing()
+        shown: Display = NoDisplay()
         try:
             shown = display(self.standing, progress)
             while not self._over.wait(TURN_S if deadline is None else max(0.0, min(TURN_S, deadline - clock.now()))):

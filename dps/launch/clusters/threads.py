@@ -17,7 +17,7 @@ from dps.training.update_modes import Update
 from dps.transport.current import runtime
 
 
-class Threads:
+class ThreadTasks:
     """Chief, ps and workers as servers of this process. They end with it."""
 
     def __init__(self, ps: int, workers: int, update: Update | str | None) -> None:

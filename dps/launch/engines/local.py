@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dps.launch.hosts.machine import GPUS, this_machine
-from dps.launch.runs.usage import Meter
+from dps.launch.runs.usage import UsageMeter
 from dps.launch.supervision.child import Child
 from dps.launch.supervision.engine import Engine, Line, Notice, Order, Started
 from dps.launch.supervision.plan import RunPlan
@@ -35,7 +35,7 @@ class LocalEngine:
         self._folder = ""
         """The folder of all tasks' sockets, if nothing says that they use a network."""
         self._children: dict[str, Child] = {}
-        self._meter = Meter()
+        self._meter = UsageMeter()
 
     def check(self, plan: RunPlan) -> None:
         """Raise ConfigError if a task wants more than this machine has. Deals out the GPUs."""

@@ -17,7 +17,7 @@ from typing import Any
 from dps.errors import ConfigError, MissingExtra, TaskLost, Unavailable
 from dps.launch.hosts.engine import HostsEngine
 from dps.launch.hosts.host import BEAT_S
-from dps.launch.hosts.ray_actors import ActorChannel, Attaching, HostActor, check_address
+from dps.launch.hosts.ray_actors import ActorChannel, HostActor, RayConnection, check_address
 from dps.launch.hosts.remote import HostSpec, HostState, RemoteHost
 from dps.launch.supervision.engine import Engine, Line, Notice
 from dps.launch.supervision.plan import Resources, RunPlan
@@ -113,7 +113,7 @@ class RayEngine(HostsEngine):
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         super().__init__(settings)
-        self._attaching: Attaching | None = None
+        self._attaching: RayConnection | None = None
         self._ray: Any = None
         self._group: PlacementGroup | None = None
         self._notify: Notice = lambda names, why: None
@@ -138,13 +138,13 @@ class RayEngine(HostsEngine):
         self._opening = True
         try:
             cpus = sum(bundle(plan.job(name).resources)["CPU"] for name in names)
-            self._attaching = Attaching(max(int(cpus), cores()))
+            self._attaching = RayConnection(max(int(cpus), cores()))
             self._ray = self._attaching.wait(self._given_up)
             self._group = PlacementGroup(self._ray, plan)
             self._group.wait(self._line, self._given_up)
         finally:
             self._opening = False
-        threading.Thread(target=self._look, args=(self._closed,), name="dps watches nodes", daemon=True).start()
+        threading.Thread(target=self._watch_nodes, args=(self._closed,), name="dps watches nodes", daemon=True).start()
         made = [self._actor(name, index) for index, name in enumerate(names)]
         return [self._host(name, actor, PLACE_S) for name, actor in zip(names, made, strict=True)]
 
@@ -161,9 +161,9 @@ class RayEngine(HostsEngine):
             options["scheduling_strategy"] = self._group.strategy(index)
         return self._ray.remote(concurrency_groups={"orders": 1, "reports": 1})(HostActor).options(**options).remote()
 
-    def _host(self, name: str, actor: Any, patience_s: float) -> RemoteHost:
+    def _host(self, name: str, actor: Any, timeout_s: float) -> RemoteHost:
         """A connected host for a task, once its actor is there. Raises Unavailable if it does not come."""
-        node, address = self._place_of(name, actor, patience_s)
+        node, address = self._place_of(name, actor, timeout_s)
         called = {each["NodeID"]: each["NodeName"] for each in self._ray.nodes()}
         host = RemoteHost(
             HostSpec(called.get(node, address), 1, (name.partition(":")[0],), address), self._line, self._notify
@@ -171,9 +171,9 @@ class RayEngine(HostsEngine):
         host.connect(ActorChannel(self._ray, actor, node, host))
         return host
 
-    def _place_of(self, name: str, actor: Any, patience_s: float) -> tuple[str, str]:
+    def _place_of(self, name: str, actor: Any, timeout_s: float) -> tuple[str, str]:
         """The node of an actor, and its address. While Ray restarts it, calls may fail; they are repeated."""
-        deadline, away = now() + patience_s, importlib.import_module("ray.exceptions").ActorUnavailableError
+        deadline, away = now() + timeout_s, importlib.import_module("ray.exceptions").ActorUnavailableError
         while True:
             try:
                 node, address = self._ray.get(actor.place.remote(), timeout=max(0.1, deadline - now()))
@@ -207,7 +207,7 @@ class RayEngine(HostsEngine):
             channel.kill()  # it must not come later
             return None
 
-    def _look(self, closed: threading.Event) -> None:
+    def _watch_nodes(self, closed: threading.Event) -> None:
         """Turn nodes that are drained into notices."""
         state = importlib.import_module("ray._private.state").state
         while not closed.wait(BEAT_S / 2):

@@ -199,17 +199,17 @@ class Allocation:
             stderr=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
         self._said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._noting = threading.Thread(target=self._note, name="errors of salloc", daemon=True)
-        self._noting.start()
-        threading.Thread(target=self._read, name="dps holds a job", daemon=True).start()
+        self._error_reader = threading.Thread(target=self._read_errors, name="errors of salloc", daemon=True)
+        self._error_reader.start()
+        threading.Thread(target=self._read_output, name="dps holds a job", daemon=True).start()
 
-    def _read(self) -> None:
+    def _read_output(self) -> None:
         assert self._process.stdout is not None
         for text in self._process.stdout:
             self._said.put(text.rstrip("\n"))
         self._said.put(None)
 
-    def _note(self) -> None:
+    def _read_errors(self) -> None:
         assert self._process.stderr is not None
         for text in self._process.stderr:
             self._errors.append(text.strip().removeprefix("salloc: "))
@@ -224,7 +224,7 @@ class Allocation:
             try:
                 text = self._said.get(timeout=LOOK_S)
             except queue.Empty:
-                told = self._look(told)
+                told = self._tell_why(told)
                 continue
             if text is None:
                 raise self._refused()
@@ -233,7 +233,7 @@ class Allocation:
             name, _, value = text.partition("=")
             found[name] = value
 
-    def _look(self, told: str) -> str:
+    def _tell_why(self, told: str) -> str:
         """Say why the job waits, if that is not what was told last; returns it. ConfigError if it waits for ever."""
         pending = next((words[-1] for text in self._errors if (words := text.split())[:1] == ["Pending"]), "")
         if not pending:
@@ -250,7 +250,7 @@ class Allocation:
 
     def _refused(self) -> DpsError:
         self._process.wait()
-        self._noting.join(1.0)
+        self._error_reader.join(1.0)
         errors = [text.removeprefix("error: ") for text in self._errors if text.startswith("error: ")]
         if any(AWAY.search(text) for text in errors):
             return Unavailable(f"Slurm cannot be reached: {errors[-1]}; try: sinfo")

@@ -38,11 +38,11 @@ class HostActor:
         self._heard_at = now()
         self._host.take(message)
 
-    def reports(self, patience_s: float) -> list[Message]:
+    def reports(self, timeout_s: float) -> list[Message]:
         """The reports since the last call. Blocks until there is one."""
         found: list[Message] = []
         with contextlib.suppress(queue.Empty):
-            found.append(self._reports.get(timeout=patience_s))
+            found.append(self._reports.get(timeout=timeout_s))
             while True:
                 found.append(self._reports.get_nowait())
         return found
@@ -103,8 +103,8 @@ class ActorChannel:
                 self._ray.get(self.actor.end.options(concurrency_group="orders").remote(), timeout=SILENT_S)
         self.kill()
 
-    def wait(self, patience_s: float) -> None:
-        self._thread.join(patience_s)
+    def wait(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
 
     def kill(self) -> None:
         """End the actor."""
@@ -139,7 +139,7 @@ def check_address() -> None:
         raise ConfigError(f"--on ray: got RAY_ADDRESS={wanted()}, wanted HOST:PORT of Ray's head")
 
 
-class Attaching:
+class RayConnection:
     """Ray, on a thread of its own that stays until `leave`: attaching may hang, it would take the signals of the main
     thread, and what Ray starts here dies with the thread that has started it."""
 

@@ -40,7 +40,7 @@ class Channel(Protocol):
     def close(self) -> None:
         """End the connection, so that the host process ends."""
 
-    def wait(self, patience_s: float) -> None:
+    def wait(self, timeout_s: float) -> None:
         """Wait until it has ended, and end it by force if it does not. Blocks."""
 
     def kill(self) -> None:
@@ -169,23 +169,23 @@ class RemoteHost:
         if self.channel is not None:
             self.channel.close()
 
-    def wait(self, patience_s: float) -> None:
+    def wait(self, timeout_s: float) -> None:
         """Wait until it has ended. Blocks."""
         if self.channel is not None:
-            self.channel.wait(patience_s)
+            self.channel.wait(timeout_s)
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
-    def _answer(self, kind: str, patience_s: float) -> Message:
+    def _answer(self, kind: str, timeout_s: float) -> Message:
         """Wait for the report of this kind. Raises DpsError if the host fails, is lost, or does not answer."""
         try:
-            while (found := self._answers.get(timeout=patience_s))["is"] != kind:
+            while (found := self._answers.get(timeout=timeout_s))["is"] != kind:
                 if found["is"] == "failed":
                     raise ConfigError(f"{self.name}: {found['text']}")
                 if found["is"] == "lost":
                     raise found["error"](f"{self.name}: {found['text']}")
         except queue.Empty:
-            raise TaskLost(f"{self.name} did not answer within {patience_s:.0f} s; wanted its {kind!r}") from None
+            raise TaskLost(f"{self.name} did not answer within {timeout_s:.0f} s; wanted its {kind!r}") from None
         return found
 
     def greet(self) -> None:
@@ -304,18 +304,18 @@ class RemoteTask:
         if self.alive:
             self._at.tell(self.name, "signal", number=int(number))
 
-    def wait(self, patience_s: float | None) -> bool:
+    def wait(self, timeout_s: float | None) -> bool:
         """Wait for its end; returns whether it has ended."""
-        return self._over.wait(patience_s)
+        return self._over.wait(timeout_s)
 
     def tell_to_end(self) -> None:
         """Ask it to end."""
         self.signal(signal.SIGTERM if runs_program(self.name) else TEARDOWN)
 
-    def end(self, patience_s: float) -> None:
-        """Ask it to end, and SIGKILL it after `patience_s`. Blocks until it has ended, or its host is given up."""
+    def end(self, timeout_s: float) -> None:
+        """Ask it to end, and SIGKILL it after `timeout_s`. Blocks until it has ended, or its host is given up."""
         self.tell_to_end()
-        if not self.wait(patience_s):
+        if not self.wait(timeout_s):
             self.signal(signal.SIGKILL)
             if not self.wait(SILENT_S):
                 self._at.cut("a task there cannot be ended")

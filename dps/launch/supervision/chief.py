@@ -59,9 +59,9 @@ class LaunchedChief:
         self._listening = False
         self._decided.set()
 
-    def wait_listening(self, patience_s: float) -> bool:
+    def wait_listening(self, timeout_s: float) -> bool:
         """Wait until it listens, or has ended before that; returns False if neither comes in time. Blocks."""
-        return self._decided.wait(patience_s)
+        return self._decided.wait(timeout_s)
 
     def note_end(self, worker: str, code: int) -> None:
         """A worker has ended whose session has not said so; `tell_ends` tells the chief."""

@@ -141,10 +141,10 @@ class Child:
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
-    def wait(self, patience_s: float | None) -> bool:
+    def wait(self, timeout_s: float | None) -> bool:
         """Wait for the end of the child, None: without a limit; returns whether it has ended."""
         try:
-            self.process.wait(patience_s)
+            self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return False
         return True
@@ -153,10 +153,10 @@ class Child:
         """Ask the child to end: a chief or ps ends at once, a program's loop after its step."""
         self.signal(signal.SIGTERM if runs_program(self.name) else TEARDOWN)
 
-    def end(self, patience_s: float) -> None:
-        """Ask the child to end, and SIGKILL it after `patience_s`. Blocks until it has ended."""
+    def end(self, timeout_s: float) -> None:
+        """Ask the child to end, and SIGKILL it after `timeout_s`. Blocks until it has ended."""
         self.tell_to_end()
-        if not self.wait(patience_s):
+        if not self.wait(timeout_s):
             self.signal(signal.SIGKILL)
             self.process.wait()
         self._reader.join(2.0)

@@ -79,9 +79,9 @@ class TasksEnding:
             return
         if tasks.workers_alive() and (lost := tasks.lost_task()):
             why = self._chief.reason or f"{lost} is lost for good"
-            patience_s = CHIEFLESS_S if lost == "chief" else END_S
-            self._say(f"{why}; the workers have {patience_s:.0f} s to end")
-            self._give_up(patience_s)
+            timeout_s = CHIEFLESS_S if lost == "chief" else END_S
+            self._say(f"{why}; the workers have {timeout_s:.0f} s to end")
+            self._give_up(timeout_s)
         elif tasks.is_undriven():
             self._tell_workers()
             self._give_up(END_S)
@@ -103,10 +103,10 @@ class TasksEnding:
             self._tasks.children[name].tell_to_end()
         return running
 
-    def _give_up(self, patience_s: float) -> None:
+    def _give_up(self, timeout_s: float) -> None:
         """End the workers: let them end by themselves, then tell them to, then kill them. Blocks."""
         tasks, self.begun = self._tasks, True
-        self._wait_while(tasks.workers_alive, patience_s)
+        self._wait_while(tasks.workers_alive, timeout_s)
         self.told = self._tell_workers()
         deadline = now() + KILL_S
         while tasks.workers_alive() and now() < deadline:
@@ -114,9 +114,9 @@ class TasksEnding:
         for name in tasks.workers_alive():
             tasks.children[name].end(0.0)
 
-    def _wait_while(self, alive: Callable[[], object], patience_s: float) -> None:
+    def _wait_while(self, alive: Callable[[], object], timeout_s: float) -> None:
         """Wait for the end of tasks, while interrupts are handled. Blocks."""
-        deadline = now() + patience_s
+        deadline = now() + timeout_s
         while alive() and now() < deadline:
             self._turn(0.05)
             self.handle_interrupts()
@@ -124,7 +124,7 @@ class TasksEnding:
     def wait_for_servers(self) -> None:
         """Wait for ps, chief and evaluator, which end by themselves when no worker is left. Blocks."""
         self._wait_while(self._tasks.servers_alive, ALONE_S)
-        self._wait_while(self._tasks.servers_alive, self._patience_s())
+        self._wait_while(self._tasks.servers_alive, self._servers_timeout_s())
         self._wait_for_evaluator()
 
     def _wait_for_evaluator(self) -> None:
@@ -140,7 +140,7 @@ class TasksEnding:
                 told_at = deadline
                 self._say(f"waits for {EVALUATOR}, at most {EVALUATE_S:.0f} s")
 
-    def _patience_s(self) -> float:
+    def _servers_timeout_s(self) -> float:
         """How long ps and chief may take when no worker is left. This depends on the chief's answer."""
         tasks = self._tasks
         if not tasks.servers_alive() or tasks.lost_task() == "chief":
@@ -176,7 +176,7 @@ AGAIN_S, SELDOM_S = 0.2, 60.0
 """How long programs may take until a line says that they are waited for."""
 
 
-class AfterEnd:
+class EndNotifier:
     """Tells the programs: one that stood still when the chief told all tasks, or that has started since, would look for
     the chief for a minute. docs/decisions/0073."""
 

@@ -58,14 +58,14 @@ class Started(Protocol):
     def signal(self, number: int) -> None:
         """Send a signal to it."""
 
-    def wait(self, patience_s: float | None) -> bool:
+    def wait(self, timeout_s: float | None) -> bool:
         """Wait for its end, None: without a limit; returns whether it has ended."""
 
     def tell_to_end(self) -> None:
         """Ask it to end: a chief or ps ends at once, a program's loop after its step."""
 
-    def end(self, patience_s: float) -> None:
-        """Ask it to end, and kill it after `patience_s`. Blocks until it has ended."""
+    def end(self, timeout_s: float) -> None:
+        """Ask it to end, and kill it after `timeout_s`. Blocks until it has ended."""
 
 
 Line = Callable[[str, str], None]

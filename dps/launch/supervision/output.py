@@ -121,7 +121,7 @@ def full_name(run: str, task: str) -> str:
     return f"{run}.{task.replace(':', '.')}"
 
 
-class Showing:
+class BufferedOutput:
     """The lines wait in a buffer. When it is full, tasks wait for a slow reader, as with any pipe. Of one who stands
     still nobody waits: lines of tasks are left out, which is told in their place, and the run's logs have them. Who
     calls `show_line` for the launcher never waits."""

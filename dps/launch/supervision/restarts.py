@@ -14,7 +14,7 @@ from dps.launch.supervision.plan import runs_program
 from dps.launch.supervision.tasks import Tasks
 
 
-class Moving:
+class Evictions:
     """Handles tasks whose place is about to go. `add_notice` may be called on any thread, all else on the supervisor's.
 
     The tasks of such a place are told to end in order. A worker ends after its step, and a ps once its values are
@@ -70,7 +70,7 @@ NEVER_AGAIN = (0, 2, 3)
 class Restarts:
     """Decides which tasks are started again, and starts them."""
 
-    def __init__(self, tasks: Tasks, moving: Moving, ending: TasksEnding, say: Callable[[str], None]) -> None:
+    def __init__(self, tasks: Tasks, moving: Evictions, ending: TasksEnding, say: Callable[[str], None]) -> None:
         self._tasks, self._moving, self._ending, self._say = tasks, moving, ending, say
         self._left: dict[str, int] = {}
         """How often each task may still be started again."""

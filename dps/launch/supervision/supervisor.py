@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dps.errors import DeadlineExceeded, TaskLost
 from dps.launch.engines.local import LocalEngine
 from dps.launch.supervision.chief import LaunchedChief
-from dps.launch.supervision.ending import AfterEnd, TasksEnding
+from dps.launch.supervision.ending import EndNotifier, TasksEnding
 from dps.launch.supervision.engine import Engine, Started
 from dps.launch.supervision.interrupts import Interrupts
 from dps.launch.supervision.outcome import KNOWN, LOST, describe, outcome
 from dps.launch.supervision.output import Output, Print, plain, without_name
 from dps.launch.supervision.plan import EVALUATOR, RunPlan, runs_program
-from dps.launch.supervision.restarts import Moving, Restarts
+from dps.launch.supervision.restarts import Evictions, Restarts
 from dps.launch.supervision.tasks import TaskObserver, Tasks
 from dps.process import descriptors
 
@@ -31,7 +31,7 @@ REFUSED = re.compile(r"dps: (?!stopping after)(.+)|(\S+: error: .+)")
 LONGEST = 200
 
 
-class Tails:
+class ErrorCollector:
     """Reads the output of tasks. `found`: such as "ValueError: no data (train.py, line 7)", by the task's name;
     `refused`: what was wrong with arguments or settings."""
 
@@ -80,12 +80,12 @@ class Supervisor:
         """Raises ConfigError if tasks are to be pinned to processors and that is impossible."""
         self._engine = engine or LocalEngine()
         self._print = line or Output().print_line
-        self._tails = Tails()
+        self._tails = ErrorCollector()
         self.chief = LaunchedChief()
         self.tasks = Tasks(plan, self.chief, self._engine, self._take_line, watch)
-        self.moving = Moving(self.tasks.children, self.say)
+        self.moving = Evictions(self.tasks.children, self.say)
         self.ending = TasksEnding(self.tasks, self.chief, self.handle_next_end, self.say)
-        self._after = AfterEnd(self.tasks, self.say)
+        self._after = EndNotifier(self.tasks, self.say)
         self._restarts = Restarts(self.tasks, self.moving, self.ending, self.say)
 
     def start(self) -> None:

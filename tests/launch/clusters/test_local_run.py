@@ -13,7 +13,7 @@ import pytest
 from dps.calls.failures import Failure, failure_of
 from dps.errors import DeadlineExceeded, DpsError, OutOfDescriptors
 from dps.launch.clusters import progress
-from dps.launch.clusters.processes import Processes
+from dps.launch.clusters.processes import ProcessTasks
 from dps.launch.clusters.run import LocalRun
 from dps.launch.clusters.worker import send
 from dps.launch.programs import leaving
@@ -230,7 +230,7 @@ def test_a_worker_whose_reports_cannot_be_read_has_failed_and_holds_up_nobody() 
     (orders_out, orders), (reports, reports_in) = os.pipe(), os.pipe()
     send(reports_in, {"progress": {"step": 1}})
     os.close(reports_in)
-    Processes._listen(object.__new__(Processes), Gone(), 0, {}, orders, reports, run)  # type: ignore[arg-type]
+    ProcessTasks._listen(object.__new__(ProcessTasks), Gone(), 0, {}, orders, reports, run)  # type: ignore[arg-type]
     os.close(orders_out)
     assert run.states() == {"worker:0": "failed"} and "KeyError" in run.failed
 

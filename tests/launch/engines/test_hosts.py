@@ -173,7 +173,7 @@ def test_the_private_folder_of_a_process_that_is_killed_is_removed(tmp_path: Pat
 import os, time
 from dps.launch.hosts import host as own_folder
 own_folder.private_folder = lambda: {str(folder.parent)!r}
-kept = own_folder.OwnFolder()
+kept = own_folder.HostFolder()
 time.sleep(0.3)
 assert os.path.isdir({str(folder)!r})
 os.killpg(0, {int(number)})
@@ -191,7 +191,7 @@ def test_a_project_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_notice_moves_workers_and_ps_and_ends_the_run_where_it_takes_the_chief() -> None:
-    from dps.launch.supervision.restarts import Moving
+    from dps.launch.supervision.restarts import Evictions
 
     class Task:
         def __init__(self, name: str) -> None:
@@ -201,10 +201,10 @@ def test_a_notice_moves_workers_and_ps_and_ends_the_run_where_it_takes_the_chief
         def signal(self, number: int) -> None:
             self.signals.append(number)
 
-    def made() -> tuple[dict[str, Any], Moving, list[str]]:
+    def made() -> tuple[dict[str, Any], Evictions, list[str]]:
         tasks = {name: Task(name) for name in ("chief", "ps:0", "worker:0", "worker:1")}
         said: list[str] = []
-        return tasks, Moving(tasks, said.append), said  # type: ignore[arg-type]
+        return tasks, Evictions(tasks, said.append), said  # type: ignore[arg-type]
 
     tasks, moving, said = made()
     moving.add_notice(["ps:0", "worker:1"], "b")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dps.errors import TaskLost
-from dps.launch.clusters.processes import Processes
+from dps.launch.clusters.processes import ProcessTasks
 from dps.launch.clusters.run import LocalRun
 from dps.launch.programs import leaving
 from dps.launch.supervision import ending, supervisor
@@ -44,14 +44,14 @@ class Task:
         if number == signal.SIGKILL and self.alive:
             self.code: int | None = -signal.SIGKILL
 
-    def wait(self, patience_s: float | None = 0.0) -> bool:
+    def wait(self, timeout_s: float | None = 0.0) -> bool:
         return not self.alive
 
     def tell(self, chief: str) -> None: ...
 
     def tell_to_end(self) -> None: ...
 
-    def end(self, patience_s: float) -> None:
+    def end(self, timeout_s: float) -> None:
         self.signal(signal.SIGKILL)
 
 
@@ -200,7 +200,7 @@ def test_a_run_whose_workers_cannot_all_be_started_leaves_none_of_them() -> None
                 raise OSError(11, "no more processes")
             return self.tasks.children["worker:0"]
 
-    tasks = Processes.__new__(Processes)
+    tasks = ProcessTasks.__new__(ProcessTasks)
     tasks._workers, tasks.supervisor, tasks.target = 2, Full(), "127.0.0.1:1"
     before = set(os.listdir("/proc/self/fd"))
     run = LocalRun("train", 2, tasks)
@@ -220,7 +220,7 @@ def test_the_last_line_names_the_dataset_task_whose_failure_ended_the_run(
     run = Launched(workers=1)
     run.has(DATASET)
     run.there("dataset:0")
-    run.tasks.children["worker:0"].end = lambda patience_s: run.ends("worker:0", 130)  # type: ignore[method-assign]
+    run.tasks.children["worker:0"].end = lambda timeout_s: run.ends("worker:0", 130)  # type: ignore[method-assign]
     run.ends("dataset:0", 2)
     assert run.wait() == 2
     assert run.said[-1] == "dps the run failed: dataset:0 ended with exit code 2"
@@ -237,7 +237,7 @@ class Serves(Launched):
         self.told_to_end: list[str] = []
         for task in ("worker:0", "worker:1"):
             self.tasks.children[task].tell_to_end = lambda task=task: self._told(task)  # type: ignore[method-assign]
-        self.tasks.children["worker:1"].end = lambda patience_s: self.ends("worker:1", -9)  # type: ignore[method-assign]
+        self.tasks.children["worker:1"].end = lambda timeout_s: self.ends("worker:1", -9)  # type: ignore[method-assign]
 
     def _told(self, name: str) -> None:
         self.told_to_end.append(name)
