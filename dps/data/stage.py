@@ -6,7 +6,6 @@ is one reading of a stage: it gives the next elements, and says where it is as p
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
@@ -76,12 +75,13 @@ class DerivedStage:
     """A stage that reads another one, through cursors of the class `cursor`."""
 
     name: ClassVar[str]
-    cursor: ClassVar[Callable[[Any, Cursor, State | None], Cursor]]
+    cursor: ClassVar[type[Any]]
     of: Stage
 
     def open_cursor(self, epoch: int, at: State | None) -> Cursor:
         at = check_stage(at, self.name)
-        return type(self).cursor(self, self.of.open_cursor(epoch, at and at["of"]), at)
+        made: Cursor = self.cursor(self, self.of.open_cursor(epoch, at and at["of"]), at)
+        return made
 
 
 def read_full_block(cursor: Cursor, count: int) -> Block:

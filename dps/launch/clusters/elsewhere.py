@@ -36,7 +36,7 @@ class _RemoteCluster(LocalCluster):
         self._own, self._before = "", os.environ.get("DPS_KEYS")
         """A private folder with keys of this cluster's own, and what this process had for others."""
 
-    def _begun(self) -> ProcessTasks | ThreadTasks:
+    def _start_tasks(self) -> ProcessTasks | ThreadTasks:
         self._forget_keys()  # of tasks that were ended for fresh ones
         env = dict(self._env)
         if not env:

@@ -123,14 +123,14 @@ class LocalCluster:
         if _running is not None:
             _running.stop()
         self._run = None
-        self._tasks = self._begun()
+        self._tasks = self._start_tasks()
         _running = self
         if self._serving is not None:
             program, args = self._serving.program(self.processes)
             self.run(program, *args)
         return self
 
-    def _begun(self) -> ProcessTasks | ThreadTasks:
+    def _start_tasks(self) -> ProcessTasks | ThreadTasks:
         """Chief and ps, started."""
         made = self.ps, self.workers, self._update
         return ProcessTasks(*made, self._pin) if self.processes else ThreadTasks(*made)
@@ -178,7 +178,7 @@ class LocalCluster:
         if fresh:
             self._tasks, goes_on = None, False
             tasks.stop()
-            self._tasks = tasks = self._begun()
+            self._tasks = tasks = self._start_tasks()
         run = LocalRun(getattr(train, "__name__", "a function"), self.workers, tasks, goes_on)
         tasks.run(run, train, args, named)
         self._run = run

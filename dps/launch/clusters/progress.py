@@ -84,7 +84,7 @@ class RunSpeed:
         self._standing = standing
         self._samples: deque[tuple[float, int, int]] = deque(maxlen=SAMPLES)
 
-    def look(self) -> tuple[float, float]:
+    def measure_speed(self) -> tuple[float, float]:
         """Both speeds now; 0 if unknown."""
         self._samples.append((runtime().now(), self._standing.step, self._standing.examples))
         (then, step, examples), (now, step_now, examples_now) = self._samples[0], self._samples[-1]
@@ -100,7 +100,7 @@ class LineDisplay:
         self._next = runtime().now() + LINE_S
 
     def show(self) -> None:
-        steps, examples = self._speed.look()
+        steps, examples = self._speed.measure_speed()
         if (now := runtime().now()) >= self._next:
             self._next = now + LINE_S
             text = f"{self._standing}, {steps:,.1f} steps/s" + (f", {examples:,.0f} examples/s" if examples else "")
@@ -126,13 +126,13 @@ class BarDisplay:
         if self._lines is not None:
             self._lines.show()
             return
-        examples = self._speed.look()[1]
+        examples = self._speed.measure_speed()[1]
         if self._bar is not None:
             self._draw(examples)
         elif self._standing.pushes and runtime().now() >= self._from:
-            self._begin()
+            self._open_bar()
 
-    def _begin(self) -> None:
+    def _open_bar(self) -> None:
         global _aside
         try:
             tqdm = importlib.import_module(self._module).tqdm
@@ -154,7 +154,7 @@ class BarDisplay:
 
     def close(self) -> None:
         if self._bar is not None:
-            self._draw(self._speed.look()[1])
+            self._draw(self._speed.measure_speed()[1])
             self._bar.close()
 
 

@@ -139,7 +139,7 @@ def wanted_of_file(args: argparse.Namespace, env: Mapping[str, str]) -> tuple[li
 
     def wanted(values: dict[str, str]) -> RunRequest:
         def plan(run: str) -> RunPlan:
-            made = experiment.at(values, run)
+            made = experiment.make_plan(values, run)
             return RunPlan(made.jobs, made.update, {**env, **made.env}, made.owned, args.pin, made.folder)
 
         return RunRequest(plan, {"name": experiment.name, "command": command, "values": values, "where": where})

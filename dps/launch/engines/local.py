@@ -40,7 +40,7 @@ class LocalEngine:
     def check(self, plan: RunPlan) -> None:
         """Raise ConfigError if a task wants more than this machine has. Deals out the GPUs."""
         machine = this_machine(self._environ)
-        self._shares = {name: machine.take(name, plan.job(name).resources) for name in plan.tasks()}
+        self._shares = {name: machine.assign_share(name, plan.job(name).resources) for name in plan.tasks()}
 
     def open(self, plan: RunPlan, line: Line, notice: Notice) -> str:
         """Where the chief listens: in a private folder, if nothing says that the run uses a network."""
@@ -63,7 +63,7 @@ class LocalEngine:
     def used(self) -> dict[str, dict[str, float]]:
         """What the tasks use."""
         return self._meter.measure_tasks(
-            {name: child.pid for name, child in list(self._children.items()) if child.alive}
+            {name: child.pid for name, child in list(self._children.items()) if child.is_alive}
         )
 
     def close(self) -> None:

@@ -45,7 +45,7 @@ session of its own, and its parent has ended, so signals to that process and its
 
 
 class HostFolder:
-    """A new folder. `end` removes it.
+    """A new folder. `remove_folder` removes it.
 
     If this process is killed, another one removes the folder at once. If both are killed together, as by the end of a
     Slurm job or of the machine, the next process of this user that makes one removes it. Why both: docs/decisions/0049.
@@ -59,7 +59,7 @@ class HostFolder:
         )  # fmt: skip
         self._sweeper.wait()
 
-    def end(self) -> None:
+    def remove_folder(self) -> None:
         """Remove the folder."""
         remove(self.path)
         assert self._sweeper.stdin is not None
@@ -93,7 +93,7 @@ class Host:
         self.all_told = False
         """Whether the tasks have got SIGTERM, too. A second one would end them at once."""
 
-    def hello(self) -> Message:
+    def hello_message(self) -> Message:
         """The first report."""
         machine = this_machine(self._environ)
         return {
@@ -101,7 +101,7 @@ class Host:
             "name": os.uname().nodename,
         }  # fmt: skip
 
-    def take(self, message: Message) -> None:
+    def handle_order(self, message: Message) -> None:
         """Do what an order says. Errors go back as a report."""
         try:
             getattr(self, f"_do_{message['do']}")(message)
@@ -190,19 +190,19 @@ class Host:
             os.close(descriptor)
 
     def _do_tell(self, message: Message) -> None:
-        self._tasks[message["name"]].tell(message["chief"])
+        self._tasks[message["name"]].send_chief(message["chief"])
 
     def _do_signal(self, message: Message) -> None:
         if message["number"] == signal.SIGTERM and self.all_told:
             return
-        self._tasks[message["name"]].signal(message["number"])
+        self._tasks[message["name"]].send_signal(message["number"])
 
-    def beat(self) -> None:
+    def send_beat(self) -> None:
         """Tell the launcher that this machine is there, and what its tasks use."""
-        living = {name: child.pid for name, child in list(self._tasks.items()) if child.alive}
+        living = {name: child.pid for name, child in list(self._tasks.items()) if child.is_alive}
         self._send({"is": "beat", "used": self._meter.measure_tasks(living)})
 
-    def end(self) -> None:
+    def end_tasks(self) -> None:
         """Kill all tasks, and remove what was written for them."""
         for child in self._tasks.values():
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -211,7 +211,7 @@ class Host:
         for child in self._tasks.values():
             child.wait(max(0.0, deadline - now()))
         if self._folder is not None:
-            self._folder.end()
+            self._folder.remove_folder()
 
 
 def own_address(environ: Mapping[str, str]) -> str:
@@ -242,26 +242,26 @@ def main() -> int:
         signal.signal(number, lambda *_: None)  # not SIG_IGN, which tasks would inherit
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
     over, heard = threading.Event(), [now()]
-    send(host.hello())
-    for work in (lambda: guard(host, heard, over), lambda: report(host, send, noticed, over)):
+    send(host.hello_message())
+    for work in (lambda: end_if_silent(host, heard, over), lambda: send_signs(host, send, noticed, over)):
         threading.Thread(target=work, daemon=True).start()
     for text in sys.stdin.buffer:
         heard[0] = now()
-        host.take(json.loads(text))
+        host.handle_order(json.loads(text))
     over.set()
-    host.end()
+    host.end_tasks()
     return 0
 
 
-def guard(host: Host, heard: list[float], over: threading.Event) -> None:
+def end_if_silent(host: Host, heard: list[float], over: threading.Event) -> None:
     """End everything when the launcher gives no sign of life any more. Sends nothing, because stdout may be stuck."""
     while not over.wait(0.2):
         if now() - heard[0] > SILENT_S:
-            host.end()
+            host.end_tasks()
             os._exit(1)
 
 
-def report(host: Host, send: Callable[[Message], None], noticed: list[int], over: threading.Event) -> None:
+def send_signs(host: Host, send: Callable[[Message], None], noticed: list[int], over: threading.Event) -> None:
     """Send signs of life and notices."""
     beat_at, told = 0.0, 0
     while not over.wait(0.2):
@@ -271,7 +271,7 @@ def report(host: Host, send: Callable[[Message], None], noticed: list[int], over
             send({"is": "notice", "why": f"it got {signal.Signals(noticed[-1]).name}"})
         if now() >= beat_at:
             beat_at = now() + BEAT_S
-            host.beat()
+            host.send_beat()
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ class Pipe:
         self._process.kill()
 
 
-def run(command: Sequence[str], wanted: str, timeout_s: float = 60.0) -> str:
+def run_command(command: Sequence[str], wanted: str, timeout_s: float = 60.0) -> str:
     """What a command prints. Raises DpsError if it is not there, fails or takes too long."""
     try:
         done = subprocess.run(list(command), capture_output=True, text=True, timeout=timeout_s, check=False)

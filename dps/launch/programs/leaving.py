@@ -13,7 +13,7 @@ from dps.transport.current import keys_for, runtime
 TELL_S = 1.0
 
 
-def leave(chief: str, task: int, reason: str, code: int) -> None:
+def report_end(chief: str, task: int, reason: str, code: int) -> None:
     """Tell the chief that a worker's program is over. Blocks up to 1 s; gives up if the chief is away.
 
     `reason` is text that follows the task's name, such as "ended with exit code 7"; `code` is negative for a signal."""

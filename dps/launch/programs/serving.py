@@ -47,11 +47,11 @@ def schedule() -> None:
     program, *arguments = sys.argv[1:]
     os.environ["DPS_JOB"] = "client"  # with keys: those of a worker, who may send calls
     code = run_program(program, arguments, verbose=False)
-    dismiss(os.environ["DPS_CHIEF"])
+    stop_workers(os.environ["DPS_CHIEF"])
     sys.exit(0 if config.stop_requested.is_set() else code)  # a run that Ctrl-C has ended has not failed
 
 
-def dismiss(chief: str) -> None:
+def stop_workers(chief: str) -> None:
     """Tell all workers to stop serving. Blocks up to 2 s for each that does not answer."""
     caller = Caller(runtime(), "dps launch", keys_for(chief, "worker"))
     try:
@@ -93,9 +93,9 @@ class ServedPrograms:
         of each worker (decision 46); all others by their paths."""
         own = {path: each for path, each in self.functions.items() if path.startswith("__main__:")}
         entries = [*self.entries, *(path for path in self.functions if path not in own)]
-        return (_with(entries, own), ()) if own else (serve_entries, tuple(entries))
+        return (_serve_shipped(entries, own), ()) if own else (serve_entries, tuple(entries))
 
 
-def _with(entries: Sequence[str], functions: Mapping[str, Callable[..., Any]]) -> Callable[[Server], None]:
+def _serve_shipped(entries: Sequence[str], functions: Mapping[str, Callable[..., Any]]) -> Callable[[Server], None]:
     """Serves functions that come with it: it has no path by which it could be imported."""
     return lambda server: serve(server, ServedFunctions(entries, functions))

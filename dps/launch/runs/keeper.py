@@ -207,7 +207,7 @@ class Keeper:
                 code = supervisor.wait(self._interrupts)
             finally:
                 supervisor.stop()
-            if not supervisor.moving.may_begin_again or self._interrupts.count:
+            if not supervisor.evictions.may_begin_again or self._interrupts.count:
                 return code
             if not self._engine.go_on():
                 run = os.path.basename(self.path)

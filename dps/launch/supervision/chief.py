@@ -71,11 +71,11 @@ class LaunchedChief:
     def tell_ends(self, children: Mapping[str, Started]) -> None:
         """Tell it which workers have ended, once it listens."""
         while self._untold and self._listening and self.address:
-            from dps.launch.programs.leaving import leave
+            from dps.launch.programs.leaving import report_end
 
             task, how, code = self._untold.pop(0)
-            if not children[f"worker:{task}"].alive:  # else the next run's worker has taken its place
-                leave(self.address, task, how, code)
+            if not children[f"worker:{task}"].is_alive:  # else the next run's worker has taken its place
+                report_end(self.address, task, how, code)
 
     def ask_phase(self, runs: Callable[[], bool]) -> str:
         """The phase of its run; "" if it does not say. `runs`: whether its process runs. Blocks up to a second."""

@@ -65,12 +65,12 @@ class TasksEnding:
             doing = "stopping after this step" if self._tasks.workers_alive() else "the run is ending"
             self._say(f"{doing}; Ctrl-C once more kills all tasks")
             for child in children:
-                if runs_program(child.name) and child.alive:
-                    child.signal(signal.SIGINT)
+                if runs_program(child.name) and child.is_alive:
+                    child.send_signal(signal.SIGINT)
         else:
             self.begun = self.killed = True
             for child in children:
-                child.signal(signal.SIGKILL)
+                child.send_signal(signal.SIGKILL)
 
     def end_if_lost(self) -> None:
         """End the run if a ps, the chief or the program that drives the workers is lost for good. Blocks."""
@@ -112,7 +112,7 @@ class TasksEnding:
         while tasks.workers_alive() and now() < deadline:
             self._turn(0.05)
         for name in tasks.workers_alive():
-            tasks.children[name].end(0.0)
+            tasks.children[name].end_task(0.0)
 
     def _wait_while(self, alive: Callable[[], object], timeout_s: float) -> None:
         """Wait for the end of tasks, while interrupts are handled. Blocks."""
@@ -130,10 +130,10 @@ class TasksEnding:
     def _wait_for_evaluator(self) -> None:
         """Wait for the evaluator, which the chief has told of the run's end. Blocks."""
         evaluator = self._tasks.children.get(EVALUATOR)
-        if evaluator is None or not evaluator.alive or self.begun:
+        if evaluator is None or not evaluator.is_alive or self.begun:
             return
         deadline, told_at = now() + EVALUATE_S, now() + SAY_S
-        while evaluator.alive and now() < deadline and not self.killed:
+        while evaluator.is_alive and now() < deadline and not self.killed:
             self._turn(0.05)
             self.handle_interrupts()
             if now() >= told_at:
@@ -157,18 +157,18 @@ class TasksEnding:
         self.begun = True
         children = self._tasks.children
         for child in children.values():
-            child.tell("")
+            child.send_chief("")
         for child in children.values():
-            if runs_program(child.name) and child.alive:
-                child.signal(signal.SIGTERM)
+            if runs_program(child.name) and child.is_alive:
+                child.send_signal(signal.SIGTERM)
         chief = children.get("chief")
-        if chief is not None and chief.alive:
+        if chief is not None and chief.is_alive:
             chief.tell_to_end()
             chief.wait(TOLD_S)
         for child in children.values():
             child.tell_to_end()
         for child in children.values():
-            child.end(KILL_S)
+            child.end_task(KILL_S)
 
 
 AGAIN_S, SELDOM_S = 0.2, 60.0
@@ -196,7 +196,7 @@ class EndNotifier:
         if at >= self._again_at:
             self._again_at, self._again_s = at + self._again_s, min(2 * self._again_s, SELDOM_S)
             for name in tasks.programs_alive():
-                tasks.children[name].signal(OVER)
+                tasks.children[name].send_signal(OVER)
         waits = tasks.workers_alive()
         if at >= self._since + SAY_S and waits and not self._said:
             self._said = True

@@ -37,11 +37,11 @@ class Started(Protocol):
         """The machine where it runs; "" for this one."""
 
     @property
-    def displaced(self) -> bool:
+    def is_displaced(self) -> bool:
         """Whether its place is lost or about to go. It may be started again in another one, which is no restart."""
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether it runs."""
 
     @property
@@ -52,10 +52,10 @@ class Started(Protocol):
     def pid(self) -> int:
         """The process, on the machine where it runs."""
 
-    def tell(self, chief: str) -> None:
+    def send_chief(self, chief: str) -> None:
         """Give a waiting task the chief's address; "" ends it. Does nothing for others, or a second time."""
 
-    def signal(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
         """Send a signal to it."""
 
     def wait(self, timeout_s: float | None) -> bool:
@@ -64,7 +64,7 @@ class Started(Protocol):
     def tell_to_end(self) -> None:
         """Ask it to end: a chief or ps ends at once, a program's loop after its step."""
 
-    def end(self, timeout_s: float) -> None:
+    def end_task(self, timeout_s: float) -> None:
         """Ask it to end, and kill it after `timeout_s`. Blocks until it has ended."""
 
 

@@ -107,7 +107,7 @@ def test_a_failed_worker_is_named_with_the_end_of_its_traceback() -> None:
 def test_the_notice_of_slurm_which_all_processes_of_a_step_get_is_not_the_word_that_the_run_has_ended() -> None:
     notice = signal.Signals(int(NOTICE.partition("@")[0]))
     assert notice not in (OVER, TEARDOWN, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    hears = "from dps.launch.programs.program import hear_of_the_end; hear_of_the_end()"
+    hears = "from dps.launch.programs.program import handle_run_end; handle_run_end()"
     program = f"import os; {hears}; os.kill(os.getpid(), {notice:d})"
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0, "tasks ignore it"
 
