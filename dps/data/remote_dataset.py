@@ -326,16 +326,13 @@ class RemoteDataset:
             DeadlineExceeded: A task does not answer.
         """
         server = self._remote.server
-        caller = Caller(server.runtime, server.name, server.home().keys)
-        try:
-            found = {}
+        found = {}
+        with contextlib.closing(Caller(server.runtime, server.name, server.home().keys)) as caller:
             for to in self._remote.finder.find_tasks(caller):
                 answer = caller.ask(to, AskPosition(), self._remote.timeout)
                 assert isinstance(answer, PositionIs), answer
                 found[answer.task] = answer.position
-            return found
-        finally:
-            caller.close()
+        return found
 
 
 def remote(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dps.errors import ConfigError, DeadlineExceeded
 from dps.hooks.hook import Hook
 from dps.process.telemetry import LogThrottle, log
+from dps.training.definition import whole_number
 
 if TYPE_CHECKING:
     from dps.hooks.hook import Loop
@@ -67,9 +68,8 @@ class GlobalStepWaiter(Hook):
     """
 
     def __init__(self, wait_until_step: int, timeout: float = 60.0) -> None:
-        if isinstance(wait_until_step, bool) or not isinstance(wait_until_step, int) or wait_until_step < 0:
-            raise ConfigError(f"GlobalStepWaiter: got {wait_until_step=}, wanted a whole number from 0")
-        self._step, self._timeout = wait_until_step, check_seconds("GlobalStepWaiter", timeout)
+        self._step = whole_number("GlobalStepWaiter: got wait_until_step=", wait_until_step, 0)
+        self._timeout = check_seconds("GlobalStepWaiter", timeout)
 
     def after_create_session(self, session: Loop) -> None:
         def missing() -> str:

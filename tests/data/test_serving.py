@@ -59,9 +59,9 @@ def test_bad_use_of_serving_is_told_in_one_line() -> None:
         dataset = dps.data.from_arrays(np.arange(10))
         with pytest.raises(dps.ConfigError, match="serve: got a list, wanted a dataset"):
             dps.data.serve([1, 2], server)  # type: ignore[arg-type]
-        with pytest.raises(dps.ConfigError, match="ahead: got 0, wanted a whole number from 1 on"):
+        with pytest.raises(dps.ConfigError, match="ahead: got 0, wanted a whole number from 1"):
             dps.data.serve(dataset, server, ahead=0)
-        with pytest.raises(dps.ConfigError, match="tasks: got 0, wanted a whole number from 1 on"):
+        with pytest.raises(dps.ConfigError, match="tasks: got 0, wanted a whole number from 1"):
             dps.data.serve(dataset, server, tasks=0)
         with pytest.raises(dps.ConfigError, match="prefetch: got 99, wanted 0 to 32"):
             dps.data.remote(server, prefetch=99)

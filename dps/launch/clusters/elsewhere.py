@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 from dps.launch.clusters.local import LocalCluster
 from dps.launch.clusters.processes import ProcessTasks
@@ -20,14 +20,19 @@ Serve = str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None
 class _RemoteCluster(LocalCluster):
     """A cluster whose tasks an engine starts on other machines."""
 
+    _on: ClassVar[str]
+    """The name of the engine."""
+    _hosts: Sequence[str] | None = None
+    """Those that were named, for an engine that wants some."""
+
     def __init__(
-        self, settings: Mapping[str, Any], ps: int, workers: int, mode: update.Update | str | None,
-        keys: str | os.PathLike[str] | None, trusted_network: bool, serve: Serve,
-        checkpoint_root: str | os.PathLike[str] | None,
+        self, ps: int = 1, workers: int = 2, update: update.Update | str | None = None,
+        keys: str | os.PathLike[str] | None = None, trusted_network: bool = False, serve: Serve = None,
+        checkpoint_root: str | os.PathLike[str] | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(ps, workers, update=mode, serve=serve)
+        super().__init__(ps, workers, update=update, serve=serve)
         self._checkpoint_root = os.path.abspath(checkpoint_root or "")
-        self._engine = make_engine(settings)
+        self._engine = make_engine({"on": self._on} | ({} if self._hosts is None else {"hosts": self._hosts}))
         self._engine.check(small_plan(ps, workers))
         self._env = {"DPS_TRUSTED_NETWORK": "1"} if trusted_network else {}
         given = os.environ.get("DPS_KEYS") if keys is None else os.path.abspath(os.fspath(keys))
@@ -90,13 +95,15 @@ class SSHCluster(_RemoteCluster):
         ConfigError: No hosts, too few slots, or no ssh.
     """
 
+    _on = "ssh"
+
     def __init__(
         self, hosts: Sequence[str], ps: int = 1, workers: int = 2, update: update.Update | str | None = None,
         keys: str | os.PathLike[str] | None = None, trusted_network: bool = False, serve: Serve = None,
         checkpoint_root: str | os.PathLike[str] | None = None,
     ) -> None:  # fmt: skip
-        settings = {"on": "ssh", "hosts": hosts}
-        super().__init__(settings, ps, workers, update, keys, trusted_network, serve, checkpoint_root)
+        self._hosts = hosts
+        super().__init__(ps, workers, update, keys, trusted_network, serve, checkpoint_root)
 
 
 class SlurmCluster(_RemoteCluster):
@@ -117,13 +124,7 @@ class SlurmCluster(_RemoteCluster):
         ConfigError: This machine has no Slurm, or the allocation is too small.
     """
 
-    def __init__(
-        self, ps: int = 1, workers: int = 2, update: update.Update | str | None = None,
-        keys: str | os.PathLike[str] | None = None, trusted_network: bool = False, serve: Serve = None,
-        checkpoint_root: str | os.PathLike[str] | None = None,
-    ) -> None:  # fmt: skip
-        settings = {"on": "slurm"}
-        super().__init__(settings, ps, workers, update, keys, trusted_network, serve, checkpoint_root)
+    _on = "slurm"
 
 
 class RayCluster(_RemoteCluster):
@@ -142,10 +143,4 @@ class RayCluster(_RemoteCluster):
         MissingExtra: Ray is not installed.
     """
 
-    def __init__(
-        self, ps: int = 1, workers: int = 2, update: update.Update | str | None = None,
-        keys: str | os.PathLike[str] | None = None, trusted_network: bool = False, serve: Serve = None,
-        checkpoint_root: str | os.PathLike[str] | None = None,
-    ) -> None:  # fmt: skip
-        settings = {"on": "ray"}
-        super().__init__(settings, ps, workers, update, keys, trusted_network, serve, checkpoint_root)
+    _on = "ray"

@@ -18,8 +18,6 @@ def report_end(chief: str, task: int, reason: str, code: int) -> None:
 
     `reason` is text that follows the task's name, such as "ended with exit code 7"; `code` is negative for a signal."""
     with contextlib.suppress(DpsError):
-        caller = Caller(runtime(), f"worker:{task}", keys_for(chief, "worker", "operator"))
-        try:
+        name, keys = f"worker:{task}", keys_for(chief, "worker", "operator")
+        with contextlib.closing(Caller(runtime(), name, keys)) as caller:
             caller.ask(Ref(chief, CHIEF), Leave("worker", task, reason, code), TELL_S)
-        finally:
-            caller.close()

@@ -53,8 +53,8 @@ def schedule() -> None:
 
 def stop_workers(chief: str) -> None:
     """Tell all workers to stop serving. Blocks up to 2 s for each that does not answer."""
-    caller = Caller(runtime(), "dps launch", keys_for(chief, "worker"))
-    try:
+    made = contextlib.closing(Caller(runtime(), "dps launch", keys_for(chief, "worker")))
+    with contextlib.suppress(DpsError), made as caller:  # else the run has ended
         found = caller.ask(Ref(chief, CHIEF), AskCluster(), TELL_S)
         assert isinstance(found, ClusterIs)
         for address in found.cluster.get("worker", {}).values():
@@ -62,10 +62,6 @@ def stop_workers(chief: str) -> None:
                 caller.expect(address, found.keys.get(address, "worker"))
             with contextlib.suppress(DpsError):
                 caller.ask(Ref(address, CALLS), StopServing(), TELL_S)
-    except DpsError:
-        pass  # the run has ended
-    finally:
-        caller.close()
 
 
 class ServedPrograms:
