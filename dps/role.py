@@ -210,7 +210,7 @@ def task_environment(args: argparse.Namespace) -> dict[str, str]:
     elif args.ps_hosts or args.worker_hosts:
         cluster = ClusterSpec.from_flags(args.ps_hosts, args.worker_hosts, args.chief_hosts)
     elif args.resolver or args.jobs:
-        cluster, own = from_engine(args)
+        cluster, own = from_resolver(args)
     elif not args.chief and any(name in os.environ for name in ("TF_CONFIG", "DPS_CLUSTER", "SLURM_STEP_NUM_TASKS")):
         from dps.cluster.resolve import resolve
 
@@ -249,14 +249,14 @@ def task_environment(args: argparse.Namespace) -> dict[str, str]:
     return environ | listens | {name: str(value) for name, value in settings.items() if value is not None}
 
 
-def from_engine(args: argparse.Namespace) -> tuple[ClusterSpec, Task | None]:
+def from_resolver(args: argparse.Namespace) -> tuple[ClusterSpec, Task | None]:
     """The cluster and the task that `--resolver` finds."""
-    from dps.cluster.resolve import engine
+    from dps.cluster.resolve import run_resolver
     from dps.cluster.resolvers.ranks import parse_jobs
 
     if not args.resolver:
         raise ConfigError("got --jobs without --resolver; name the engine, such as --resolver slurm")
-    cluster, own = engine(args.resolver, jobs=parse_jobs(args.jobs) if args.jobs else None)
+    cluster, own = run_resolver(args.resolver, jobs=parse_jobs(args.jobs) if args.jobs else None)
     if own is None and not args.job:
         raise ConfigError(f"--resolver {args.resolver} finds no task for this process; give --job and --task")
     return cluster, own

@@ -41,6 +41,7 @@ LOOK_S = 0.5
 LINGER_S = 2.0
 """How long a member that leaves serves others, which may need its last result."""
 LEAVE_AGAIN_S = 0.05
+"""How often it asks: another member may need its last result, and meanwhile it serves."""
 ANSWER_S = 15.0
 """How long a member that leaves waits for the chief's answer: longer than a node may be silent before it is lost."""
 HELLO = "the beginning of a generation"

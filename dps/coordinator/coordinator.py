@@ -150,6 +150,7 @@ QUEUE = 262_144
 LOOK_S = 0.5
 """How often a wait looks whether the run has ended, and whether somebody should be told."""
 LEAVE_S = 0.2
+"""How long `close` leaves its own node the time to tell the workers, before it ends that node."""
 Function = Callable[..., Any] | str
 
 

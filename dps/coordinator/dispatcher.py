@@ -29,6 +29,7 @@ from dps.transport.message import Message
 LOOK_S = 1.0
 """How often the chief is asked which workers there are."""
 ANSWER_S = 5.0
+"""How long the chief or a worker may take to answer until it is asked again."""
 GRACE_S = 1.0
 """How long a worker may be disconnected before its call goes to another one."""
 FOREVER = float("inf")

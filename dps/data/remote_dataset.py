@@ -87,7 +87,9 @@ class Finishing(Hook):
 
 
 LEAVE_S = 2.0
+"""How long a pass that ends waits until the tasks know it."""
 REPORT_S = 10.0
+"""How often a loop that waits says for whom."""
 CONFIRM_S = 10.0
 """How long a task may take to confirm that a batch is finished."""
 FOLLOW_S = 1.0

@@ -38,6 +38,7 @@ END_S = 5.0
 FAIL_S = 1.0
 """A failure is reported after this time, while others run; until then others may fail in the same way."""
 TURN_S = 0.2
+"""How often a wait looks whether the display and failures have something to show."""
 
 
 class RunWorkers(Protocol):

@@ -14,7 +14,7 @@ from typing import Any
 from dps.errors import ConfigError, DpsError
 from dps.launch.engines import LOCAL, default, make_engine
 from dps.launch.hosts.machine import this_machine
-from dps.launch.runs import asked, folder, keeper, keeping
+from dps.launch.runs import folder, keeper, keeping, request
 from dps.launch.runs.view import read_run
 from dps.launch.supervision.output import BufferedOutput, Output
 from dps.launch.supervision.plan import DATASET, SERVING, Job, RunPlan, small_plan
@@ -225,7 +225,7 @@ def wanted_resumed(args: argparse.Namespace) -> RunRequest:
     view = read_run(folder.find(args.resume), wall())
     if not view.is_over:
         raise ConfigError(f"run {view.id} goes on: it is {view.state}; dps kill {view.id} ends it")
-    plan = asked.read_plan(view.path)
+    plan = request.read_plan(view.path)
     told = {name: view.asked[name] for name in ("name", "command", "values")}
     told["where"] = view.asked.get("where") or {"on": LOCAL}
     return RunRequest(lambda run: plan, told | {"resumes": view.id})

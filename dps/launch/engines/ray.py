@@ -99,6 +99,7 @@ class PlacementGroup:
 RESTART_S, LEAST_S = 10.0, 0.5
 """How long Ray may take to restart an actor in its bundle, from its loss on: those of one node do not add up."""
 AGAIN_S = 0.2
+"""The pause between two calls of an actor that Ray restarts."""
 
 
 def make_engine(settings: Mapping[str, Any]) -> Engine:

@@ -26,7 +26,7 @@ class Pipe:
     ) -> None:  # fmt: skip
         self._received, self._broken = received, broken
         self._errors: deque[str] = deque(maxlen=KEPT)
-        self._sending = threading.Lock()
+        self._sending = threading.Lock()  # orders come on several threads, and must not mix in one line
         self._process = subprocess.Popen(
             list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             errors="replace", start_new_session=True,

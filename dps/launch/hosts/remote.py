@@ -25,7 +25,9 @@ from dps.transport.clock import now
 GREET_S = 60.0
 """How long a host may take until it answers at first."""
 START_S = 20.0
+"""How long it may take to start a task."""
 COPY_S = 120.0
+"""How long it may take to unpack the project's files."""
 
 HOST = re.compile(r"([\w.][\w.@:%-]*)(?:\s+slots\s*=\s*([1-9][0-9]{0,5}))?")
 Message = dict[str, Any]

@@ -11,6 +11,7 @@ from dps.messages.runs import CHIEF, Leave
 from dps.transport.current import keys_for, runtime
 
 TELL_S = 1.0
+"""How long the end of a process may wait for a chief that may be away."""
 
 
 def report_end(chief: str, task: int, reason: str, code: int) -> None:

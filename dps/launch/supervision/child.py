@@ -53,7 +53,7 @@ class Starter:
 
 
 _starter: Starter | None = None
-_starting = threading.Lock()
+_starting = threading.Lock()  # two threads that start the first tasks must not make two starters
 
 
 def start_process(work: Callable[[], subprocess.Popen[str]]) -> subprocess.Popen[str]:

@@ -24,6 +24,7 @@ EVALUATE_S = 120.0
 SAVE_S = 120.0
 """How long they may take if the chief says that it is ending the run: it writes the last checkpoint."""
 KILL_S = 3.0
+"""How long tasks that were told to end may take until SIGKILL."""
 TOLD_S = 2.0
 """How long the chief may take to end itself and the ps after it was told to."""
 DISMISSED_S = 1.0

@@ -83,7 +83,7 @@ class Output:
     def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = sys.stdout if stream is None else stream
         self._colours: dict[str, int] = {}
-        self._writing = threading.Lock()
+        self._writing = threading.Lock()  # each task has a thread for its lines, which must not mix
 
     def print_line(self, name: str, text: str) -> None:
         """Print a line. Blocks while the reader does not read."""

@@ -29,6 +29,7 @@ SYNTAX = ("SyntaxError", "IndentationError", "TabError")
 REFUSED = re.compile(r"dps: (?!stopping after)(.+)|(\S+: error: .+)")
 """What a program prints that ends with exit code 2: an error of dps, or of argparse."""
 LONGEST = 200
+"""Characters of an error in the last line of a run."""
 
 
 class ErrorCollector:
@@ -65,6 +66,7 @@ class ErrorCollector:
 
 
 START_S = 30.0
+"""How long the chief may take until it listens."""
 
 
 class Supervisor:
