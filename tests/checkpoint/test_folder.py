@@ -221,13 +221,13 @@ def test_retention_keeps_the_newest_by_epoch_and_step() -> None:
     assert retain(storage, "run", keep=2) == []
 
 
-def test_retention_spares_what_is_protected_and_foreign(tmp_path: Path) -> None:
+def test_retention_spares_what_is_foreign(tmp_path: Path) -> None:
     storage, directory = LocalStorage(), str(tmp_path)
     for step in [1, 2, 3]:
         save(storage, directory, step)
     storage.write(f"{directory}/notes/mine", [b"x"])
-    assert retain(storage, directory, keep=1, protect={folder_name(1, 3)}) == [folder_name(2, 3)]
-    assert storage.names(directory) == ["notes", folder_name(1, 3), folder_name(3, 3)]
+    assert retain(storage, directory, keep=1) == [folder_name(2, 3), folder_name(1, 3)]
+    assert storage.names(directory) == ["notes", folder_name(3, 3)]
 
 
 def test_retention_deletes_unfinished_checkpoints_only_when_a_newer_one_is_whole() -> None:

@@ -81,10 +81,13 @@ class Pipe:
         self._process.kill()
 
 
-def run_command(command: Sequence[str], wanted: str, timeout_s: float = 60.0) -> str:
+COMMAND_S = 60.0
+
+
+def run_command(command: Sequence[str], wanted: str) -> str:
     """What a command prints. Raises DpsError if it is not there, fails or takes too long."""
     try:
-        done = subprocess.run(list(command), capture_output=True, text=True, timeout=timeout_s, check=False)
+        done = subprocess.run(list(command), capture_output=True, text=True, timeout=COMMAND_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise DpsError(f"{wanted}: {command[0]} cannot be run: {error}") from None
     if done.returncode:
