@@ -10,7 +10,7 @@ from dps.data.arrays import Arrays
 from dps.data.prefetching import Prefetch
 from dps.data.sources import ArraySource, FileSource, GeneratorSource
 from dps.data.stage import Cursor, Stage, State
-from dps.data.stages import BatchStage, Map, Repeat, RowNumbers, Shuffle, sharded
+from dps.data.stages import BatchStage, Map, Repeat, Shuffle, read_example, sharded
 from dps.errors import ConfigError
 from dps.training.definition import whole_number
 from dps.transport.current import runtime
@@ -37,13 +37,13 @@ class Iterator:
     def __init__(self, stage: Stage, epoch: int, at: State | None) -> None:
         self._epoch = epoch
         self._cursor: Cursor = stage.open_cursor(epoch, at)
-        self._rows = RowNumbers(self._cursor, stage.arrays)
+        self._arrays = stage.arrays
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
-        found = self._rows.read_examples(1)
+        found = read_example(self._cursor, self._arrays)
         if not found:
             raise StopIteration
         return found[0]

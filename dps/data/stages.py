@@ -13,37 +13,26 @@ from dps.data.sources import call_guarded, function_name
 from dps.data.stage import Block, Cursor, DerivedCursor, DerivedStage, Stage, State, check_stage, read_full_block
 
 
-class RowNumbers:
-    """Row numbers as examples: what comes after stages that only choose rows."""
-
-    def __init__(self, cursor: Cursor, arrays: Arrays | None) -> None:
-        self._cursor, self._arrays = cursor, arrays
-
-    def read_examples(self, count: int) -> list[Any]:
-        """Examples, as `Cursor.read_block`."""
-        block = self._cursor.read_block(count)
-        if self._arrays is None:
-            return list(block)
-        return [self._arrays.row(number) for number in block]
+def read_example(cursor: Cursor, arrays: Arrays | None) -> list[Any]:
+    """The next example, or none at the end. `arrays`: those of the stage, of which the cursor gives row numbers."""
+    block = cursor.read_block(1)
+    return list(block) if arrays is None else [arrays.row(number) for number in block]
 
 
 class MapCursor(DerivedCursor):
     def __init__(self, stage: Map, of: Cursor, at: State | None) -> None:
         super().__init__(stage, of, at)
-        self._function = stage.function
-        self._rows = RowNumbers(of, stage.of.arrays)
+        self._function, self._arrays = stage.function, stage.of.arrays
         self._parts = takes_parts(stage.function)
 
     def read_block(self, count: int) -> Block:
-        return [
-            self._call_function(element) for element in self._rows.read_examples(1)
-        ]  # a failure loses no more than one
+        # One at a time: a failure loses no more than one.
+        return [self._call_function(element) for element in read_example(self._of, self._arrays)]
 
     def _call_function(self, element: Any) -> Any:
         function = self._function
-        if type(element) is tuple and len(element) == self._parts:
-            return call_guarded(lambda: function(*element), f"map: {function_name(function)}", lambda: "")
-        return call_guarded(lambda: function(element), f"map: {function_name(function)}", lambda: "")
+        parts = element if type(element) is tuple and len(element) == self._parts else (element,)
+        return call_guarded(lambda: function(*parts), f"map: {function_name(function)}", lambda: "")
 
 
 class Map(DerivedStage):

@@ -17,13 +17,6 @@ if TYPE_CHECKING:
 ASK_AGAIN_S = 0.5
 
 
-def check_seconds(whose: str, timeout: object) -> float:
-    """The seconds of a timeout. Raises ConfigError for anything but a number above 0."""
-    if isinstance(timeout, bool | str) or not hasattr(timeout, "__float__") or not float(timeout) > 0:
-        raise ConfigError(f"{whose}: got timeout={timeout!r}, wanted seconds above 0, or dps.FOREVER")
-    return float(timeout)
-
-
 def wait_until(session: Loop, missing: Callable[[], str], timeout: float, renewed: bool = False) -> None:
     """Wait until `missing()` is "", or the session should stop. Blocks; asks every half second.
 
@@ -69,7 +62,9 @@ class GlobalStepWaiter(Hook):
 
     def __init__(self, wait_until_step: int, timeout: float = 60.0) -> None:
         self._step = whole_number("GlobalStepWaiter: got wait_until_step=", wait_until_step, 0)
-        self._timeout = check_seconds("GlobalStepWaiter", timeout)
+        if isinstance(timeout, bool | str) or not hasattr(timeout, "__float__") or not float(timeout) > 0:
+            raise ConfigError(f"GlobalStepWaiter: got {timeout=}, wanted seconds above 0, or dps.FOREVER")
+        self._timeout = float(timeout)
 
     def after_create_session(self, session: Loop) -> None:
         def missing() -> str:
