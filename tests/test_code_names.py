@@ -21,6 +21,7 @@ SEVERAL = {
 
 ROOMS = (
     "actors", "transport", "ps", "chief", "worker", "task", "variables", "messages", "checkpoint", "cluster", "process",
+    "calls", "coordinator", "launch", "queues", "collectives", "data", "strategy", "nn", "layers", "adapters",
 )  # fmt: skip
 """The rooms in which methods have objects."""
 
@@ -30,6 +31,9 @@ BARE = {"take", "end", "begin", "look", "over", "again", "put", "tell", "note", 
 MAY_BE_BARE = {
     "Node.tell": "the term of actors: send a message and want no answer",
     "World.at": "public",
+    "Queue.put": "public",
+    "QueueState.put": "the term of queues, as get is",
+    "PrefetchQueue.put": "the term of queues, as get is",
 }
 """Methods that may be bare, with the reason."""
 

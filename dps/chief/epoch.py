@@ -17,6 +17,7 @@ from dps.chief.sessions import ClientSession
 from dps.errors import CheckpointError, ConfigError
 from dps.messages.runs import CONFIGURE, HOLD, INITIALISE, RUN, SETTLE, Configure, Configured, SessionOpened
 from dps.messages.sessions import PS
+from dps.training.update_modes import from_wire
 from dps.transport.message import Message
 from dps.variables.plan import as_applied
 
@@ -270,8 +271,8 @@ class Epoch:
 
     @property
     def may_have_halves(self) -> bool:
-        """Whether a push may be applied on one ps and not on another. A synchronous step is applied on all or none."""
-        return len(self.run.plan.ps) > 1 and self.run.settings["update"]["mode"] in ("async", "bounded")
+        """Whether a push may be applied on one ps and not on another."""
+        return len(self.run.plan.ps) > 1 and not from_wire(self.run.settings["update"]).is_atomic
 
     def settle_pushes(self) -> None:
         """Have all sessions complete their pushes and join again. None is admitted before `resume_training`."""

@@ -87,7 +87,9 @@ class Finishing(Hook):
 
 
 LEAVE_S = 2.0
+"""How long a pass that ends waits until the tasks know it."""
 REPORT_S = 10.0
+"""How often a loop that waits says for whom."""
 CONFIRM_S = 10.0
 """How long a task may take to confirm that a batch is finished."""
 FOLLOW_S = 1.0
@@ -326,16 +328,13 @@ class RemoteDataset:
             DeadlineExceeded: A task does not answer.
         """
         server = self._remote.server
-        caller = Caller(server.runtime, server.name, server.home().keys)
-        try:
-            found = {}
+        found = {}
+        with contextlib.closing(Caller(server.runtime, server.name, server.home().keys)) as caller:
             for to in self._remote.finder.find_tasks(caller):
                 answer = caller.ask(to, AskPosition(), self._remote.timeout)
                 assert isinstance(answer, PositionIs), answer
                 found[answer.task] = answer.position
-            return found
-        finally:
-            caller.close()
+        return found
 
 
 def remote(

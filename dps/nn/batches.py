@@ -11,6 +11,7 @@ import numpy as np
 
 from dps.errors import ConfigError, DataError
 from dps.strategy.values import array_of
+from dps.training.definition import whole_number
 
 
 class ModelBatch(NamedTuple):
@@ -46,7 +47,7 @@ class Batches:
             raise DataError(f"{what}: got x without y; wanted the targets, too, or batches (x, y)")
         if y is not None or _is_arrays(x, targets):
             self._whole = self._batch((x, y) if targets else x, f"{what}: x")
-            self._size = whole_from_1(32 if batch_size is None else batch_size, f"{what}: batch_size")
+            self._size = whole_number(f"{what}: batch_size: got ", 32 if batch_size is None else batch_size, 1)
             if not self._whole.size:
                 raise DataError(f"{what}: got no examples")
         elif not hasattr(x, "__iter__"):
@@ -158,13 +159,6 @@ def name_source(where: str) -> Iterator[None]:
         if str(error).startswith(where.partition(":")[0]):
             raise
         raise DataError(f"{where}: {error}") from error
-
-
-def whole_from_1(value: Any, what: str) -> int:
-    """A whole number from 1. ConfigError for anything else."""
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
-        raise ConfigError(f"{what}: got {value!r:.40}, wanted a whole number from 1")
-    return int(value)
 
 
 def _after(first: Any, rest: Iterator[Any]) -> Iterator[Any]:

@@ -79,6 +79,7 @@ def _tell_listeners(listeners: list[Listener], row: dict[str, Any]) -> None:
 
 FIRST_S = 2.0
 AGAIN_S = 10.0
+"""After how long a wait is told at first, so that usual waits are not, and how often from then on."""
 
 
 class LogThrottle:

@@ -189,18 +189,19 @@ def _memory(name: str, placed: int | Device) -> str:
 
 
 def as_applied(plan: Plan, update: Mapping[str, Any]) -> Plan:
-    """The plan with the optimizers that the ps apply. In local mode that is the outer one for all trained variables,
-    which has the workers' own noted beside it. `update`: the wire form of the mode."""
-    if update["mode"] != "local":
+    """The plan with the optimizers that the ps apply. A mode with an outer optimizer has that applied for all trained
+    variables, with the workers' own noted beside it. `update`: the wire form of the mode."""
+    applied = update.get("outer")
+    if applied is None:
         return plan
 
     def outer(own: dict[str, Any] | None) -> dict[str, Any] | None:
         if own is None:
             return None
         averaged = {key: own[key] for key in ("moving_average",) if key in own}
-        return {**update["outer"], **averaged, "inner": own}
+        return {**applied, **averaged, "inner": own}
 
-    applied = PerObject(outer)
+    optimizers = PerObject(outer)
     return replace(
-        plan, variables=tuple(spec._replace(optimizer=applied.of(spec.optimizer)) for spec in plan.variables)
+        plan, variables=tuple(spec._replace(optimizer=optimizers.of(spec.optimizer)) for spec in plan.variables)
     )

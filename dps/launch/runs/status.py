@@ -10,7 +10,7 @@ from typing import Any
 from dps.cluster.identity import DEFAULT_CHIEF
 from dps.errors import DeadlineExceeded, DpsError
 from dps.launch.commands.operating import StatusClient
-from dps.launch.runs import asked, folder, table
+from dps.launch.runs import folder, request, table
 from dps.launch.runs.keeper import use_keys
 from dps.launch.runs.times import local
 from dps.launch.runs.view import View, find_live_runs, read_run
@@ -70,7 +70,7 @@ def training_now(view: View) -> tuple[dict[str, Any], str]:
     address = "" if view.is_over else view.values["chief"]
     if not address:
         return {}, ""
-    use_keys(view.path, asked.read_variables(view.path))
+    use_keys(view.path, request.read_variables(view.path))
     try:
         with (
             StatusClient(address, "dps status", ANSWER_S) as asking,
