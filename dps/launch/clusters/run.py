@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from dps.calls.failures import Failure
 from dps.errors import DeadlineExceeded, DpsError
 from dps.launch.clusters.progress import Display, Nothing, RunProgress, display
 from dps.transport.current import runtime
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def told(failures: Mapping[int, Failure]) -> str:
@@ -190,6 +193,49 @@ class LocalRun:
     def failed(self) -> str:
         """The failure text that `wait` raises; "" while a worker runs, or if none has failed."""
         return told(self._failures) if self._failures and self.done() else ""
+
+    def plot(self) -> Figure:
+        """Draw the loss over time and over steps, examples/s, and the staleness of the pushes, up to now.
+
+        Needs dps[notebook] (matplotlib). Does not block; may be called while workers train. Examples/s are drawn if a
+        hook of each worker has `batch`, such as `dps.LogMetrics(batch=32)`, else pushes/s.
+
+        Returns:
+            The figure, which a notebook shows if it is the value of a cell. `run.plot().savefig("run.png")` writes it.
+
+        Raises:
+            MissingExtra: matplotlib is not installed.
+
+        Example:
+            ```python
+            figure = run.plot()
+            figure.savefig("run.png")
+            ```
+        """
+        from dps.launch.clusters.plots import plot_history
+
+        return plot_history(self._title, list(self.history), self.standing.batches, "time since the run began")
+
+    def placement(self) -> Figure:
+        """Draw the bytes that each ps holds: values, and slots of the optimizers, as the last session found them.
+
+        Needs dps[notebook] (matplotlib). Does not block.
+
+        Returns:
+            The figure, as of `plot`.
+
+        Raises:
+            MissingExtra: matplotlib is not installed.
+            ConfigError: No worker has opened a session yet.
+
+        Example:
+            ```python
+            run.placement().savefig("placement.png")
+            ```
+        """
+        from dps.launch.clusters.plots import plot_placement
+
+        return plot_placement("Bytes of each ps", self.standing.placement)
 
     def _running(self) -> Sequence[int]:
         return [task for task, state in enumerate(self._states) if state == RUNNING]
