@@ -1,4 +1,4 @@
-"""Writes training progress to files: JSON lines, and event files for TensorBoard."""
+"""Writes training progress to files: rows of JSON, and event files for TensorBoard at the same moments."""
 
 from __future__ import annotations
 

@@ -404,3 +404,28 @@ def test_a_model_without_ps_has_histograms_of_its_gradients_too(tmp_path: Path) 
     (path,) = tmp_path.glob("events.out.tfevents.*")
     (first, *_) = [v for event in events(path) for v in event.summary.value if v.tag == "pushes/gradient_norm"]
     assert first.histo.num == 1 and first.histo.max > 0
+
+
+def test_the_sums_of_fit_are_no_gradients_and_a_watch_from_before_sees_all_pushes() -> None:
+    class Before:
+        seen: list[Any]
+
+        def __init__(self) -> None:
+            self.seen = []
+
+        def pulled(self, tree: Any) -> None:
+            self.seen.append(tree)
+
+        def pushed(self, plan: Any, gradients: Any) -> bool:
+            self.seen.append(dict(gradients))
+            return len(self.seen) == 3
+
+    class Plan:
+        by_name = {"w": 0, "training_totals": 1}
+
+    before, found = Before(), []
+    norms = GradientNorms(found.append, lambda: 0.0, before)
+    norms.pulled("values")
+    for _ in range(3):
+        assert not norms.pushed(Plan, {0: np.array([3.0, 4.0]), 1: np.full(9, 1e9)})
+    assert found == [5.0] * 3 and [type(seen) for seen in before.seen] == [str, dict, dict]

@@ -16,9 +16,9 @@ try:
 except ImportError:
     raise MissingExtra("plots need matplotlib, which is not installed; pip install 'dps[notebook]'") from None
 
-BINS = 60
+BINS = 40
 """Points of a line over the whole of a run; each is a mean over as many pushes as fall in its interval."""
-DOTS = 2000
+DOTS = 1000
 """At most so many single losses are drawn."""
 UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1.0))
 
@@ -44,8 +44,11 @@ def plot_history(title: str, history: Sequence[Mapping[str, Any]], batches: Mapp
         batches: Examples in one push of each worker, by its name. If one is unknown, pushes/s are drawn.
         time: What the times are, such as "time since the run began".
     """
-    figure = Plot(figsize=(9, 6), layout="constrained")
-    figure.suptitle(title)
+    figure = Plot(figsize=(8, 5.2), layout="constrained")
+    dropped = sum(not row["accepted"] for row in history)
+    workers = len({row["worker"] for row in history})
+    text = f"{title}: {len(history):,} pushes of {workers} {'worker' if workers == 1 else 'workers'}"
+    figure.suptitle(text + (f", {dropped:,} not accepted" if dropped else ""))
     (by_time, by_step), (speed, staleness) = figure.subplots(2, 2)
     at = np.array([row["at"] for row in history], float)
     step = np.array([row["step"] for row in history], float)
@@ -73,8 +76,8 @@ def plot_history(title: str, history: Sequence[Mapping[str, Any]], batches: Mapp
         staleness.legend()
     for ax in (by_time, speed, staleness):
         ax.set_xlim(0, end)
-    for ax in (speed, staleness):
-        ax.set_ylim(bottom=0)
+    speed.set_ylim(bottom=0)
+    staleness.set_ylim(0, 1.1 * max(stale.max(initial=0), 1))
     return figure
 
 
@@ -101,7 +104,9 @@ def _draw_speed(ax: Axes, at: Array, sizes: Array, end: float) -> None:
     )
     ax.stairs(counts / np.diff(edges), edges, fill=True, alpha=0.3)
     ax.stairs(counts / np.diff(edges), edges, color="C0", label="in one interval")
-    ax.axhline(sizes.sum() / end, color="C1", linewidth=1.5, linestyle="--", label="over the whole run")
+    if (seconds := at.max() - at.min()) > 0:  # before the first push workers start
+        mean = (sizes.sum() - sizes[at.argmin()]) / seconds
+        ax.axhline(mean, color="C1", linewidth=1.5, linestyle="--", label="from the first push on")
     ax.legend()
 
 
@@ -148,7 +153,7 @@ def plot_placement(title: str, held: Sequence[Sequence[int]]) -> Figure:
     if slots.any():
         ax.bar(tasks, slots / size, bottom=values / size, color="C5", label="slots of the optimizers")
     ax.axhline(total.mean() / size, color="C1", linewidth=1.5, linestyle="--", label="mean")
-    evenness = f"; the fullest has {total.max() / total.mean():.2f} of the mean" if total.any() else ""
+    evenness = f": max over mean {total.max() / total.mean():.2f}" if total.any() else ""
     ax.set(ylabel=f"memory ({unit})", title=f"{title}{evenness}", ylim=(0, 1.3 * total.max() / size or 1.0))
     ax.grid(axis="x", visible=False)
     ax.tick_params("x", rotation=90 if len(held) > 12 else 0)

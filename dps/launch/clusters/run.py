@@ -214,7 +214,8 @@ class LocalRun:
         """
         from dps.launch.clusters.plots import plot_history
 
-        return plot_history(self._title, list(self.history), self.standing.batches, "time since the run began")
+        name = self._title.partition(" at ")[0]
+        return plot_history(name, list(self.history), self.standing.batches, "time since the run began")
 
     def placement(self) -> Figure:
         """Draw the bytes that each ps holds: values, and slots of the optimizers, as the last session found them.

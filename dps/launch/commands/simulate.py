@@ -148,8 +148,7 @@ class SimulatedRun:
         """
         from dps.launch.clusters.plots import plot_history
 
-        title = f"simulated {self.seconds:.3g} s, {len(self.results)} workers"
-        return plot_history(title, self.history, self.standing.batches, "virtual time")
+        return plot_history(f"simulated {self.seconds:.3g} s", self.history, self.standing.batches, "virtual time")
 
     def placement(self) -> Figure:
         """Draw the bytes that each ps held: values, and slots of the optimizers, as the last session found them.
