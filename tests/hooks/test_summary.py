@@ -9,6 +9,7 @@ import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -420,12 +421,10 @@ def test_the_sums_of_fit_are_no_gradients_and_a_watch_from_before_sees_all_pushe
             self.seen.append(dict(gradients))
             return len(self.seen) == 3
 
-    class Plan:
-        by_name = {"w": 0, "training_totals": 1}
-
     before, found = Before(), []
+    plan = SimpleNamespace(by_name={"w": 0, "training_totals": 1})
     norms = GradientNorms(found.append, lambda: 0.0, before)
     norms.pulled("values")
     for _ in range(3):
-        assert not norms.pushed(Plan, {0: np.array([3.0, 4.0]), 1: np.full(9, 1e9)})
+        assert not norms.pushed(plan, {0: np.array([3.0, 4.0]), 1: np.full(9, 1e9)})
     assert found == [5.0] * 3 and [type(seen) for seen in before.seen] == [str, dict, dict]

@@ -208,8 +208,15 @@ class LocalRun:
 
         Example:
             ```python
-            figure = run.plot()
-            figure.savefig("run.png")
+            def train(server):
+                params, rate = {"w": np.zeros(3)}, dps.optim.SGD(0.1)
+                with dps.Session(server, params, optimizer=rate) as session:
+                    session.push({"w": np.ones(3)}, loss=0.5)
+
+            with dps.LocalCluster(workers=2, processes=False) as local:
+                run = local.run(train).wait(timeout=60)
+            run.plot().savefig("run.png")
+            run.placement().savefig("placement.png")
             ```
         """
         from dps.launch.clusters.plots import plot_history
@@ -228,11 +235,6 @@ class LocalRun:
         Raises:
             MissingExtra: matplotlib is not installed.
             ConfigError: No worker has opened a session yet.
-
-        Example:
-            ```python
-            run.placement().savefig("placement.png")
-            ```
         """
         from dps.launch.clusters.plots import plot_placement
 

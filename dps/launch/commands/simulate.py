@@ -142,8 +142,14 @@ class SimulatedRun:
 
         Example:
             ```python
-            figure = run.plot()
-            figure.savefig("run.png")
+            def train(server):
+                params, rate = {"w": np.zeros(3)}, dps.optim.SGD(0.1)
+                with dps.Session(server, params, optimizer=rate) as session:
+                    session.push({"w": np.ones(3)}, loss=0.5)
+
+            run = dps.simulate(train, ps=1, workers=2)
+            run.plot().savefig("run.png")
+            run.placement().savefig("placement.png")
             ```
         """
         from dps.launch.clusters.plots import plot_history
@@ -161,11 +167,6 @@ class SimulatedRun:
         Raises:
             MissingExtra: matplotlib is not installed.
             ConfigError: No worker has opened a session.
-
-        Example:
-            ```python
-            run.placement().savefig("placement.png")
-            ```
         """
         from dps.launch.clusters.plots import plot_placement
 
