@@ -39,9 +39,9 @@ on_progress: list[Listener] = []
 push. Must not block."""
 
 on_opened: list[Listener] = []
-"""Called when a session of this process is open, with worker, step, variables (how many the run has), last_step (at
-which its hooks end it) and batch (examples in one push); the last two are None if no hook knows them. Must not
-block."""
+"""Called when a session of this process is open, with worker, step, variables (how many the run has), placement (of
+each ps the task, the bytes of its values and those of their slots), last_step (at which its hooks end it) and batch
+(examples in one push); the last two are None if no hook knows them. Must not block."""
 
 
 def listen(pushed: Listener, opened: Listener) -> None:

@@ -110,7 +110,12 @@ class Plan:
         return {ps: ShardLayout.of(self.variables, here) for ps, here in parts.items()}
 
     def bytes_per_ps(self) -> dict[int, int]:
+        """Bytes of the values on each ps."""
         return {ps: sum(a.nbytes for a in layout.arenas) for ps, layout in self.layouts.items()}
+
+    def slot_bytes_per_ps(self) -> dict[int, int]:
+        """Bytes of the slots on each ps: those of the optimizers, and moving averages."""
+        return {ps: sum(map(_slot_bytes, layout.arenas)) for ps, layout in self.layouts.items()}
 
     def differs(self, other: Plan) -> str:
         """The first difference in names, shapes, dtypes or optimizers, as a sentence; "" if there is none."""
@@ -164,6 +169,17 @@ def make_plan(
             parts.append(Part(len(parts), index, name, shape, row0, task, _memory(name, placed)))
             row0 += rows
     return Plan(tuple(variables), tuple(parts), ps, tuple((tied or {}).items()))
+
+
+def _slot_bytes(arena: Arena) -> int:
+    if arena.optimizer is None:
+        return 0
+    from dps.training.optimizers import from_wire
+
+    optimizer = from_wire(arena.optimizer)
+    by_element = len(optimizer.slots) - len(optimizer.row_slots) + ("moving_average" in arena.optimizer)
+    rows = sum(part.shape[0] if part.shape else 1 for part in arena.parts)
+    return (by_element * arena.size + len(optimizer.row_slots) * rows) * arena.itemsize
 
 
 def _described(wire: dict[str, Any] | None) -> str:

@@ -137,7 +137,7 @@ ALLOWED = {
     "dps/process/lazy_imports.py": "the names that its packages export",
     "dps/role.py": "modules of dps, ahead of their use",
     "dps/cli.py": "modules of dps, and the extra shtab",
-    "dps/hooks/summary.py": "the extra tensorboardX",
+    "dps/hooks/event_file.py": "the extra tensorboardX",
     "dps/checkpoint/shard.py": "the extra ml_dtypes",
     "dps/cluster/resolve.py": "the engine that a flag names, of a list in dps",
     "dps/process/functions.py": "the programs and functions that flags name; with the extra cloudpickle it only writes",

@@ -30,15 +30,19 @@ class RunProgress:
         self.loss: float | None = None
         self.last_step: int | None = None
         """The last step of the sessions' StopAtStep hooks; None if there is none."""
-        self._batches: dict[str, int] = {}
+        self.batches: dict[str, int] = {}
+        """Examples in one push of each worker that a hook has told."""
+        self.placement: list[list[int]] = []
+        """Of each ps the task, the bytes of its values and those of their slots, when the last session opened."""
 
     def opened(self, session: dict[str, Any]) -> None:
         """Note that a worker has opened a session: its step, and the settings of its hooks."""
         self.sessions += 1
+        self.placement = session["placement"]
         self.step = max(self.step, session["step"])
         self.last_step = session["last_step"] if session["last_step"] is not None else self.last_step
         if session["batch"] is not None:
-            self._batches[session["worker"]] = session["batch"]
+            self.batches[session["worker"]] = session["batch"]
 
     @property
     def has_variables(self) -> bool:
@@ -49,7 +53,7 @@ class RunProgress:
         """Note that a worker has pushed."""
         self.step, self.pushes = row["step"], self.pushes + 1
         self.loss = row["loss"] if row["loss"] is not None else self.loss
-        self.examples += self._batches.get(row["worker"], 0)
+        self.examples += self.batches.get(row["worker"], 0)
 
     def __str__(self) -> str:
         of = "" if self.last_step is None else f" of {self.last_step}"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from dps.calls.failures import Failure
 from dps.errors import DeadlineExceeded, DpsError
 from dps.launch.clusters.progress import Display, NoDisplay, RunProgress, display
 from dps.transport.current import runtime
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def failure_text(failures: Mapping[int, Failure]) -> str:
@@ -192,6 +195,52 @@ class LocalRun:
     def failed(self) -> str:
         """The failure text that `wait` raises; "" while a worker runs, or if none has failed."""
         return failure_text(self._failures) if self._failures and self.done() else ""
+
+    def plot(self) -> Figure:
+        """Draw the loss over time and over steps, examples/s, and the staleness of the pushes, up to now.
+
+        Needs dps[notebook] (matplotlib). Does not block; may be called while workers train. Examples/s are drawn if a
+        hook of each worker has `batch`, such as `dps.LogMetrics(batch=32)`, else pushes/s.
+
+        Returns:
+            The figure, which a notebook shows if it is the value of a cell. `run.plot().savefig("run.png")` writes it.
+
+        Raises:
+            MissingExtra: matplotlib is not installed.
+
+        Example:
+            ```python
+            def train(server):
+                params, rate = {"w": np.zeros(3)}, dps.optim.SGD(0.1)
+                with dps.Session(server, params, optimizer=rate) as session:
+                    session.push({"w": np.ones(3)}, loss=0.5)
+
+            with dps.LocalCluster(workers=2, processes=False) as local:
+                run = local.run(train).wait(timeout=60)
+            run.plot().savefig("run.png")
+            run.placement().savefig("placement.png")
+            ```
+        """
+        from dps.launch.clusters.plots import plot_history
+
+        name = self._title.partition(" at ")[0]
+        return plot_history(name, list(self.history), self.standing.batches, "time since the run began")
+
+    def placement(self) -> Figure:
+        """Draw the bytes that each ps holds: values, and slots of the optimizers, as the last session found them.
+
+        Needs dps[notebook] (matplotlib). Does not block.
+
+        Returns:
+            The figure, as of `plot`.
+
+        Raises:
+            MissingExtra: matplotlib is not installed.
+            ConfigError: No worker has opened a session yet.
+        """
+        from dps.launch.clusters.plots import plot_placement
+
+        return plot_placement("Bytes of each ps", self.standing.placement)
 
     def _running(self) -> Sequence[int]:
         return [task for task, state in enumerate(self._states) if state == RUNNING]

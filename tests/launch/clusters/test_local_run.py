@@ -155,7 +155,7 @@ def test_an_interrupted_wait_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) 
 
 def test_its_repr_tells_workers_step_and_address() -> None:
     run, _ = run_of(2)
-    run.opened({"worker": "worker:0", "step": 0, "last_step": 400, "batch": 32})
+    run.opened({"worker": "worker:0", "step": 0, "last_step": 400, "batch": 32, "placement": []})
     run.pushed(row(12, 0.25))
     run.ended(1)
     assert repr(run) == (
@@ -173,7 +173,7 @@ def test_a_terminal_gets_a_bar_of_tqdm_with_loss_and_examples(monkeypatch: pytes
     monkeypatch.setattr(progress, "DELAY_S", 0.0)
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     run, _ = run_of(1)
-    run.opened({"worker": "worker:0", "step": 0, "last_step": 400, "batch": 32})
+    run.opened({"worker": "worker:0", "step": 0, "last_step": 400, "batch": 32, "placement": []})
     shown = progress.display(run.standing, None)
     shown.show()
     assert terminal.getvalue() == ""  # nobody has pushed
