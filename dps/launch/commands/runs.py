@@ -175,15 +175,13 @@ def run_logs(args: argparse.Namespace) -> int:
 
 
 def run_monitor(args: argparse.Namespace) -> int:
-    from dps.launch.runs import asked, table
-    from dps.launch.runs.keeper import use_keys
+    from dps.launch.runs import table
     from dps.launch.runs.monitor import COLUMNS, Monitor, shown
     from dps.launch.runs.table import screen
     from dps.launch.runs.view import read_run
 
     path = folder_of(args.id, "monitor")
     view = read_run(path, wall())
-    use_keys(path, asked.read_variables(path))
     monitor = Monitor()
     drawn = screen() if sys.stdout.isatty() and not args.once and not args.json else None
     try:
