@@ -1,4 +1,4 @@
-"""What a run's files, its chief and its ps say at one time: `dps status`, `monitor` and `watch` read a run through this."""
+"""What a run's files, its chief and its ps say at one time; `dps status`, `monitor` and `watch` read it with this."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from dps.process.record import record
 
 @record
 class RunReports:
-    """One reading of a run. `chief`: its report on itself, {} if the run does not go on or it did not answer; `ps`: that
-    of each ps, by its number; `trouble`: why the chief said nothing, for people."""
+    """One reading of a run. `chief`: its report on itself, {} if the run does not go on or it did not answer; `ps`:
+    that of each ps, by its number; `trouble`: why the chief said nothing, for people."""
 
     view: View
     chief: dict[str, Any]

@@ -1,8 +1,8 @@
 """Who may read the page of a run: a token that is valid once, a cookie, the name of the host, a token for Prometheus.
 
-Any account of the machine reaches a port of 127.0.0.1, and any page that the user has open can make the browser ask it. So
-nothing is told without a secret, and the page's address has one, too: a browser sends the cookies of 127.0.0.1 to all of
-its ports, but those of a path only to requests of that path, which nobody else knows (docs/decisions/0084).
+Any account of the machine reaches a port of 127.0.0.1, and any page that the user has open can make the browser ask it.
+So nothing is told without a secret, and the page's address has one, too: a browser sends the cookies of 127.0.0.1 to
+all of its ports, but those of a path only to requests of that path, which nobody else knows (docs/decisions/0084).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dps.transport.current import runtime
 
 COOKIE = "dps-watch"
 HOST = re.compile(r"(127\.0\.0\.1|localhost)(:\d{1,5})?", re.IGNORECASE)
-"""The names of this machine for itself, with any port: a browser behind `ssh -L 9000:127.0.0.1:8000` asks port 9000. What
-another name is resolved to is its owner's choice, so who asks by it may be a page of that owner (DNS rebinding)."""
+"""The names of this machine for itself, with any port: a browser behind `ssh -L 9000:127.0.0.1:8000` asks port 9000.
+What another name is resolved to is its owner's choice: who asks by it may be a page of that owner (DNS rebinding)."""
 LEAST = 16
 """Characters that a token for Prometheus has to have."""
 OWN_SITE = ("same-origin", "none")

@@ -1,4 +1,4 @@
-"""What the page of a run shows: its figures now, how they have changed while it was watched, and its last lines of log."""
+"""What the page of a run shows: its figures now, how they changed while it was watched, and its last lines of log."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ class Feed:
         return self._now | {"curves": CURVES, "points": list(self._curves.points), "lines": list(self._lines)}
 
     def updates(self, silent_s: float) -> Iterator[dict[str, Any] | None]:
-        """For one page: first all, then after each reading what is new; None after each `silent_s` without any. Ends when
-        the feed is closed. Blocks."""
+        """For one page: first all, then after each reading what is new; None after each `silent_s` without any. Ends
+        when the feed is closed. Blocks."""
         readings = thinned = -1
         points = lines = 0
         while True:

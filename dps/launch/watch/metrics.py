@@ -1,7 +1,7 @@
 """A run's figures in the text format of Prometheus, with the names that its conventions ask for.
 
-A counter never goes back while the watching lives. Those of the ps begin anew with each run epoch (a rollback), and those
-of a worker with each of its sessions: what they had reached is kept, and the new counts are added to it.
+A counter never goes back while the watching lives. Those of the ps begin anew with each run epoch (a rollback), and
+those of a worker with each of its sessions: what they had reached is kept, and the new counts are added to it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Totals:
         self._before: dict[object, tuple[float, ...]] = {}
 
     def of_group(self, key: object, values: tuple[float, ...], epoch: int) -> tuple[float, ...]:
-        """The totals of counters that begin anew together, and did if one of them fell or there is another run epoch."""
+        """The totals of counters that begin anew together: they did if one fell, or the run epoch is another."""
         last_epoch, last = self._last.get(key, (epoch, values))
         before = self._before.get(key, (0.0,) * len(values))
         if epoch != last_epoch or any(new < old for new, old in zip(values, last, strict=True)):
@@ -139,8 +139,8 @@ class RunMetrics:
         for worker, batch in chief["batches"].items():
             yield "dps_worker_batch_examples", batch, {"worker": worker}
         for worker, told in training.get("workers", {}).items():  # absent before workers told their times
-            values = tuple(told[name] for name in ("steps", *TIMES))
-            steps, *spent = self._totals.of_group(("times", worker), values, chief["epoch"])
+            times = tuple(told[name] for name in ("steps", *TIMES))
+            steps, *spent = self._totals.of_group(("times", worker), times, chief["epoch"])
             yield "dps_worker_steps_total", steps, {"worker": worker}
             for activity, seconds in zip(TIMES.values(), spent, strict=True):
                 yield "dps_worker_time_seconds_total", seconds, {"worker": worker, "activity": activity}

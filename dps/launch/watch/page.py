@@ -1,4 +1,4 @@
-"""Puts the page of a run together: HTML, style and script in one file that loads nothing, with or without data in it."""
+"""Puts the page of a run together: HTML, style and script in one file that loads nothing, with or without data."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def script_data(values: dict[str, Any]) -> str:
 
 
 def forward_page(path: str) -> str:
-    """A page that goes on to a path of the same server. A redirection would not do: a browser leaves strict cookies out of
-    a request that began on another site, such as a terminal in a web page."""
+    """A page that goes on to a path of the same server. A redirection would not do: a browser leaves strict cookies out
+    of a request that began on another site, such as a terminal in a web page."""
     return (
         '<!doctype html><meta charset="utf-8"><title>dps watch</title>'
         f'<meta http-equiv="refresh" content="0; url={html.escape(path)}">'

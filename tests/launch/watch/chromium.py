@@ -108,15 +108,12 @@ def browsing(folder: Path) -> Iterator[Tab]:
     to_read, into = os.pipe()
     out, to_write = os.pipe()
 
-    def connect() -> None:  # Chromium reads from 3 and writes to 4
-        copies = os.dup(to_read), os.dup(to_write)
-        os.dup2(copies[0], 3)
-        os.dup2(copies[1], 4)
-
-    command = [find_browser(), *FLAGS, f"--user-data-dir={folder}", "about:blank"]
+    # Chromium reads from descriptor 3 and writes to 4; both ends are moved away from there first.
+    shell = f'exec 8<&{to_read} 9>&{to_write}; exec "$0" "$@" 3<&8 4>&9 8<&- 9>&-'
+    command = ["bash", "-c", shell, find_browser(), *FLAGS, f"--user-data-dir={folder}", "about:blank"]
     environ = {**os.environ, "HOME": str(folder)}
     with subprocess.Popen(
-        command, close_fds=False, preexec_fn=connect, env=environ, stderr=subprocess.DEVNULL, start_new_session=True
+        command, pass_fds=(to_read, to_write), env=environ, stderr=subprocess.DEVNULL, start_new_session=True
     ) as process:
         os.close(to_read)
         os.close(to_write)
