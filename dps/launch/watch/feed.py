@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from dps.launch.runs.logs import Reader
 from dps.launch.runs.monitor import Monitor
 from dps.launch.runs.reports import RunReports
 from dps.launch.runs.status import run_values
-from dps.launch.runs.times import utc
+from dps.launch.runs.times import seconds, utc
 from dps.launch.supervision.output import plain
 from dps.transport.clock import wall
 
@@ -24,6 +25,9 @@ one: the curve of a long run has at least half as many, evenly."""
 LOG_LINES, LINE_LENGTH = 200, 2000
 LOG_S = 600.0
 """Lines that are so much older than a run's last one are not read when the watching begins."""
+TAIL = 1 << 14
+"""Bytes at the end of a log in which the time of its last line is looked for."""
+STAMPS = re.compile(rb"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) ", re.M)
 MOST_CHECKPOINTS = 50
 CURVES = ("at", "step", "loss", "pushes_per_s", "examples_per_s", "mb_per_s", "staleness", "mean_staleness")
 """What a point has, in this order; None for what nobody has said. `mb_per_s`: gradients and values, of all workers."""
@@ -158,9 +162,10 @@ def json_ready(value: Any) -> Any:
 
 
 def first_time(logs: str) -> str:
-    """From when on the lines in a folder of logs are read; "" if there are none."""
-    try:
-        written = [entry.stat().st_mtime for entry in os.scandir(logs) if entry.is_file()]
-    except FileNotFoundError:
-        written = []
-    return utc(max(written) - LOG_S) if written else ""
+    """From when on the lines in a folder of logs are read; "" if there are none, or all are to be read."""
+    last = ""
+    for name in os.listdir(logs) if os.path.isdir(logs) else ():
+        with open(os.path.join(logs, name), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
+            last = max([last, *(stamp.decode() for stamp in STAMPS.findall(file.read()))])
+    return utc(seconds(last) - LOG_S) if last else ""

@@ -198,7 +198,7 @@ def labelled(labels: Labels) -> str:
 
 def escaped(value: str) -> str:
     """A label's value: names of runs are their users' texts."""
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", " ")
 
 
 def figure(value: float) -> str:

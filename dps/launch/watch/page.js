@@ -50,7 +50,7 @@ function duration(seconds) {
 }
 
 const clock = (at) => new Date(at * 1000).toLocaleTimeString("en-GB");
-const percent = (part, whole) => `${Math.round((100 * part) / whole)} %`;
+const percent = (part, whole) => `${Math.round((100 * part) / whole)}\u00a0%`;
 
 function table(box, columns, rows, empty) {
   if (!rows.length) return box.replaceChildren(made("p", { class: "empty" }, empty));
