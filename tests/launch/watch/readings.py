@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -59,6 +60,7 @@ def reading(
 @contextmanager
 def serving(path: str, metrics_token: str = "", port: int = 0) -> Iterator[WatchServer]:
     """The server of a page on the readings that its feed gets."""
+    os.makedirs(os.path.join(path, "logs"), exist_ok=True)
     with WatchServer(port, Feed(path), RunMetrics(), Access(metrics_token), "dps-run-4").serving() as server:
         yield server
 
