@@ -73,6 +73,7 @@ function ticks(low, high, wanted) {
 }
 
 // The range of an axis, where a value lies on it (0 to 1), and the values with a line. From 0, or by powers of ten.
+// Whole numbers have no lines between them.
 function scale(values, mayBeLog) {
   const low = Math.min(...values), high = Math.max(...values);
   if (mayBeLog && low > 0 && high / low > 50) {
@@ -83,7 +84,8 @@ function scale(values, mayBeLog) {
     return { at: (value) => (Math.log10(value) - from) / (to - from), lines, log: true };
   }
   const from = Math.min(0, low), to = high > from ? high + (high - from) * 0.08 : from + 1;
-  return { at: (value) => (value - from) / (to - from), lines: ticks(from, to, 4), log: false };
+  const lines = ticks(from, to, 4);
+  return { at: (value) => (value - from) / (to - from), lines: values.every(Number.isInteger) ? lines.filter(Number.isInteger) : lines, log: false };
 }
 
 function short(value) {
@@ -162,7 +164,7 @@ function drawCharts() {
   chart(charts.children[1], "Throughput", examples
     ? [{ of: "examples_per_s", name: "examples/s", colour: "one" }]
     : [{ of: "pushes_per_s", name: "pushes/s", colour: "one" }], marks, false);
-  chart(charts.children[2], "Staleness, in versions", [
+  chart(charts.children[2], "Staleness (versions)", [
     { of: "staleness", name: "most", colour: "two" }, { of: "mean_staleness", name: "mean", colour: "one" }], marks, false);
 }
 
@@ -281,7 +283,7 @@ function drawTables({ training, ps, tasks }) {
     values.applied ?? null, values.dropped ?? null, values.refused ?? null]);
   table(find("ps"), ["ps", "state", "step", "version", "bytes", "applied", "dropped", "refused"], servers, "No ps has told anything yet.");
   const saved = [...run.checkpoints].reverse().map((each) => [{ text: each.name }, { text: clock(each.seen) }]);
-  table(find("saved"), ["name", "first seen here"], saved, "None so far.");
+  table(find("saved"), ["name", "seen at"], saved, "None so far.");
   const published = [...(training.published ?? [])].reverse().map((each) => [each.number, { text: each.label || "–" }, each.step]);
   find("published-part").hidden = !published.length;
   table(find("published"), ["number", "label", "step"], published, "None so far.");
