@@ -10,7 +10,7 @@ from dps.launch.runs.reports import RunReader
 from dps.launch.runs.view import read_run
 from dps.launch.supervision.output import tell_if_slow
 from dps.launch.watch.access import Access, read_metrics_token
-from dps.launch.watch.feed import Feed
+from dps.launch.watch.feed import PageFeed
 from dps.launch.watch.metrics import RunMetrics
 from dps.launch.watch.server import HOST, WatchServer
 from dps.transport.clock import now, pause, wall
@@ -22,7 +22,7 @@ READ_S, ANSWER_S = 1.0, 2.0
 def watch_run(path: str, port: int, metrics_token_file: str | None) -> int:
     """Show the run in a folder as a page until Ctrl-C; returns the exit code. The page stays when the run is over."""
     token = read_metrics_token(metrics_token_file) if metrics_token_file else ""
-    feed, metrics = Feed(path), RunMetrics()
+    feed, metrics = PageFeed(path), RunMetrics()
     run = os.path.basename(path)
     try:
         with (
@@ -42,7 +42,7 @@ def watch_run(path: str, port: int, metrics_token_file: str | None) -> int:
         return 0
 
 
-def _read(path: str, reader: RunReader, feed: Feed, metrics: RunMetrics) -> bool:
+def _read(path: str, reader: RunReader, feed: PageFeed, metrics: RunMetrics) -> bool:
     """Read the run once; returns whether it is over."""
     reports = reader.read(read_run(path, wall()))
     metrics.add_reading(reports)

@@ -54,7 +54,7 @@ class Curves:
             self.thinned += 1
 
 
-class Feed:
+class PageFeed:
     """Turns readings of a run into what pages are sent. One thread adds readings; each page has another thread, which
     waits for them."""
 

@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 from dps.errors import ConfigError
 from dps.launch.watch import page
 from dps.launch.watch.access import Access, is_own_host
-from dps.launch.watch.feed import Feed
+from dps.launch.watch.feed import PageFeed
 from dps.launch.watch.metrics import TYPE, RunMetrics
 
 HOST = "127.0.0.1"
@@ -45,11 +45,11 @@ class WatchServer(ThreadingHTTPServer):
 
     daemon_threads, block_on_close = True, False
 
-    def __init__(self, port: int, feed: Feed, metrics: RunMetrics, access: Access, name: str) -> None:
+    def __init__(self, port: int, feed: PageFeed, metrics: RunMetrics, access: Access, name: str) -> None:
         self.feed, self.metrics, self.access, self.name = feed, metrics, access, name
         self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
         try:
-            super().__init__((HOST, port), Request)
+            super().__init__((HOST, port), PageRequest)
         except OSError as error:
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise
@@ -98,7 +98,7 @@ class WatchServer(ThreadingHTTPServer):
             self.server_close()
 
 
-class Request(BaseHTTPRequestHandler):
+class PageRequest(BaseHTTPRequestHandler):
     """One request."""
 
     server: WatchServer

@@ -12,7 +12,7 @@ from typing import Any
 from dps.launch.runs.reports import RunReports
 from dps.launch.runs.view import View
 from dps.launch.watch.access import Access
-from dps.launch.watch.feed import Feed
+from dps.launch.watch.feed import PageFeed
 from dps.launch.watch.metrics import RunMetrics
 from dps.launch.watch.server import WatchServer
 
@@ -61,7 +61,7 @@ def reading(
 def serving(path: str, metrics_token: str = "", port: int = 0) -> Iterator[WatchServer]:
     """The server of a page on the readings that its feed gets."""
     os.makedirs(os.path.join(path, "logs"), exist_ok=True)
-    with WatchServer(port, Feed(path), RunMetrics(), Access(metrics_token), "dps-run-4").serving() as server:
+    with WatchServer(port, PageFeed(path), RunMetrics(), Access(metrics_token), "dps-run-4").serving() as server:
         yield server
 
 

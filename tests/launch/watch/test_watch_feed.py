@@ -11,16 +11,16 @@ import pytest
 
 from dps.launch.runs.times import utc
 from dps.launch.watch import feed as feeds
-from dps.launch.watch.feed import CURVES, Curves, Feed, json_ready
+from dps.launch.watch.feed import CURVES, Curves, PageFeed, json_ready
 from dps.transport.clock import wall
 from tests.launch.watch.readings import of_ps, reading, session
 
 
-def feed_in(path: Path, lines: str = "") -> Feed:
+def feed_in(path: Path, lines: str = "") -> PageFeed:
     (path / "logs").mkdir()
     if lines:
         (path / "logs" / "worker.0.log").write_text(lines)
-    return Feed(str(path))
+    return PageFeed(str(path))
 
 
 def test_a_curve_of_a_long_run_has_few_points_evenly() -> None:
@@ -88,7 +88,7 @@ def test_lines_of_a_run_that_ended_long_ago_are_there(tmp_path: Path) -> None:
 
 
 def test_without_a_folder_of_logs_there_are_no_lines(tmp_path: Path) -> None:
-    feed = Feed(str(tmp_path / "none"))
+    feed = PageFeed(str(tmp_path / "none"))
     assert feed.whole()["lines"] == []
 
 

@@ -163,7 +163,7 @@ def test_a_port_that_is_taken_is_one_line_with_what_to_try(server: WatchServer, 
 
 def test_connections_are_few_and_one_that_says_nothing_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch_server, "MOST_CONNECTIONS", 3)
-    monkeypatch.setattr(watch_server.Request, "timeout", 0.3)
+    monkeypatch.setattr(watch_server.PageRequest, "timeout", 0.3)
     with serving(str(tmp_path)) as server:
         silent = [socket.create_connection(("127.0.0.1", server.port), timeout=20) for _ in range(4)]
         assert sum(each.recv(1) == b"" for each in silent) == 4  # one at once, three when they were silent for too long

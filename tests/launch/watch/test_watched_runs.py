@@ -6,7 +6,11 @@ import http.client
 import http.server
 import json
 import os
+import pty
 import re
+import select
+import shutil
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,7 +50,7 @@ def enter(url: str) -> tuple[int, str, str]:
     connection = http.client.HTTPConnection("127.0.0.1", parts.port or 0, timeout=20)
     connection.request("GET", f"/?{parts.query}")
     answer = connection.getresponse()
-    assert answer.status == 200
+    assert answer.status == 200, answer.status
     (path,) = re.findall(r"url=(/\w+/)", answer.read().decode())
     cookie = str(answer.getheader("Set-Cookie")).partition(";")[0]
     connection.close()
@@ -81,6 +85,37 @@ def test_a_run_of_one_task_is_shown_until_ctrl_c(
         folder.write(os.path.join(path, "state.json"), states | {"state": "SUCCEEDED", "exit_code": 0})
         ended = next(each for each in news if each["is_over"])
         assert ended["status"]["state"] == "SUCCEEDED" and ended["last"]["training"]["step"] == 2
+
+
+def test_enter_prints_another_address_and_ctrl_c_in_the_terminal_ends_it(one_task: dps.Session, tmp_path: Path) -> None:
+    own, theirs = pty.openpty()
+    command = [shutil.which("setsid") or "setsid", "--ctty", *watched.COMMAND, "watch", "1"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=watched.environ(tmp_path), stdin=theirs, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    try:
+        first = read_address(own)
+        os.write(own, b"\n")
+        second = read_address(own)
+        assert urlsplit(first).port == urlsplit(second).port
+        with pytest.raises(AssertionError, match="403"):
+            enter(first)
+        enter(second)
+        os.write(own, b"\x03")
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        os.close(own)
+
+
+def read_address(terminal: int) -> str:
+    """The next address that a terminal shows. Blocks."""
+    said = ""
+    while not (found := re.search(r"(http://127\S+)\r\n", said)):
+        assert select.select([terminal], [], [], 60)[0], said
+        said += os.read(terminal, 1).decode()
+    return found[1]
 
 
 def test_a_run_that_is_not_there_is_the_error_of_dps_status(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
