@@ -225,7 +225,7 @@ const taskOf = (row) => { const parts = row.task.split("."); return parts.length
 const isWorker = (row) => taskOf(row).startsWith("worker:");
 
 function drawLanes({ training, tasks }) {
-  const times = training.workers ?? {};
+  const times = Object.fromEntries(Object.entries(training.workers ?? {}).filter(([, own]) => own.recent.length));
   const workers = tasks.filter(isWorker);
   const spans = Object.values(times).map(({ recent }) => recent.reduce((sum, piece) => sum + piece.slice(1).reduce((a, b) => a + b, 0), 0));
   const span = Math.max(1e-6, ...spans);

@@ -139,6 +139,24 @@ def test_a_second_browser_without_the_cookie_sees_nothing(tab: Tab, tmp_path: Pa
     tab.errors = [error for error in tab.errors if "403" not in error]
 
 
+def test_the_address_works_from_a_link_of_another_site_but_its_requests_do_not(tab: Tab, tmp_path: Path) -> None:
+    with serving(str(tmp_path)) as server:
+        server.feed.add_reading(told(str(tmp_path), 1))
+        tab.go(f"data:text/html,<script>location = '{server.make_url()}'</script>")
+        tab.until(LIVE)
+        own = tab.look("location.href")
+        tab.go("data:text/html,<p>elsewhere</p>")
+        tab.until("document.body?.textContent === 'elsewhere'")
+        script = f"fetch('{own}save', {{credentials: 'include', mode: 'no-cors'}}).then((a) => a.type, () => 'refused')"
+        assert tab.look(script) in ("opaque", "refused")  # it may ask, and sees nothing
+        assert (
+            tab.look(f"fetch('{own}save', {{credentials: 'include'}}).then(() => 'read', () => 'refused')") == "refused"
+        )
+    tab.errors = [
+        error for error in tab.errors if "403" not in error and "CORS" not in error and "ERR_FAILED" not in error
+    ]
+
+
 def test_a_saved_page_opens_without_a_server_and_asks_for_nothing(tab: Tab, tmp_path: Path, times: str) -> None:
     with serving(str(tmp_path)) as server:
         for step in range(1, 4):

@@ -6,10 +6,13 @@ import math
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+import dps
 from dps.launch.runs import folder
+from dps.launch.runs.reports import RunReader
 from dps.launch.watch.metrics import FAMILIES, RunMetrics, Totals
 from tests.launch.watch.readings import EVIL, of_ps, reading, session
 
@@ -77,6 +80,37 @@ def test_no_counter_goes_back_over_rollbacks_losses_and_rejoining(tmp_path: Path
     assert before["dps_ps_pushes_total", (("ps", "ps:0"), ("result", "applied"))] == 9 + 1 + 14
     assert before["dps_steps_total", ()] == 9 + 18  # from 4 it has come to 22
     assert before["dps_chief_up", ()] == 0 and before["dps_run_state", (("state", "SUCCEEDED"),)] == 1
+
+
+def test_no_counter_goes_back_when_a_session_goes_back_to_a_checkpoint(tmp_path: Path) -> None:
+    metrics, view = RunMetrics(), reading(str(tmp_path), {}).view
+    with (
+        dps.Server.create_local_server() as server,
+        dps.Session(
+            server, {"w": np.zeros(300)}, optimizer=dps.optim.SGD(1.0), checkpoint_dir=str(tmp_path / "saved")
+        ) as session,
+        RunReader("a test", 20.0) as reader,
+    ):
+        view.values["chief"] = server.target
+
+        def push(times: int) -> Series:
+            for _ in range(times):
+                session.push({"w": np.ones(300)})
+            metrics.add_reading(reader.read(view))
+            return series(metrics)
+
+        push(4)
+        session.save()
+        before = push(3)
+        session.restore()
+        after = push(2)
+    assert (before["dps_step", ()], after["dps_step", ()]) == (7, 6)
+    assert (before["dps_run_epoch", ()], after["dps_run_epoch", ()]) == (1, 2)
+    assert before.keys() <= after.keys()
+    assert [key for key in before if key[0].endswith("_total") and after[key] < before[key]] == []
+    both = ("ps", "ps:0"), ("worker", "worker:0")
+    assert after["dps_session_pushes_total", both] == 9
+    assert after["dps_session_received_bytes_total", both] > before["dps_session_received_bytes_total", both] > 0
 
 
 def test_what_is_not_said_any_more_is_no_gauge(tmp_path: Path) -> None:
