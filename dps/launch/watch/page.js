@@ -191,7 +191,7 @@ function drawHead() {
   const when = status.since ? ` at ${new Date(status.since).toLocaleString("en-GB")}` : "";
   const code = isNumber(status.exit_code) ? `, exit code ${status.exit_code}` : "";
   ended.textContent = run.is_over
-    ? `The run has ended: ${status.state}${when}${code}${status.reason ? `. ${status.reason}` : ""}. All figures are the last ones.`
+    ? `The run has ended: ${status.state}${when}${code}${status.reason ? `. ${status.reason}` : ""}. ${run.points.length ? "All figures are the last ones." : "Nobody watched it: there are no figures of its training."}`
     : `The figures of the training are the last ones: ${run.trouble}`;
 }
 
@@ -216,7 +216,7 @@ function drawTiles({ training, tasks }) {
     ["examples/s", training.examples_per_s, 3], ["MB/s moved", moved, 3], ["workers", living],
     ["last checkpoint", training.saved ? training.saved_ago || training.saved : null],
   ];
-  const shown = tiles.filter(([name, value]) => value !== null || name === "step" || name === "loss");
+  const shown = tiles.filter(([name, value]) => isNumber(value) || value || name === "step" || name === "loss");
   find("tiles").replaceChildren(...shown.map(([name, value, digits]) =>
     made("div", { class: "tile", "data-figure": name }, made("b", {}, figure(value, digits)), made("span", {}, name))));
 }
@@ -311,6 +311,8 @@ function addLines(lines, anew) {
 
 function draw() {
   const last = told();
+  const nothing = run.is_over && !run.points.length;
+  for (const id of ["tiles", "charts", "workers-card", "ps-card", "saved-card"]) find(id).hidden = nothing;
   drawHead();
   drawWhy(last);
   drawTiles(last);

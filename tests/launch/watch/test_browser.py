@@ -157,6 +157,22 @@ def test_the_address_works_from_a_link_of_another_site_but_its_requests_do_not(t
     ]
 
 
+def test_a_run_that_was_over_before_has_its_end_its_tasks_and_its_log(tab: Tab, tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "worker.0.log").write_text("2020-01-01T00:00:00.000Z the last line\n")
+    with serving(str(tmp_path)) as server:
+        server.feed.add_reading(reading(str(tmp_path), {}, state="LOST"))
+        tab.go(server.make_url())
+        tab.until("document.getElementById('link')?.className === 'live'")
+        tab.until("document.getElementById('ended').textContent.startsWith('The run has ended: LOST')")
+        assert "Nobody watched it" in tab.look("document.getElementById('ended').textContent")
+        assert (
+            tab.look("document.getElementById('charts').hidden")
+            and [row[1] for row in rows(tab, "tasks")] == ["LOST"] * 4
+        )
+        assert "the last line" in tab.look("document.getElementById('log').textContent")
+
+
 def test_a_saved_page_opens_without_a_server_and_asks_for_nothing(tab: Tab, tmp_path: Path, times: str) -> None:
     with serving(str(tmp_path)) as server:
         for step in range(1, 4):
