@@ -14,7 +14,7 @@ from dps.variables.layout import Gradient, check_gradients, check_is_nested, spl
 from dps.variables.plan import Arena, Plan, ShardLayout, picker
 from dps.variables.tree import Nesting, leaves
 
-_shape, _dtype = operator.attrgetter("shape"), operator.attrgetter("dtype")
+_described = operator.attrgetter("__class__", "dtype", "shape")
 
 
 class Whole(Mapping[int, Gradient]):
@@ -42,11 +42,10 @@ class Whole(Mapping[int, Gradient]):
 
 def fit(plan: Plan, leaves: Sequence[object]) -> bool:
     """Whether these are arrays with the shapes and dtypes of the variables, in the order of the plan."""
-    return (
-        operator.countOf(map(type, leaves), np.ndarray) == len(leaves)
-        and tuple(map(_dtype, leaves)) == plan.dtypes
-        and all(map(operator.eq, map(_shape, leaves), plan.shapes))
-    )
+    try:
+        return tuple(map(_described, leaves)) == plan.described
+    except AttributeError:  # not even an array
+        return False
 
 
 def is_whole(layout: ShardLayout, gradients: Mapping[int, Gradient]) -> bool:
@@ -57,10 +56,11 @@ def is_whole(layout: ShardLayout, gradients: Mapping[int, Gradient]) -> bool:
 
 
 def gather(
-    plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient], run: Array, trained_only: bool = True
-) -> None:
-    """Copy dense gradients of all trained parts (or values of all parts) into a shard's run of bytes."""
-    for arena, values in zip(layout.arenas, layout.flats(run), strict=True):
+    plan: Plan, layout: ShardLayout, gradients: Mapping[int, Gradient], flats: Sequence[Array],
+    trained_only: bool = True,
+) -> None:  # fmt: skip
+    """Copy dense gradients of all trained parts (or values of all parts) into a shard's arenas, `flats` of a run."""
+    for arena, values in zip(layout.arenas, flats, strict=True):
         if arena.optimizer is not None or not trained_only:
             _lay(_sources(plan, arena, gradients), values)
 

@@ -53,6 +53,13 @@ class CargoMemory:
         self.bytes: Array = np.zeros(nbytes, np.uint8) if self.memory is None else self.memory.array
         self.reader: Request | None = None
         """The last push that was sent from it."""
+        self._cut: tuple[ShardLayout, list[Array]] | None = None
+
+    def flats(self, layout: ShardLayout) -> list[Array]:
+        """The arenas of a layout as flat arrays in it. Those of the last layout are kept."""
+        if self._cut is None or self._cut[0] is not layout:
+            self._cut = layout, layout.flats(self.bytes)
+        return self._cut[1]
 
     @property
     def in_use(self) -> bool:

@@ -79,11 +79,13 @@ class Loader:
     def run(self, peer: PsPeer, gradients: Mapping[int, Gradient]) -> CargoMemory:
         """A run with the gradients of all of a shard: the user's own run if they lie there, else a run to which they
         are copied."""
-        own = self._own_run(peer, gradients)
-        if own is not None and not own.in_use:
-            return own
-        run = self._take(peer, peer.layout.nbytes)
-        gather(self._connection.agreed.plan, peer.layout, gradients, run.bytes)
+        layout = peer.layout
+        if self._own:
+            own = self._own_run(peer, gradients)
+            if own is not None and not own.in_use:
+                return own
+        run = self._take(peer, layout.nbytes)
+        gather(self._connection.agreed.plan, layout, gradients, run.flats(layout))
         return run
 
     def _own_run(self, peer: PsPeer, gradients: Mapping[int, Gradient]) -> OwnRun | None:
@@ -92,12 +94,11 @@ class Loader:
     def _take(self, peer: PsPeer, nbytes: int) -> CargoMemory:
         """A run of at least `nbytes` that no push in flight uses. Its bytes are undefined."""
         runs = self._runs.get(peer.ps, [])
-        idle = [run for run in runs if not run.in_use]
-        for run in idle:
-            if len(run.bytes) >= nbytes and (run.memory is not None or not peer.lane.on):
+        for run in runs:
+            if not run.in_use and len(run.bytes) >= nbytes and (run.memory is not None or not peer.lane.on):
                 return run
         made = CargoMemory(self._connection.home.runtime, peer.lane, nbytes)
-        self._runs[peer.ps] = [run for run in runs if run not in idle] + [made]  # the idle ones are too small
+        self._runs[peer.ps] = [run for run in runs if run.in_use] + [made]  # the idle ones are too small
         return made
 
     def own_parts(self) -> list[Array]:

@@ -301,7 +301,7 @@ class Joining:
         for ps, layout in connection.agreed.plan.layouts.items():
             # mmap: the memory is zeroed, and goes back to the system. In malloc's heap it would leave a hole.
             run = np.frombuffer(mmap.mmap(-1, max(1, layout.nbytes)), np.uint8, layout.nbytes)
-            gather(connection.agreed.plan, layout, values, run, trained_only=False)
+            gather(connection.agreed.plan, layout, values, layout.flats(run), trained_only=False)
             for piece in layout.pieces(tuning.piece_nbytes):
                 arrays = tuple(run[offset : offset + n] for offset, n in piece)
                 message = Init(asked.epoch, layout.nbytes, [offset for offset, _ in piece], asked.opener, arrays)

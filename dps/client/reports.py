@@ -42,7 +42,8 @@ class Reports:
         """Whether a loss that is not finite was logged."""
         self._told_of_empty = False
         """Whether a push without a gradient was logged."""
-        self._last_at = session.runtime.now()
+        self._now = session.runtime.now
+        self._last_at = self._now()
         self.watch: MistakeWarnings | None = None
         """Looks at the first pushes of a session that trains."""
         self.replaced: MistakeWarnings | None = None
@@ -79,23 +80,22 @@ class Reports:
 
     def settled(self, result: Push, loss: Any) -> None:
         """A push has its result."""
-        session = self._session
         if self._surplus:
             self._surplus = give_back(self._surplus)
-        now = session.runtime.now()
+        now = self._now()
         number = None if loss is None else as_number(loss, "loss")
         if number is not None and not isfinite(number):
             self._not_finite(number, result.step)
         if telemetry.on_progress:
             telemetry.progress(
                 {
-                    "worker": session.name, "step": result.step, "loss": number,
+                    "worker": self._session.name, "step": result.step, "loss": number,
                     "accepted": result.accepted, "staleness": result.staleness, "seconds": now - self._last_at,
                 }
             )  # fmt: skip
         self._last_at = now
         self._pushed(result.step, number, now)
-        self._hooks.call_hooks("after_run", session, result, loss)
+        self._hooks.call_hooks("after_run", self._session, result, loss)
 
     def _not_finite(self, loss: float, step: int) -> None:
         """A loss is NaN or infinite: log a warning, once, unless a NanGuard handles it."""

@@ -186,11 +186,15 @@ class ThreadGuard:
         names = [thread.name for thread in threading.enumerate() if thread.ident == self.thread]
         return names[0] if names else f"thread {self.thread}"
 
-    def run(self, call: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call the function under the lock. Raises RuntimeError if another thread is in a call."""
+    def begin(self, call: str) -> None:
+        """Begin a call; `lock.release()` ends it. Raises RuntimeError if another thread is in a call."""
         if not self.lock.acquire(False):
             raise self.taken(call)
         self.call, self.thread = call, get_ident()
+
+    def run(self, call: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call the function under the lock. Raises RuntimeError if another thread is in a call."""
+        self.begin(call)
         try:
             return function(*args, **kwargs)
         finally:
@@ -214,6 +218,11 @@ def one_at_a_time(method: Callable[Concatenate[U, P], T]) -> Callable[Concatenat
 
     @wraps(method)
     def taking_turns(self: U, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._turns.run(call, method, self, *args, **kwargs)
+        turns = self._turns
+        turns.begin(call)
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            turns.lock.release()
 
     return taking_turns

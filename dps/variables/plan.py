@@ -87,9 +87,9 @@ class Plan:
         return tuple(np.dtype(spec.dtype) for spec in self.variables)
 
     @functools.cached_property
-    def shapes(self) -> list[tuple[int, ...]]:
-        """The shape of each variable."""
-        return [spec.shape for spec in self.variables]
+    def described(self) -> tuple[tuple[type, np.dtype[Any], tuple[int, ...]], ...]:
+        """Class, dtype and shape of an array for each variable."""
+        return tuple((np.ndarray, dtype, spec.shape) for dtype, spec in zip(self.dtypes, self.variables, strict=True))
 
     @functools.cached_property
     def is_split(self) -> bool:

@@ -48,7 +48,7 @@ def test_values_of_all_variables_are_gathered_each_in_its_place(plan: Plan) -> N
     for ps, layout in plan.layouts.items():
         for trained_only in (True, False):
             run = np.zeros(layout.nbytes, np.uint8)
-            gather(plan, layout, Whole(values), run, trained_only)
+            gather(plan, layout, Whole(values), layout.flats(run), trained_only)
             np.testing.assert_array_equal(run, laid_out(plan, ps, values, trained_only))
 
 
@@ -64,7 +64,7 @@ def test_very_many_small_variables_are_gathered_each_in_its_place(dtype: str, st
         values[1002] = np.arange(6).reshape(3, 2).T.astype(dtype_of(dtype), order="K")
         assert not values[1002].flags.c_contiguous
     run = np.zeros(plan.layouts[0].nbytes, np.uint8)
-    gather(plan, plan.layouts[0], Whole(values), run)
+    gather(plan, plan.layouts[0], Whole(values), plan.layouts[0].flats(run))
     for i, view in plan.layouts[0].views(run).items():
         assert view.shape == shapes[i] and view.tolist() == values[i].tolist()
 
