@@ -8,12 +8,12 @@ from statistics import fmean
 from typing import Any
 
 from dps.cluster.identity import DEFAULT_CHIEF
-from dps.errors import DeadlineExceeded, DpsError
+from dps.errors import DeadlineExceeded
 from dps.launch.commands.operating import StatusClient
-from dps.launch.runs import folder, request, table
-from dps.launch.runs.keeper import use_keys
+from dps.launch.runs import folder, table
+from dps.launch.runs.reports import RunReader, RunReports
 from dps.launch.runs.times import local
-from dps.launch.runs.view import View, find_live_runs, read_run
+from dps.launch.runs.view import find_live_runs, read_run
 from dps.launch.supervision.output import tell_if_slow
 from dps.messages.runs import RUN
 from dps.transport.clock import wall
@@ -44,42 +44,35 @@ def show_live(as_json: bool) -> int:
 def show_run(path: str, as_json: bool) -> int:
     """A run and its tasks."""
     view = read_run(path, wall())
-    training, trouble = training_now(view)
+    with RunReader("dps status", ANSWER_S) as reader, tell_if_slow(f"asks the chief of run {view.id} and its ps"):
+        reports = reader.read(view)
+    told = run_values(reports)
+    training = told["training"]
     if as_json:
-        table.print_json(view.as_dict() | {"training": training})
+        table.print_json(told)
         return 0
     values = view.values
     print(f"run {view.id} {view.asked.get('name', '')}: {view.state} since {local(values['since'])}")
     given = ", ".join(f"{name}={value}" for name, value in (view.asked.get("values") or {}).items())
-    told = {
+    lines = {
         "command": view.asked.get("command"), "values": given,
         "resumes": view.asked.get("resumes"), "chief": values["chief"], "output": view.asked.get("output"),
         "folder": view.path, "exit code": values["exit_code"], "reason": values["reason"],
-        "training": training_line(training) if training else trouble,
+        "training": training_line(training) if training else reports.trouble,
         "last checkpoint": training and checkpoint_text(training),
     }  # fmt: skip
-    for name, value in told.items():
+    for name, value in lines.items():
         if value not in (None, "", {}):
             print(f"{name}: {value}")
     print(table.text(table.TASK_COLUMNS, [table.task_row(view, name) for name in view.tasks]))
     return 0
 
 
-def training_now(view: View) -> tuple[dict[str, Any], str]:
-    """What chief and ps of a run say of its training, {} if it does not go on; or why they say nothing."""
-    address = "" if view.is_over else view.values["chief"]
-    if not address:
-        return {}, ""
-    use_keys(view.path, request.read_variables(view.path))
-    try:
-        with (
-            StatusClient(address, "dps status", ANSWER_S) as asking,
-            tell_if_slow(f"asks the chief of run {view.id} and its ps"),
-        ):
-            chief = asking.ask_chief()
-            return training_of(chief, asking.ask_ps(chief)), ""
-    except DpsError as error:
-        return {}, f"not known: {error}"
+def run_values(reports: RunReports) -> dict[str, Any]:
+    """A run as plain values: what `dps status ID --json` prints, and what the page of `dps watch` shows. `training` and
+    `ps` are {} if the run does not go on, or the chief says nothing."""
+    training = training_of(reports.chief, reports.ps) if reports.chief else {}
+    return reports.view.as_dict() | {"training": training, "ps": reports.ps}
 
 
 def training_of(chief: Mapping[str, Any], ps: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
