@@ -16,7 +16,7 @@ from dps.client.pulling import Pulls
 from dps.client.pushing import Pushes, PushOp
 from dps.client.transfers import copy_steadily
 from dps.messages.replies import Push
-from dps.messages.sessions import APPLIED, SHARED, Pull, Pushed, SharedValues
+from dps.messages.sessions import APPLIED, NOTHING, SHARED, Pull, Pushed, SharedValues
 from dps.messages.sessions import Push as PushMessage
 from dps.transport.wire import Array
 from dps.variables.layout import Gradient
@@ -145,10 +145,12 @@ class AtOnce:
     def _push(self, peer: PsPeer, memory: list[int], reads: bool) -> Made | None:
         """Send a push of gradients in shared memory; None if the ps did not apply it soon."""
         connection, pushes, ps = self._connection, self._pushes, peer.ps
+        times = pushes.times
         number, lend = pushes.numbers[ps] + 1, reads or connection.agreed.mode.has_stable_values
         message = PushMessage(
             connection.membership.epoch, number, connection.steps.local_step, pushes.pulled[ps], SHARED,
             peer.layout.gradient_nbytes, [], [memory, 0], 0, lend, peer.lane.all_released_below(),
+            times.take_told() if times.at >= times.due_at else NOTHING,
         )  # fmt: skip
         answer = self._ask(peer, message, prepares=reads)
         if not isinstance(answer, Pushed):

@@ -12,6 +12,7 @@ from dps.data.sources import ArraySource, FileSource, GeneratorSource
 from dps.data.stage import Cursor, Stage, State
 from dps.data.stages import BatchStage, Map, Repeat, RowNumbers, Shuffle, sharded
 from dps.errors import ConfigError
+from dps.process.telemetry import timed_read
 from dps.transport.current import runtime
 
 
@@ -36,13 +37,13 @@ class Iterator:
     def __init__(self, stage: Stage, epoch: int, at: State | None) -> None:
         self._epoch = epoch
         self._cursor: Cursor = stage.open_cursor(epoch, at)
-        self._rows = RowNumbers(self._cursor, stage.arrays)
+        self._rows, self._now = RowNumbers(self._cursor, stage.arrays), runtime().now
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
-        found = self._rows.read_examples(1)
+        found = timed_read(self._now, lambda: self._rows.read_examples(1))
         if not found:
             raise StopIteration
         return found[0]

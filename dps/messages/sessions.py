@@ -213,11 +213,16 @@ class Push(Message, kind=20, roles=WORKERS):
     """The asker can read the ps's memory and wants the values with the result: see `Pushed.lent`."""
     released: int = 0
     """As of Pull."""
+    times: list[Any] = NOTHING
+    """For the step ps, in some pushes: seconds for which the session's loop has read data, has computed and was in the
+    session's calls since the incarnation began, up to this push; and the session's timeout (0: none)."""
     arrays: tuple[Array, ...] = ()
 
     def compact(self) -> tuple[int, ...] | None:
         """The usual case: gradients of all of a shard, in memory that begins with them."""
-        if self.form != SHARED or self.offsets or self.arrays or len(self.parts) != 2 or self.parts[1] != 0:
+        if self.form != SHARED or self.times or self.offsets or self.arrays:
+            return None
+        if len(self.parts) != 2 or self.parts[1] != 0:
             return None
         if self.parts[0].__class__ is not list:
             return None

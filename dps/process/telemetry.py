@@ -1,12 +1,18 @@
-"""The reports of a run on itself: the log, and one progress row for each push."""
+"""The reports of a run on itself: the log, one progress row for each push, and what the time of a loop goes to."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from contextvars import ContextVar
+from math import isfinite
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
     import logging
+
+
+T = TypeVar("T")
 
 
 class _Log:
@@ -101,3 +107,78 @@ class LogThrottle:
     def end_wait(self) -> None:
         """End the current wait."""
         self._since = None
+
+
+_read_s: ContextVar[float] = ContextVar("dps_read_s", default=0.0)
+"""Seconds for which the running thread has read data. A thread that is started with a copy of this context goes on from
+the same number, and changes only its own."""
+
+
+def timed_read(now: Callable[[], float], read: Callable[[], T]) -> T:
+    """What `read()` returns. The time that it takes is reading data, for the session that this thread uses.
+
+    `now`: the runtime's clock. Of a reading inside another one the outer one counts.
+    """
+    before, began = _read_s.get(), now()
+    try:
+        return read()
+    finally:
+        _read_s.set(before + now() - began)
+
+
+TOLD_S = 0.05
+"""How often a session tells its sums, at most."""
+
+
+class LoopTimes:
+    """What the time of a session's loop goes to: reading data, computing, and the session's calls.
+
+    A loop is always in one of two places: in a call of its session (`inside_s`), or outside, where it reads data or
+    computes. `enter` and `leave` are called at each change. The code of hooks is outside. The sums grow from the last
+    `begin` on and never fall, so that a sum which is lost or told twice changes nothing. One thread at a time.
+    """
+
+    __slots__ = ("_now", "_outside_told", "_read_seen", "_thread", "at", "computed_s", "due_at", "inside_s",
+                 "outside_s", "patience_s", "read_s")  # fmt: skip
+
+    def __init__(self, now: Callable[[], float], patience_s: float) -> None:
+        """`now`: the runtime's clock. `patience_s`: the longest wait of the session's calls."""
+        self._now, self.patience_s = now, patience_s
+        self.begin()
+
+    def begin(self) -> None:
+        """The session has a new incarnation: all sums begin anew."""
+        self.at = self._now()
+        self.due_at = self.at + TOLD_S
+        self.inside_s = self.outside_s = self.read_s = self.computed_s = self._outside_told = 0.0
+        self._thread, self._read_seen = get_ident(), _read_s.get()
+
+    def enter(self) -> None:
+        """The loop enters a call, after it was outside."""
+        now = self._now()
+        self.outside_s += now - self.at
+        self.at = now
+
+    def leave(self) -> None:
+        """The loop leaves a call."""
+        now = self._now()
+        self.inside_s += now - self.at
+        self.at = now
+
+    def count_computed(self, seconds: float) -> None:
+        """So much of the time since the last change was computing. In the simulator a call of the session stands for
+        it."""
+        self.outside_s += seconds
+        self.at += seconds
+
+    def take_told(self) -> list[Any]:
+        """The sums up to the last change, as `Push.times` has them. What this thread has read since it told them last
+        was reading data. Call it when `due_at` has come."""
+        self.due_at = self.at + TOLD_S
+        outside_s, self._outside_told = self.outside_s - self._outside_told, self.outside_s
+        thread, seen = get_ident(), _read_s.get()
+        read_s = min(outside_s, max(0.0, seen - self._read_seen)) if thread == self._thread else 0.0
+        self._thread, self._read_seen = thread, seen
+        self.read_s += read_s
+        self.computed_s += outside_s - read_s
+        return [self.read_s, self.computed_s, self.inside_s, self.patience_s if isfinite(self.patience_s) else 0.0]

@@ -170,10 +170,13 @@ class PsActor(Actor):
         shard = self.shard
         if shard is None:
             return {"state": "waits for the chief"}
+        assert self._configuration is not None
+        by_pushes = sorted(ledgers, key=lambda ledger: ledger.done)  # of two sessions of a task the busier one is shown
         return {
             "state": "ready" if shard.is_ready else "filling", "epoch": shard.epoch, "step": shard.store.step,
             "version": shard.store.counter, "nbytes": shard.layout.data_nbytes, "leases": shard.store.leased(),
-            "sessions": {ledger.name: ledger.counters() for ledger in ledgers},
+            "sessions": {ledger.name: ledger.counters() for ledger in by_pushes},
+            "update": self._configuration.settings["update"], "standstill": shard.mode.standstill(),
             "waits": shard.mode.waiting_for(), "refused_messages": self.node.refused_messages, **shard.counts,
         }  # fmt: skip
 
@@ -253,6 +256,8 @@ class PsActor(Actor):
     def on_Push(self, message: Push, sender: Sender) -> None:
         shard = self._shard(message.epoch)
         ledger, number = shard.ledger(sender), message.number
+        if message.times:
+            ledger.record_times(message.times)
         if message.released:
             shard.reading.release_below(sender.incarnation, message.released)
         if shard.mode.at_once(message, ledger, sender):

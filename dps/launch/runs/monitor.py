@@ -10,6 +10,7 @@ from typing import Any
 from dps.errors import DpsError
 from dps.launch.commands.operating import StatusClient
 from dps.launch.runs import folder
+from dps.launch.runs.status import training_of
 from dps.launch.runs.view import View
 from dps.launch.supervision.output import full_name
 from dps.transport.clock import now
@@ -34,6 +35,8 @@ class Monitor:
         self._asking: StatusClient | None = None
         self._before: dict[tuple[str, ...], tuple[float, float]] = {}
         """The time and value of each counter's last reading."""
+        self.why = ""
+        """Why the training is slow or stands still, as of the last reading; "" if there is nothing to say."""
 
     def rows(self, view: View) -> list[dict[str, Any]]:
         """The rows of a run as it is now; None for what is not known. Blocks for up to some seconds if chief or ps do
@@ -87,7 +90,10 @@ class Monitor:
             self._asking = self._asking or StatusClient(address, "dps monitor", ANSWER_S)
             with contextlib.suppress(DpsError):
                 chief = self._asking.ask_chief()
-                return chief, {f"ps:{task}": values for task, values in self._asking.ask_ps(chief).items()}
+                ps = self._asking.ask_ps(chief)
+                self.why = training_of(chief, ps)["why"]
+                return chief, {f"ps:{task}": values for task, values in ps.items()}
+        self.why = ""
         return {}, {}
 
     def close(self) -> None:
