@@ -103,11 +103,12 @@ def sentence(
     slow = _slowest(recent)
     if slow is None:
         return ""
-    own, others = recent[slow].whole, [each.whole for name, each in recent.items() if name != slow]
-    usual_s = median(each.own_s for each in others)
-    kind, share = _cause(own, others)
+    others = [each for name, each in recent.items() if name != slow]
+    own, whole = recent[slow].whole, [each.whole for each in others]
+    usual_s = median(each.own_s for each in whole)
+    kind, share = _cause(recent[slow], whole)
     who = f"{_spoken(slow)} is {own.own_s / usual_s:.1f} times slower than the median, {share:.0%} of it {kind}"
-    return f"{who.replace('%', ' %')}; {_outlook(own, others, update)}"
+    return f"{who.replace('%', ' %')}; {_outlook(own, whole, update)}"
 
 
 def _still_s(recent: Mapping[str, Recent], whom: Sequence[str]) -> float:
@@ -132,15 +133,18 @@ def _slowest(recent: Mapping[str, Recent]) -> str | None:
     others = [each for name, each in recent.items() if name != slow]
     usual_s = median(each.whole.own_s for each in others)
     least_s = min(each.own_s for each in (recent[slow].whole, *recent[slow].halves))
-    return slow if least_s > 0 and least_s >= FACTOR * usual_s else None
+    return slow if usual_s > 0 and least_s >= FACTOR * usual_s else None
 
 
-def _cause(own: Worked, others: Sequence[Worked]) -> tuple[str, float]:
-    """What takes more time than in the others, by most, and its share of the worker's own time."""
-    kinds = [field for field in KINDS if field != "waited_s"]
-    more = {field: getattr(own, field) - median(getattr(each, field) for each in others) for field in kinds}
-    field = max(kinds, key=lambda kind: more[kind])
-    return KINDS[field], getattr(own, field) / own.own_s
+def _cause(slow: Recent, others: Sequence[Worked]) -> tuple[str, float]:
+    """What takes more time than in the others, by most, in both halves; and its share of the worker's own time."""
+
+    def more_s(kind: str) -> float:
+        usual_s = median(getattr(each, kind) for each in others)
+        return min(getattr(half, kind) for half in slow.halves) - usual_s
+
+    kind = max((kind for kind in KINDS if kind != "waited_s"), key=more_s)
+    return KINDS[kind], getattr(slow.whole, kind) / slow.whole.own_s
 
 
 def _outlook(own: Worked, others: Sequence[Worked], update: Mapping[str, Any]) -> str:
@@ -158,14 +162,13 @@ def expected_gain(own: Worked, others: Sequence[Worked], update: Mapping[str, An
     """How many times as many steps a second the run makes without a worker, where workers wait for each other.
 
     In sync and in local mode a step takes as long as the slowest of the workers that it waits for. In bounded mode
-    each worker's push is a step, and all go as fast as the slowest.
+    each worker's push is a step, and in the long run all go as fast as the slowest.
     """
     rest = sorted(each.own_s for each in others)
     if not rest or rest[-1] <= 0:
         return 1.0
     if update.get("mode") == "bounded":
-        now = sum(1 / each.step_s for each in (own, *others))
-        return len(rest) / rest[-1] / now
+        return len(rest) / (len(rest) + 1) * own.own_s / rest[-1]
     wanted = update.get("replicas_to_aggregate") or len(rest) + 1
     every = sorted([*rest, own.own_s])
     before, after = every[min(wanted, len(every)) - 1], rest[min(wanted, len(rest)) - 1]

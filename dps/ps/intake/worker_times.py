@@ -51,8 +51,8 @@ class WorkerTimes:
         self._told = 0.0, 0.0, 0.0
         self._waited_s = 0.0
         self._marks: deque[Sums] = deque()
-        """The sums at the ends of the last pieces, the oldest first. The first report begins the first piece: what came
-        before is the start of a program."""
+        """The sums at the ends of the last pieces, the oldest first. They begin after the first step, in which programs
+        and ps load and compile."""
 
     def record_report(self, told: Sequence[Any], steps: int, waited_s: float) -> None:
         """Take what came with a push. `steps`: how many earlier pushes have results; `waited_s`: how long they and the
@@ -76,7 +76,7 @@ class WorkerTimes:
     def _mark(self) -> None:
         """End a piece here, or make the last one longer."""
         marks, sums = self._marks, self.sums
-        if marks and sums.steps == marks[-1].steps:
+        if sums.steps == (marks[-1].steps if marks else 0):
             return
         if len(marks) > 1 and marks[-1].since(marks[-2]).total_s < PIECE_S:
             marks.pop()
