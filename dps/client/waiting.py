@@ -192,11 +192,12 @@ class ThreadGuard:
         if not self.lock.acquire(False):
             raise self.taken(call)
         self.call, self.thread = call, get_ident()
-        self.times.enter()
+        times = self.times
+        times.at = times.now()  # `enter`, and `leave` below
         try:
             return function(*args, **kwargs)
         finally:
-            self.times.leave()
+            times.inside_s += times.now() - times.at
             self.lock.release()
 
     def of(self, call: str, function: Callable[P, T]) -> Callable[P, T]:

@@ -110,20 +110,17 @@ class Chain:
         Raises HookError if a hook raises an exception. An error of dps keeps its class; its text begins with the name
         of the hook. StopIteration, and BaseExceptions such as Ctrl-C, are not changed.
         """
-        hooks = [*self._shared, *self.hooks] if self._shared else self.hooks
-        if not hooks:
-            return
-        if self._times is None:
-            self._call(hooks, method, arguments)
-            return
-        self._times.leave()
-        try:
-            self._call(hooks, method, arguments)
-        finally:
-            self._times.enter()
+        if self.hooks or self._shared:
+            if self._times is not None:
+                self._times.leave()
+            try:
+                self._call_each(method, arguments)
+            finally:
+                if self._times is not None:
+                    self._times.enter()
 
-    def _call(self, hooks: Sequence[Hook], method: str, arguments: tuple[Any, ...]) -> None:
-        for hook in hooks:
+    def _call_each(self, method: str, arguments: tuple[Any, ...]) -> None:
+        for hook in [*self._shared, *self.hooks]:
             try:
                 getattr(hook, method)(*arguments)
             except StopIteration:

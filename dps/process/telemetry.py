@@ -133,52 +133,51 @@ TOLD_S = 0.05
 class LoopTimes:
     """What the time of a session's loop goes to: reading data, computing, and the session's calls.
 
-    A loop is always in one of two places: in a call of its session (`inside_s`), or outside, where it reads data or
-    computes. `enter` and `leave` are called at each change. The code of hooks is outside. The sums grow from the last
-    `begin` on and never fall, so that a sum which is lost or told twice changes nothing. One thread at a time.
+    A loop is in a call of its session (`inside_s`), or outside, where it reads data or computes. `enter` and `leave` are
+    called in turn at each change, or what they do is written there, for it is a part of every step. The code of hooks
+    is outside. The sums grow from the last `begin` on and never fall, so that a sum which is lost or told twice changes
+    nothing. One thread at a time.
     """
 
-    __slots__ = ("_now", "_outside_told", "_read_seen", "_thread", "at", "computed_s", "due_at", "inside_s",
-                 "outside_s", "patience_s", "read_s")  # fmt: skip
+    __slots__ = (
+        "_began", "_outside_told", "_read_seen", "_thread", "at", "computed_s", "due_at", "inside_s", "now",
+        "patience_s", "read_s",
+    )  # fmt: skip
 
     def __init__(self, now: Callable[[], float], patience_s: float) -> None:
         """`now`: the runtime's clock. `patience_s`: the longest wait of the session's calls."""
-        self._now, self.patience_s = now, patience_s
+        self.now, self.patience_s = now, patience_s
         self.begin()
 
     def begin(self) -> None:
         """The session has a new incarnation: all sums begin anew."""
-        self.at = self._now()
+        self._began = self.at = self.now()
         self.due_at = self.at + TOLD_S
-        self.inside_s = self.outside_s = self.read_s = self.computed_s = self._outside_told = 0.0
+        self.inside_s = self.read_s = self.computed_s = self._outside_told = 0.0
         self._thread, self._read_seen = get_ident(), _read_s.get()
 
     def enter(self) -> None:
-        """The loop enters a call, after it was outside."""
-        now = self._now()
-        self.outside_s += now - self.at
-        self.at = now
+        """The loop enters a call."""
+        self.at = self.now()
 
     def leave(self) -> None:
         """The loop leaves a call."""
-        now = self._now()
-        self.inside_s += now - self.at
-        self.at = now
+        self.inside_s += self.now() - self.at
 
     def count_computed(self, seconds: float) -> None:
-        """So much of the time since the last change was computing. In the simulator a call of the session stands for
+        """So much of the time since the loop has entered the call was computing. In the simulator a call stands for
         it."""
-        self.outside_s += seconds
         self.at += seconds
 
     def take_told(self) -> list[Any]:
-        """The sums up to the last change, as `Push.times` has them. What this thread has read since it told them last
-        was reading data. Call it when `due_at` has come."""
+        """The sums up to the last `enter`, as `Push.times` has them. What this thread has read since it told them last
+        was reading data. Call it in a call of the session, when `due_at` has come."""
         self.due_at = self.at + TOLD_S
-        outside_s, self._outside_told = self.outside_s - self._outside_told, self.outside_s
+        outside_s = self.at - self._began - self.inside_s
+        new_s, self._outside_told = max(0.0, outside_s - self._outside_told), max(outside_s, self._outside_told)
         thread, seen = get_ident(), _read_s.get()
-        read_s = min(outside_s, max(0.0, seen - self._read_seen)) if thread == self._thread else 0.0
+        read_s = min(new_s, max(0.0, seen - self._read_seen)) if thread == self._thread else 0.0
         self._thread, self._read_seen = thread, seen
         self.read_s += read_s
-        self.computed_s += outside_s - read_s
+        self.computed_s += new_s - read_s
         return [self.read_s, self.computed_s, self.inside_s, self.patience_s if isfinite(self.patience_s) else 0.0]

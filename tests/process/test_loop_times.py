@@ -41,9 +41,9 @@ def test_time_outside_of_calls_is_computing_but_for_what_the_thread_reads() -> N
     clock.pass_time(2.0)
     times.enter()
     clock.pass_time(4.0)
+    assert told(times) == [1.0, 2.0, 0.0]  # up to the beginning of the call
     times.leave()
     clock.pass_time(8.0)
-    assert told(times) == [1.0, 2.0, 4.0]  # up to the last change, which was the end of the call
     times.enter()
     assert told(times) == [1.0, 10.0, 4.0]
 
@@ -62,6 +62,7 @@ def test_a_hook_is_a_part_of_the_program_and_may_call_the_session() -> None:
     times.enter()  # the hook ends
     clock.pass_time(16.0)
     times.leave()
+    times.enter()
     assert told(times) == [0.0, 10.0, 21.0]
 
 

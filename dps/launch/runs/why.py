@@ -59,10 +59,18 @@ class Recent(NamedTuple):
     halves: tuple[Worked, Worked]
 
     @classmethod
-    def of(cls, pieces: Sequence[Sequence[float]]) -> Recent | None:
-        """None if they are too few, or take too little time."""
-        pieces = [piece for piece in pieces if piece[0] > 0]
-        steps, seconds = (sum(piece[0] for piece in pieces), sum(sum(piece[1:]) for piece in pieces))
+    def of(cls, pieces: Sequence[Sequence[float]], steps_each: int = 1) -> Recent | None:
+        """Of as few of the last pieces as have enough steps and time; None if all of them have too little.
+        `steps_each`: what a step counts for, in local mode the steps of a round."""
+        chosen: list[Sequence[float]] = []
+        steps = seconds = 0.0
+        for piece in reversed(pieces):
+            if steps >= LEAST_STEPS and seconds >= LEAST_S and len(chosen) > 1:
+                break
+            if piece[0] > 0:
+                chosen.insert(0, piece)
+                steps, seconds = steps + piece[0] * steps_each, seconds + sum(piece[1:])
+        pieces = chosen
         if steps < LEAST_STEPS or seconds < LEAST_S or len(pieces) < 2:
             return None
         ends = list(accumulate(sum(piece[1:]) for piece in pieces))
@@ -96,7 +104,8 @@ def sentence(
     if away:
         return _sentence(["the chief"], list(away), max(since for since, _ in away.values()),
                          min(until for _, until in away.values()))  # fmt: skip
-    found = {name: Recent.of(times["recent"]) for name, times in workers.items()}
+    steps_each = update["steps"] if update.get("mode") == "local" else 1
+    found = {name: Recent.of(times["recent"], steps_each) for name, times in workers.items()}
     recent = {name: each for name, each in found.items() if each is not None}
     if waits and waits["since_s"] >= _still_s(recent, waits["for"]):
         return _sentence(waits["who"], waits["for"], waits["since_s"], waits["until_s"])

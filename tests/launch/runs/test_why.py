@@ -88,6 +88,17 @@ def test_of_fewer_than_ten_steps_or_two_seconds_nothing_is_said(pieces: list[lis
     assert sentence(four({"recent": pieces}, worker(0.0, 0.01, 0.0, pieces=400)), SYNC) == ""
 
 
+def test_in_local_mode_the_steps_of_a_round_count() -> None:
+    rounds, usual = worker(0.0, 8.0, 0.0, pieces=3), worker(0.0, 2.0, 0.0, waited=6.0, pieces=3)
+    assert "without it 4.0 times more steps/s" in sentence(four(rounds, usual), LOCAL)
+    assert sentence(four(rounds, usual), LOCAL | {"steps": 3}) == ""
+
+
+def test_of_many_pieces_the_last_ones_count() -> None:
+    paced = {"recent": [[1, 0.0, 1.0, 0.0, 0.0]] * 12 + [[1, 0.0, 4.0, 0.0, 0.0]] * 10}
+    assert "4.0 times slower" in sentence(four(paced, worker(0.0, 1.0, 0.0)), SYNC)
+
+
 def test_one_long_pause_makes_no_slow_worker() -> None:
     paused = {"recent": [[1, 0.0, 0.2, 0.0, 0.0]] * 9 + [[1, 0.0, 5.0, 0.0, 0.0]] + [[1, 0.0, 0.2, 0.0, 0.0]] * 2}
     assert sentence(four(paused, worker(0.0, 0.2, 0.0)), SYNC) == ""
@@ -166,5 +177,5 @@ def test_the_gain_is_that_of_a_run_of_even_steps(own: list[float], update: dict[
 
 
 def test_halves_of_the_last_steps_take_about_as_long() -> None:
-    found = Recent.of([[1, 0.0, 1.0, 0.0, 0.0]] * 6 + [[10, 0.0, 3.0, 0.0, 0.0]] * 2)
-    assert found is not None and [half.steps for half in found.halves] == [6, 20]
+    found = Recent.of([[1, 0.0, 1.0, 0.0, 0.0]] * 6 + [[2, 0.0, 1.5, 0.0, 0.0]] * 4)
+    assert found is not None and [half.steps for half in found.halves] == [4, 6]
