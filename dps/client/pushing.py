@@ -142,6 +142,8 @@ class Pushes:
     """The pushes of a session: their numbers, those on their way, and what the session knows from their results.
 
     `settled` is called once for each push that has a result and was not refused, in their order.
+
+    More than 12 attributes: a session's parts that a push uses, and what is to be remembered of pushes.
     """
 
     def __init__(
@@ -160,7 +162,7 @@ class Pushes:
     def _begin_epoch(self) -> None:
         self.acknowledged = 0
         self._connection.steps.begin_numbers()
-        self.times.begin()
+        self.times.begin_sums()
         self.numbers = dict.fromkeys(self._connection.agreed.plan.ps, 0)
         self.pulled = dict.fromkeys(self._connection.agreed.plan.ps, -1)
         """The version of each shard that the last pull read, from which the next push is computed."""

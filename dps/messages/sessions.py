@@ -196,7 +196,9 @@ class Push(Message, kind=20, roles=WORKERS):
     In PARTS `how` is DENSE or ROWS (an array of row numbers, int32 or int64, comes first). The values are the next
     array, or where `place` says, which is a memory of the sender's and an offset in it, or empty. PACKED: the next
     array is bytes, `place` the form of `dps.variables.packed` that they have. VALUE: values as of DENSE, which the
-    part, trained or not, is set to after the gradients; outside of sync mode a push of these alone is no step."""
+    part, trained or not, is set to after the gradients; outside of sync mode a push of these alone is no step.
+
+    More than 12 attributes: what is in each message of a push, and what one may bring along."""
 
     epoch: int
     number: int

@@ -133,10 +133,10 @@ TOLD_S = 0.05
 class LoopTimes:
     """What the time of a session's loop goes to: reading data, computing, and the session's calls.
 
-    A loop is in a call of its session (`inside_s`), or outside, where it reads data or computes. `enter` and `leave` are
-    called in turn at each change, or what they do is written there, for it is a part of every step. The code of hooks
-    is outside. The sums grow from the last `begin` on and never fall, so that a sum which is lost or told twice changes
-    nothing. One thread at a time.
+    A loop is in a call of its session (`inside_s`), or outside, where it reads data or computes. `enter` and `leave`
+    are called in turn at each change, or what they do is written there, for it is a part of every step. The code of
+    hooks is outside. The sums grow from the last `begin_sums` on and never fall, so that a sum which is lost or told
+    twice changes nothing. One thread at a time.
     """
 
     __slots__ = (
@@ -147,9 +147,9 @@ class LoopTimes:
     def __init__(self, now: Callable[[], float], patience_s: float) -> None:
         """`now`: the runtime's clock. `patience_s`: the longest wait of the session's calls."""
         self.now, self.patience_s = now, patience_s
-        self.begin()
+        self.begin_sums()
 
-    def begin(self) -> None:
+    def begin_sums(self) -> None:
         """The session has a new incarnation: all sums begin anew."""
         self._began = self.at = self.now()
         self.due_at = self.at + TOLD_S

@@ -41,7 +41,7 @@ from dps.messages.sessions import (
     Release,
     Report,
 )
-from dps.ps.intake.intake import IntakeState, Staged
+from dps.ps.intake.intake import Intake, IntakeState, Staged
 from dps.ps.intake.ledger import Ledger
 from dps.ps.intake.receiving import receive
 from dps.ps.modes.asynchronous import AsyncMode, BoundedMode
@@ -271,10 +271,15 @@ class PsActor(Actor):
                 shard.mode.accept_push(came, sender)
                 if (key := (sender.incarnation, number)) in shard.credits.held:
                     self._return_credit(shard, key)
-            elif came.state is IntakeState.LOST:
-                self.node.answer(sender, PushMissing(number))
             else:
-                shard.credits.record_piece((sender.incarnation, number), came.ranges.nbytes, self.node.runtime.now())
+                self._record_piece(shard, came, number, sender)
+
+    def _record_piece(self, shard: Shard, intake: Intake, number: int, sender: Sender) -> None:
+        """A push is not complete yet, or pieces of it are lost."""
+        if intake.state is IntakeState.LOST:
+            self.node.answer(sender, PushMissing(number))
+        else:
+            shard.credits.record_piece((sender.incarnation, number), intake.ranges.nbytes, self.node.runtime.now())
 
     def on_PushStatus(self, message: PushStatus, sender: Sender) -> None:
         shard = self._shard(message.epoch)

@@ -14,9 +14,9 @@ from dps.launch.runs.status import training_of
 from dps.transport.current import runtime
 from dps.transport.sockets.endpoint import ZmqEndpoint
 
-PIECE_S = 0.02
+PIECE_S = 0.03
 """What each of reading, computing and the link takes in a worker that is not slow."""
-NBYTES = 1 << 20
+NBYTES = 1 << 17
 
 
 class Order(NamedTuple):

@@ -130,7 +130,7 @@ def test_a_new_incarnation_begins_anew_and_what_was_read_before_is_not_its() -> 
     read(clock, 1.0)
     times.enter()
     clock.pass_time(1.0)
-    times.begin()
+    times.begin_sums()
     clock.pass_time(2.0)
     times.leave()
     read(clock, 4.0)

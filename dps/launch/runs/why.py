@@ -149,8 +149,8 @@ def _cause(slow: Recent, others: Sequence[Worked]) -> tuple[str, float]:
     """What takes more time than in the others, by most, in both halves; and its share of the worker's own time."""
 
     def more_s(kind: str) -> float:
-        usual_s = median(getattr(each, kind) for each in others)
-        return min(getattr(half, kind) for half in slow.halves) - usual_s
+        usual_s: float = median(getattr(each, kind) for each in others)
+        return min(float(getattr(half, kind)) for half in slow.halves) - usual_s
 
     kind = max((kind for kind in KINDS if kind != "waited_s"), key=more_s)
     return KINDS[kind], getattr(slow.whole, kind) / slow.whole.own_s

@@ -17,7 +17,7 @@ PIECE_S = 0.25
 MOST_S = 1e9
 
 
-class Sums(NamedTuple):
+class LoopSums(NamedTuple):
     """Steps, and seconds for which the loop has read data, has computed, has moved values and gradients, and has waited
     for other workers."""
 
@@ -31,10 +31,10 @@ class Sums(NamedTuple):
     def total_s(self) -> float:
         return sum(self[1:])
 
-    def since(self, before: Sums) -> Sums:
+    def since(self, before: LoopSums) -> LoopSums:
         """What was added since then."""
         seconds = [now - then for now, then in zip(self[1:], before[1:], strict=True)]
-        return Sums(self.steps - before.steps, *seconds)
+        return LoopSums(self.steps - before.steps, *seconds)
 
 
 class WorkerTimes:
@@ -45,12 +45,12 @@ class WorkerTimes:
     """
 
     def __init__(self) -> None:
-        self.sums = Sums()
+        self.sums = LoopSums()
         self.patience_s = 0.0
         """The session's timeout; 0: none."""
         self._told = 0.0, 0.0, 0.0
         self._waited_s = 0.0
-        self._marks: deque[Sums] = deque()
+        self._marks: deque[LoopSums] = deque()
         """The sums at the ends of the last pieces, the oldest first. They begin after the first step, in which programs
         and ps load and compile."""
 
@@ -68,7 +68,7 @@ class WorkerTimes:
         in_calls = calls_s - before[2]
         waited = min(in_calls, max(0.0, waited_s - self._waited_s))  # a push may also wait while its loop computes
         self._told, self._waited_s = (read_s, computed_s, calls_s), max(self._waited_s, waited_s)
-        self.sums = Sums(
+        self.sums = LoopSums(
             max(steps, sums.steps), read_s, computed_s, sums.moved_s + (in_calls - waited), sums.waited_s + waited
         )
         self._mark()
@@ -90,7 +90,7 @@ class WorkerTimes:
         return {**self.sums._asdict(), "recent": pieces}
 
 
-def _is_enough(piece: Sums) -> bool:
+def _is_enough(piece: LoopSums) -> bool:
     return piece.steps >= LEAST_STEPS and piece.total_s >= LEAST_S
 
 

@@ -71,7 +71,7 @@ def test_each_cause_is_named_within_ten_steps_or_two_seconds(update: str, slow: 
         if update == "async":
             return
         runtime().sleep(2.0)
-        promised = float(watch.ask()["why"].partition("without it ")[2].partition(" ")[0])
+        promised = float(named(watch)["why"].partition("without it ")[2].partition(" ")[0])
         before = watch.rate(4.0)
         (tmp_path / "leaves").touch()
         runtime().sleep(1.5)
