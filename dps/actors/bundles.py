@@ -48,6 +48,12 @@ class Outbox:
         if len(waiting) >= self._together:
             self._send(route, waiting)
 
+    def send_message(self, route: Route, envelope: Envelope) -> None:
+        """Send all queued messages and then this one, which waits for no other. Raises as `queue_message`."""
+        self.flush()
+        header, arrays = encode(envelope)
+        self._endpoint.send(route, header, arrays)
+
     def flush(self) -> None:
         """Send all queued messages."""
         if self._waiting:

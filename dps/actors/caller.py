@@ -49,9 +49,10 @@ class Caller:
         """Addresses whose connection is broken, and since when, on the clock of `now`."""
         self.reached: set[str] = set()
         """Addresses with which there has been a connection."""
-        self._posted = 0
-        """The number of the posted request that has no answer yet."""
-        self._heard: Message | None = None
+        self._heard: dict[int, Message | None] = {}
+        """The first answers to posted requests that somebody waits for, by number; None: it is to come."""
+        self._to_come = 0
+        """How many of those are to come."""
 
     def now(self) -> float:
         """Monotonic seconds, without those in which this process was stopped: the clock of all deadlines here."""
@@ -87,21 +88,22 @@ class Caller:
     def post(self, to: Ref, message: Message) -> int:
         """Send a request at once and never again; returns its number, for `hear`. Does not block."""
         number = self._requests.take_number()
-        self._outbox.queue_message(to.address, Envelope(message, to.actor, number, self.name, self.incarnation))
-        self._outbox.flush()
+        self._outbox.send_message(to.address, Envelope(message, to.actor, number, self.name, self.incarnation))
         return number
 
-    def hear(self, number: int, wait_s: float) -> Message | None:
-        """The first answer to the posted request of this number; None if none comes in time. Blocks up to `wait_s`."""
-        self._posted, self._heard = number, None
+    def hear(self, numbers: Sequence[int], wait_s: float) -> list[Message | None]:
+        """The first answer to each of these posted requests; None for one that does not come in time. Blocks up to
+        `wait_s`."""
+        heard = self._heard = dict.fromkeys(numbers)
+        self._to_come = len(heard)
         deadline = self._time.now() + wait_s
         try:
-            while self._heard is None and wait_s > 0:
+            while self._to_come and wait_s > 0:
                 self.turn(wait_s)
                 wait_s = deadline - self._time.received_at
-            return self._heard
+            return list(heard.values())
         finally:
-            self._posted, self._heard = 0, None
+            self._heard = {}
 
     @property
     def next_number(self) -> int:
@@ -214,10 +216,12 @@ class Caller:
     def _feed_answer(self, envelope: Envelope, now: float) -> None:
         if envelope.actor:
             return
-        if envelope.request == self._posted and self._heard is None:
-            self._heard = envelope.message
-        else:
-            self._requests.feed_answer(envelope.request, envelope.message, now)
+        number = envelope.request
+        if number not in self._heard:
+            self._requests.feed_answer(number, envelope.message, now)
+        elif self._heard[number] is None:
+            self._heard[number] = envelope.message
+            self._to_come -= 1
 
 
 def _nothing() -> None:

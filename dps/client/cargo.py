@@ -116,12 +116,17 @@ class RunCargo(Cargo):
     def messages(self) -> list[Push]:
         layout, memory = self.peer.layout, self.memory
         if memory is not None:
-            return [self.about.push(SHARED, layout.gradient_nbytes, [], [memory.name, 0])]
+            return shared_message(layout, memory.name, self.about)
         return run_pieces(layout, self.run.bytes, self.piece_nbytes, self.about)
 
     @property
     def in_pieces(self) -> bool:
         return self.memory is None
+
+
+def shared_message(layout: ShardLayout, memory: list[int], about: About) -> list[Push]:
+    """The message of a push whose run begins shared memory."""
+    return [about.push(SHARED, layout.gradient_nbytes, [], [memory, 0])]
 
 
 def run_pieces(layout: ShardLayout, run: Array, piece_nbytes: int, about: About) -> list[Push]:

@@ -184,11 +184,17 @@ class Pushes:
         """A run with the gradients of all of a shard; None if some are missing, or are not dense."""
         return self._loader.run(peer, gradients) if is_whole(peer.layout, gradients) else None
 
-    def made(self, ps: int, number: int, step: int) -> None:
-        """A push of this number was made in one round trip."""
+    def check(self, gradients: Mapping[int, Gradient]) -> None:
+        """Raise ValueError for NaN and infinite values if the ps cannot refuse the push as one."""
+        self._loader.check(gradients)
+
+    def made(self, ps: Iterable[int], number: int, step: int) -> None:
+        """The next push to each of these ps was made in one round trip. `number`: of that to the step ps; `step`: the
+        one that it made."""
         self._connection.steps.pushed(number, step)
         self.acknowledged += 1
-        self.numbers[ps] = number
+        for one in ps:
+            self.numbers[one] += 1
 
     def start(
         self, gradients: Mapping[int, Gradient], loss: Any, timeout: float | None, lend: bool = False
@@ -205,7 +211,7 @@ class Pushes:
         """Check gradients, and gather what each ps gets of them and of the assigned `values`. Blocks while the send
         window is full. `lend`: a ps on this machine may lend values with its result."""
         connection = self._connection
-        self._loader.check(gradients)
+        self.check(gradients)
         clock = self._make_room(timeout)
         found: dict[int, Cargo] = {}
         operation = PushOp(connection, found, loss)

@@ -187,17 +187,21 @@ class ThreadGuard:
         names = [thread.name for thread in threading.enumerate() if thread.ident == self.thread]
         return names[0] if names else f"thread {self.thread}"
 
-    def run(self, call: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call the function under the lock. Raises RuntimeError if another thread is in a call."""
+    def begin(self, call: str) -> None:
+        """Begin a call; `times.leave()` and `lock.release()` end it. Raises RuntimeError if another thread is in a
+        call."""
         if not self.lock.acquire(False):
             raise self.taken(call)
-        self.call, self.thread = call, get_ident()
-        times = self.times
-        times.at = times.now()  # `enter`, and `leave` below
+        self.call, self.thread, times = call, get_ident(), self.times
+        times.at = times.now()  # `enter`
+
+    def run(self, call: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call the function under the lock. Raises RuntimeError if another thread is in a call."""
+        self.begin(call)
         try:
             return function(*args, **kwargs)
         finally:
-            times.inside_s += times.now() - times.at
+            self.times.leave()
             self.lock.release()
 
     def of(self, call: str, function: Callable[P, T]) -> Callable[P, T]:
@@ -218,6 +222,13 @@ def one_at_a_time(method: Callable[Concatenate[U, P], T]) -> Callable[Concatenat
 
     @wraps(method)
     def taking_turns(self: U, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._turns.run(call, method, self, *args, **kwargs)
+        turns = self._turns
+        turns.begin(call)
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            times = turns.times
+            times.inside_s += times.now() - times.at  # `leave`
+            turns.lock.release()
 
     return taking_turns

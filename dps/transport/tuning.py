@@ -237,8 +237,9 @@ class Tuning:
     piece_s: float = 0.01
     """Messages are shorter on a connection that needs longer for one, s. While gradients and values move at once, the
     first and the last message each move alone; a message costs both ends 0.1 ms."""
-    shard_nbytes: int = 1 << 10
-    """Shards from this size on are shared with the sessions on a ps's machine."""
+    shard_nbytes: int = 1
+    """Shards from this size on are shared with the sessions on a ps's machine. A shard of biases counts, too: sessions
+    ask several ps in one round trip only if all share."""
     shared_nbytes: int = 1 << 16
     """Rows and single gradients from this size on also go through shared memory; smaller ones go in messages."""
     small_nbytes: int = 1 << 20

@@ -199,8 +199,8 @@ class Direct:
             route = self.peers.heard(name)
             if route is None:  # a stranger, or a socket without a name or with one that is no path
                 continue
-            if nbytes > 6 and self._buffer[:6] == _ALONE.pack(1, nbytes - 6):
-                return Delivery(route, bytes(self._buffer[6:nbytes]), [])
+            if nbytes > _ALONE.size and _ALONE.unpack_from(self._buffer) == (1, nbytes - _ALONE.size):
+                return Delivery(route, bytes(self._buffer[_ALONE.size : nbytes]), [])
             parts = _parts(self._buffer, nbytes)
             if parts is not None:
                 return Delivery(route, parts[0], [memoryview(part) for part in parts[1:]])

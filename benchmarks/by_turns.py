@@ -1,0 +1,196 @@
+"""Two commits at the same time, in short bursts by turns: for differences of a few percent on a noisy machine.
+
+    python benchmarks/by_turns.py main~5 HEAD                  # 150 rounds of everything
+    python benchmarks/by_turns.py v1 HEAD --rounds 400 --works push --elements 100000
+
+`benchmarks/two_commits.py` runs one commit after the other, so a machine that changes its speed within seconds shows
+as a difference of the commits. Here both clusters live at once, each with its ps and the workers that the work needs,
+and only one of them works at a time: a round is a burst of calls with one commit and a burst with the other; who goes
+first alternates. A ratio is the time of BASE over the time of HEAD in one round: above 1, HEAD is faster. The table
+shows the median ratio, the middle half of all rounds, and the median time of a call.
+
+Works: push, step, and pull with push, asynchronous, SGD; sync, a synchronous step of two workers. Each ps, on this
+machine, has one variable of float32 of --elements.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+ROOT = Path(__file__).resolve().parent.parent
+WORKS = ("push", "step", "pull and push", "sync")
+UNCOUNTED = 5
+"""The first rounds, in which kernels are compiled and caches filled."""
+START_S = 120.0
+
+
+# -- in a process of one commit -----------------------------------------------------------------------------------
+
+
+def serve(folder: str, kind: str, ps: int, elements: int, bursts: int, calls: int) -> None:
+    """A cluster of the dps that is imported. Blocks until all bursts are made."""
+    import dps
+
+    with dps.LocalCluster(ps=ps, workers=2 if kind == "sync" else 1, processes=True) as local:
+        local.run(train, folder, kind, ps, elements, bursts, calls).wait()
+
+
+def train(server: Any, folder: str, kind: str, ps: int, elements: int, bursts: int, calls: int) -> None:
+    """One worker. The first one makes a burst for each line that it is sent, and answers with the seconds of a call;
+    a second one makes as many steps."""
+    import numpy as np
+
+    import dps
+
+    params = {f"w{at}": np.zeros(elements, np.float32) for at in range(ps)}
+    grads = {name: np.full(elements, 1e-6, np.float32) for name in params}
+    update = "sync" if kind == "sync" else "async"
+    with dps.Session(server, params, optimizer=dps.optim.SGD(0.1), update=update) as session:
+        if server.task != 0:
+            for _ in range(bursts * calls):
+                session.step(grads)
+            return
+
+        def both() -> None:
+            session.pull()
+            session.push(grads)
+
+        works: dict[str, Callable[[], object]] = {
+            "push": lambda: session.push(grads), "step": lambda: session.step(grads), "pull and push": both,
+            "sync": lambda: session.step(grads),
+        }  # fmt: skip
+        with open(f"{folder}/asked") as asked, open(f"{folder}/told", "w", buffering=1) as told:
+            for line in asked:
+                call = works[line.strip()]
+                began = time.perf_counter()
+                for _ in range(calls):
+                    call()
+                print((time.perf_counter() - began) / calls, file=told)
+
+
+# -- over both commits --------------------------------------------------------------------------------------------
+
+
+class Served:
+    """The cluster of one commit, in processes of its own."""
+
+    def __init__(self, tree: Path, folder: Path, kind: str, *numbers: int) -> None:
+        """`numbers`: as of `serve`, from `ps` on."""
+        folder.mkdir()
+        for name in ("asked", "told"):
+            os.mkfifo(folder / name)
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("DPS_")}
+        given = [str(folder), kind, *map(str, numbers)]
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).resolve()), "--serve", *given],
+            cwd=tree, env={**environ, "PYTHONPATH": str(tree)}, stdout=sys.stderr,
+        )  # fmt: skip
+        self._asked, self._told = self._open(folder / "asked", "w"), self._open(folder / "told", "r")
+
+    def _open(self, path: Path, mode: str) -> IO[str]:
+        """Open a pipe once the worker has it open; SystemExit where it ends before, or does not come."""
+        end = time.monotonic() + START_S
+        while time.monotonic() < end and self._process.poll() is None:
+            try:
+                made = os.open(path, (os.O_WRONLY if mode == "w" else os.O_RDONLY) | os.O_NONBLOCK)
+            except OSError:  # nobody reads it yet
+                time.sleep(0.05)
+                continue
+            os.set_blocking(made, True)
+            return os.fdopen(made, mode, buffering=1)
+        raise SystemExit(f"{path.parent}: the worker did not come within {START_S:.0f} s; its output is above")
+
+    def burst(self, work: str) -> float:
+        """Seconds of a call. Blocks."""
+        print(work, file=self._asked)
+        line = self._told.readline()
+        while not line and self._process.poll() is None:  # the worker has not opened its end yet
+            time.sleep(0.01)
+            line = self._told.readline()
+        if not line:
+            raise SystemExit("a worker ended in the middle of its work; its output is above")
+        return float(line)
+
+    def close(self) -> None:
+        self._asked.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(30)
+        self._process.kill()
+        self._told.close()
+
+
+def rounds_of(
+    trees: Sequence[Path], works: Sequence[str], elements: int, rounds: int, calls: int, ps: int = 1
+) -> dict[str, Any]:  # fmt: skip
+    """By work: a list of pairs (seconds of a call with BASE, with HEAD), one for each counted round."""
+    found: dict[str, list[tuple[float, float]]] = {work: [] for work in works}
+    for kind in ("async", "sync"):
+        mine = [work for work in works if (work == "sync") == (kind == "sync")]
+        if not mine:
+            continue
+        bursts = (rounds + UNCOUNTED) * len(mine)
+        with tempfile.TemporaryDirectory(prefix="dps-turns-") as folder, contextlib.ExitStack() as stack:
+            served = []
+            for number, tree in enumerate(trees):
+                served.append(Served(tree, Path(folder) / f"{number}", kind, ps, elements, bursts, calls))
+                stack.callback(served[-1].close)
+            for number in range(rounds + UNCOUNTED):
+                first = number % 2
+                for work in mine:
+                    times = {at: served[at].burst(work) for at in (first, 1 - first)}
+                    if number >= UNCOUNTED:
+                        found[work].append((times[0], times[1]))
+    return found
+
+
+def lines_of(found: dict[str, list[tuple[float, float]]]) -> Iterator[str]:
+    """The table."""
+    yield f"{'HEAD is so many times as fast':30} {'median':>7} {'middle half':>13} {'BASE':>9} {'HEAD':>9}"
+    for work, pairs in found.items():
+        ratios = sorted(base / head for base, head in pairs)
+        low, high = ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]
+        base, head = (1e6 * statistics.median(times) for times in zip(*pairs, strict=True))
+        yield f"{work:30} {statistics.median(ratios):7.3f} {low:6.2f}-{high:.2f} {base:6.1f} us {head:6.1f} us"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Compare two commits; returns the exit code."""
+    if list(argv[:1]) == ["--serve"]:
+        folder, kind, *numbers = argv[1:]
+        serve(folder, kind, *map(int, numbers))
+        return 0
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("base", metavar="BASE")
+    parser.add_argument("head", metavar="HEAD")
+    parser.add_argument("--works", default=",".join(WORKS), help=f"some of {', '.join(WORKS)}")
+    parser.add_argument("--ps", type=int, default=1)
+    parser.add_argument("--elements", type=int, default=1000, help="of the variable that each ps has")
+    parser.add_argument("--rounds", type=int, default=150)
+    parser.add_argument("--calls", type=int, default=200, help="of a burst")
+    args = parser.parse_args(argv)
+    works = args.works.split(",")
+    if unknown := [work for work in works if work not in WORKS]:
+        parser.error(f"--works {','.join(unknown)} is not known; wanted some of {', '.join(WORKS)}")
+    if min(args.ps, args.elements, args.rounds, args.calls) < 1:
+        parser.error("--ps, --elements, --rounds and --calls: wanted at least 1")
+    sys.path.insert(0, str(ROOT))
+    from benchmarks.two_commits import worktrees
+
+    with worktrees([args.base, args.head]) as trees:
+        found = rounds_of(trees, works, args.elements, args.rounds, args.calls, args.ps)
+    print("\n".join(lines_of(found)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
