@@ -12,6 +12,7 @@ from dps.data.sources import ArraySource, FileSource, GeneratorSource
 from dps.data.stage import Cursor, Stage, State
 from dps.data.stages import BatchStage, Map, Repeat, Shuffle, read_example, sharded
 from dps.errors import ConfigError
+from dps.process.telemetry import timed_read
 from dps.training.definition import whole_number
 from dps.transport.current import runtime
 
@@ -37,13 +38,13 @@ class Iterator:
     def __init__(self, stage: Stage, epoch: int, at: State | None) -> None:
         self._epoch = epoch
         self._cursor: Cursor = stage.open_cursor(epoch, at)
-        self._arrays = stage.arrays
+        self._arrays, self._now = stage.arrays, runtime().now
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
-        found = read_example(self._cursor, self._arrays)
+        found = timed_read(self._now, lambda: read_example(self._cursor, self._arrays))
         if not found:
             raise StopIteration
         return found[0]

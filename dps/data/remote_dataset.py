@@ -16,7 +16,7 @@ from dps.data.stream import Stream
 from dps.errors import Aborted, ConfigError, DeadlineExceeded, TaskLost
 from dps.hooks.hook import Hook
 from dps.messages.replies import Push
-from dps.process.telemetry import log
+from dps.process.telemetry import log, timed_read
 from dps.queues.directory import DIRECTORY, Find, FoundAddresses
 from dps.task.server import Server
 from dps.variables.items import unpack
@@ -176,6 +176,9 @@ class RemotePass:
             log.warning("%s has not confirmed that a batch is finished; it may be given again", self._named(stream))
 
     def __next__(self) -> Any:
+        return timed_read(self._server.runtime.now, self._read_batch)
+
+    def _read_batch(self) -> Any:
         if self._closed:
             raise StopIteration
         self.done()

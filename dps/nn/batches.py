@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dps.errors import ConfigError, DataError
+from dps.process.telemetry import timed_read
 from dps.strategy.values import array_of
 from dps.training.definition import whole_number
+from dps.transport.current import runtime
 
 
 class ModelBatch(NamedTuple):
@@ -120,7 +122,7 @@ class Batches:
     def _next_batch(self, batches: Iterator[Any]) -> Any:
         """The next batch of an iterable; None at its end. Its errors say whose data it is."""
         with name_source(self.what):
-            return next(batches, None)
+            return timed_read(runtime().now, lambda: next(batches, None))
 
     def _open_source(self) -> Iterator[Any]:
         assert self._source is not None

@@ -41,7 +41,7 @@ from dps.messages.sessions import (
     Release,
     Report,
 )
-from dps.ps.intake.intake import IntakeState, Staged
+from dps.ps.intake.intake import Intake, IntakeState, Staged
 from dps.ps.intake.ledger import Ledger
 from dps.ps.intake.receiving import receive
 from dps.ps.modes.asynchronous import AsyncMode, BoundedMode
@@ -170,10 +170,13 @@ class PsActor(Actor):
         shard = self.shard
         if shard is None:
             return {"state": "waits for the chief"}
+        assert self._configuration is not None
+        by_pushes = sorted(ledgers, key=lambda ledger: ledger.done)  # of two sessions of a task the busier one is shown
         return {
             "state": "ready" if shard.is_ready else "filling", "epoch": shard.epoch, "step": shard.store.step,
             "version": shard.store.counter, "nbytes": shard.layout.data_nbytes, "leases": shard.store.leased(),
-            "sessions": {ledger.name: ledger.counters() for ledger in ledgers},
+            "sessions": {ledger.name: ledger.counters() for ledger in by_pushes},
+            "update": self._configuration.settings["update"], "standstill": shard.mode.standstill(),
             "waits": shard.mode.waiting_for(), "refused_messages": self.node.refused_messages, **shard.counts,
         }  # fmt: skip
 
@@ -253,6 +256,8 @@ class PsActor(Actor):
     def on_Push(self, message: Push, sender: Sender) -> None:
         shard = self._shard(message.epoch)
         ledger, number = shard.ledger(sender), message.number
+        if message.times:
+            ledger.record_times(message.times)
         if message.released:
             shard.reading.release_below(sender.incarnation, message.released)
         if shard.mode.at_once(message, ledger, sender):
@@ -266,10 +271,15 @@ class PsActor(Actor):
                 shard.mode.accept_push(came, sender)
                 if (key := (sender.incarnation, number)) in shard.credits.held:
                     self._return_credit(shard, key)
-            elif came.state is IntakeState.LOST:
-                self.node.answer(sender, PushMissing(number))
             else:
-                shard.credits.record_piece((sender.incarnation, number), came.ranges.nbytes, self.node.runtime.now())
+                self._record_piece(shard, came, number, sender)
+
+    def _record_piece(self, shard: Shard, intake: Intake, number: int, sender: Sender) -> None:
+        """A push is not complete yet, or pieces of it are lost."""
+        if intake.state is IntakeState.LOST:
+            self.node.answer(sender, PushMissing(number))
+        else:
+            shard.credits.record_piece((sender.incarnation, number), intake.ranges.nbytes, self.node.runtime.now())
 
     def on_PushStatus(self, message: PushStatus, sender: Sender) -> None:
         shard = self._shard(message.epoch)

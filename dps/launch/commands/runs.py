@@ -202,8 +202,9 @@ def run_monitor(args: argparse.Namespace) -> int:
             view = read_run(path, wall())
             rows = monitor.rows(view)
             head = f"run {view.id} {view.asked.get('name', '')}: {view.state}"
+            head += f"\n{monitor.why}" if monitor.why else ""
             if args.json:
-                table.print_json({"id": view.id, "state": view.state, "tasks": rows})
+                table.print_json({"id": view.id, "state": view.state, "why": monitor.why, "tasks": rows})
             elif drawn is None:
                 print(f"{head}\n{table.text(COLUMNS, shown(rows))}")
             else:
