@@ -46,7 +46,7 @@ class Making:
     @property
     def text(self) -> str:
         """How far it is, for people."""
-        return f"makes first values, {100 * self._done // max(1, self._nbytes)} % of {self._nbytes / 1e6:.0f} MB"
+        return f"makes first values, {100 * self._done // max(1, self._nbytes)} % of {self._nbytes / 1e6:.1f} MB"
 
     def _all_blocks(self) -> Iterator[int]:
         """Makes a block each time it is asked, and yields its bytes."""
