@@ -124,6 +124,11 @@ class PsActor(Actor):
         for address in addresses.values():
             self.node.present(address)
         own = self.device, self.threads
+        makes = not message.restore and any(spec.init is not None for spec in plan.variables)
+        if makes:
+            from dps.ps.store.making import Making, check_room  # here: most runs make none
+
+            check_room(plan.layouts[message.shard].nbytes, self.node.name)
         shard = Shard(self.node, message.epoch, plan, message.shard, addresses, message.settings, *own)
         if message.restore:
             manifest = load_told(self.node.runtime.storage, message.checkpoint_dir, message.restore, self.node.name)
@@ -133,9 +138,7 @@ class PsActor(Actor):
         shard.mode = MODES[type(update)](shard, update)
         warm(shard.layout.arenas, shard.mode.least_pushes)
         self.shard = shard
-        if not message.restore and any(spec.init is not None for spec in plan.variables):
-            from dps.ps.store.making import Making  # here: most runs make none
-
+        if makes:
             self._making = Making(shard.store, plan, self.node.runtime.storage)
             self.node.after(0.0, lambda: self._make_block(shard))
 

@@ -50,7 +50,7 @@ class Variable:
         params = {
             "table": dps.Variable(np.zeros((1000, 8), np.float32), sparse=True),
             "out": dps.Variable(np.zeros(8, np.float32), optimizer=dps.optim.SGD(0.1)),
-            "users": dps.Variable(shape=(1000, 8), init=dps.init.Normal(0.01, seed=1), sparse=True),
+            "users": dps.Variable(shape=(1000, 8), init=dps.init.Normal(0.01), sparse=True),
         }
         ```
     """

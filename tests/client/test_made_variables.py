@@ -197,6 +197,15 @@ def test_averages_begin_at_the_values_that_were_made() -> None:
         assert np.array_equal(session.averages()["w"], made(TABLE, "w", (300,), "float32"))
 
 
+def test_a_shape_that_no_machine_holds_is_refused_before_it_is_made() -> None:
+    params = {"w": dps.Variable(shape=(1 << 43,), init=dps.init.Zeros())}
+    with cluster(transport="inproc") as (server,):
+        with pytest.raises(ConfigError, match=r"ps:0.* would hold variables of 35,184.4 GB, and its machine has .* GB"):
+            dps.Session(server, params, optimizer=SGD, timeout=20)
+        with dps.Session(server, {"w": np.zeros(3)}, optimizer=SGD) as session:
+            assert session.global_step == 0
+
+
 # -- files ----------------------------------------------------------------------------------------------------
 
 

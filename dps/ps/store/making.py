@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dps.checkpoint.source import VariableSource
+from dps.errors import ConfigError
 from dps.kernels.first_values import FirstValues
 from dps.ps.store.arena import ArenaMemory, rows_of
 from dps.training.initializers import FromFile, from_wire
@@ -17,6 +20,17 @@ if TYPE_CHECKING:
     from dps.ps.store.store import Store
     from dps.variables.columns import VariableSpec
     from dps.variables.plan import Part, Plan
+
+
+def check_room(nbytes: int, who: str) -> None:
+    """Raise ConfigError for a shard that is larger than the machine's memory. A few bytes describe it, and a mistake in
+    a shape must not end the ps: Linux would kill it."""
+    has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else sys.maxsize
+    if nbytes > has:
+        raise ConfigError(
+            f"{who} would hold variables of {nbytes / 1e9:,.1f} GB, and its machine has {has / 1e9:,.1f} GB of memory; "
+            "use more ps with a partitioner, or a smaller shape"
+        )
 
 
 class Making:
