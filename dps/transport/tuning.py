@@ -270,7 +270,7 @@ class Tuning:
         at seldom, because each look costs as much as anything else."""
         return Tuning(
             piece_nbytes=64, shard_nbytes=0, shared_nbytes=0, block_nbytes=64, rows=RowListTuning(least=1),
-            store=StoreTuning(pool_threads=1, made_nbytes=64, made_pause_s=1e-3),
+            store=StoreTuning(pool_threads=1, made_nbytes=1 << 16, made_pause_s=1e-3),
             boards=BoardTuning(watch_s=0.0, last_look_s=1e-2),
         )  # fmt: skip
 

@@ -61,10 +61,10 @@ def filled(parts: int, where: str = "", threads: int = 1, **changes: Any) -> tup
     made_plan = plan(where, parts)
     store = Store(made_plan.layouts[0], own, threads=threads)
     making, told = Making(store, made_plan, MemoryStorage()), list[str]()
-    while True:
+    told.append(making.text)
+    while making.make_block():
         told.append(making.text)
-        if not making.make_block():
-            break
+    told.append(making.text)
     for spec, owned in zip(made_plan.variables, made_plan.parts_of, strict=True):
         pieces = []
         for part in owned:

@@ -19,7 +19,9 @@ from tests.seeds import chunks
 
 TABLE, BIAS = dps.init.Normal(0.5, seed=7), dps.init.HeUniform(seed=3)
 SHAPE = 211, 3
-SLOW = Tuning.small().where(store__made_pause_s=0.06)
+QUICK = Tuning.small().where(store__made_nbytes=64)
+"""A ps makes the first values of the variables below in some 40 blocks, a millisecond each."""
+SLOW = QUICK.where(store__made_pause_s=0.06)
 """Of 40,000 float32, which are 2,500 blocks, a ps makes the first values in 150 s."""
 SETTINGS: dict[str, Any] = {"optimizer": dps.optim.SGD(0.5), "timeout": 100.0}
 
@@ -85,7 +87,7 @@ def one(mode: str, seed: int) -> SimulatedRun:
     network = Network(latency_s=draw.choice([1e-4, 1e-3, 1e-2]), loss=draw.choice([0.0, 0.03]))
     return simulate(
         train, 2, draw.randint(1, 4), "run" if draw.random() < 0.7 else None, ps=ps, workers=workers, seed=seed,
-        update=update, network=network, faults=faults_before_training(draw, ps), compute=Compute(0.05),
+        update=update, network=network, faults=faults_before_training(draw, ps), compute=Compute(0.05), tuning=QUICK,
     )  # fmt: skip
 
 
@@ -104,7 +106,7 @@ def test_whatever_is_lost_before_training_the_values_are_the_same(mode: str, see
 def test_a_ps_that_is_lost_while_it_makes_values_makes_them_again(saves: bool) -> None:
     def run(faults: list[Fault]) -> SimulatedRun:
         where = "run" if saves else None
-        return simulate(train, 1, 2, where, ps=2, network=Network(latency_s=1e-3), faults=faults)
+        return simulate(train, 1, 2, where, ps=2, network=Network(latency_s=1e-3), faults=faults, tuning=QUICK)
 
     def times(run: SimulatedRun, what: str) -> list[float]:
         return [event.time_s for event in run.trace if event.what == what]

@@ -51,11 +51,15 @@ class Making:
         self._blocks = self._all_blocks()
 
     def make_block(self) -> bool:
-        """Make the next block; returns False when all are made. Raises ConfigError or CheckpointError for a file that
-        does not have the values."""
-        made = next(self._blocks, None)
-        self._done += made or 0
-        return made is not None
+        """Make the next block, of one variable or of many small ones; returns False when all values are made. Raises
+        ConfigError or CheckpointError for a file that does not have them."""
+        until = self._done + self._block_nbytes
+        while self._done < until:
+            made = next(self._blocks, None)
+            if made is None:
+                return False
+            self._done += made
+        return True
 
     @property
     def text(self) -> str:
@@ -63,7 +67,7 @@ class Making:
         return f"makes first values, {100 * self._done // max(1, self._nbytes)} % of {self._nbytes / 1e6:.1f} MB"
 
     def _all_blocks(self) -> Iterator[int]:
-        """Makes a block each time it is asked, and yields its bytes."""
+        """Makes values of one variable each time it is asked, at most a block, and yields their bytes."""
         for memory, part, start, spec in self._parts:
             init, itemsize = from_wire(spec.init), memory.arena.itemsize
             blocks = (
