@@ -36,6 +36,7 @@ _MODULES = {
     "layers": "dps.layers",
     "nn": "dps.nn",
     "compress": "dps.compress",
+    "init": "dps.init",
     "data": "dps.data",
     "cluster": "dps.cluster",
     "launch": "dps.launch",
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from dps import compress as compress
+    from dps import init as init
     from dps import jax as jax
     from dps import optim as optim
     from dps import torch as torch

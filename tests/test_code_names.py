@@ -9,6 +9,7 @@ from pathlib import Path
 DPS = Path(__file__).parents[1] / "dps"
 
 SEVERAL = {
+    "Constant": "public: optim.Constant is a schedule, init.Constant makes first values",
     "Dense": "public: layers.Dense computes, nn.Dense is a layer of a model",
     "Embedding": "public: layers.Embedding computes, nn.Embedding and torch.Embedding are layers of a model",
     "Optimizer": "public: torch.Optimizer is one of PyTorch, and takes an optim.Optimizer",

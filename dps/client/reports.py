@@ -76,8 +76,8 @@ class Reports:
         if nbytes > LARGE_NBYTES and not made_elsewhere:
             log.warning(
                 "%s: params has %.1f GB of first values; each worker that makes them needs that memory until its "
-                "program drops them, and the run uses those of one worker; np.zeros(shape) takes none, and "
-                "Session(init_fn=...) makes the values in that worker alone",
+                "program drops them, and the run uses those of one worker; dps.Variable(shape=..., init=...) has the "
+                "ps make them, and Session(init_fn=...) makes them in that worker alone",
                 session.name, nbytes / 1e9,
             )  # fmt: skip
         self._surplus = surplus_of(values, session.runtime)

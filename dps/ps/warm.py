@@ -57,9 +57,20 @@ def warm_all(progress: Callable[[str, int, int], None]) -> None:
     optimizers = [cls.usual() for cls in optim.KNOWN.values()]
     kinds = [(optimizer, dtype) for optimizer in optimizers for dtype in ("float32", "float64")]
     for number, (optimizer, dtype) in enumerate(kinds, 1):
-        progress(f"{optimizer.name} {dtype}", number, len(kinds))
+        progress(f"{optimizer.name} {dtype}", number, len(kinds) + 1)
         for together in (1, 2, 3, 4):
             warm([_like(dtype, optimizer.to_wire(), sparse, LARGE_NBYTES) for sparse in (False, True)], together)
+    progress("first values", len(kinds) + 1, len(kinds) + 1)
+    _make_once()
+
+
+def _make_once() -> None:
+    """Make first values of both dtypes that have kernels."""
+    from dps.kernels.first_values import FirstValues  # here: most ps make none
+    from dps.training.initializers import Normal
+
+    for dtype in ("float32", "float64"):
+        FirstValues(Normal(1.0), "warm", (DIM,), dtype).fill(np.empty(DIM, dtype), 0)
 
 
 def _passes(wire: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -50,7 +50,7 @@ class MirroredVariables(Variables):
     ) -> None:  # fmt: skip
         """`homes`: the number of the GPU of each copy, or None for the host."""
         super().__init__(strategy)
-        plan, values = plan_of(params, optimizer, [0], _Here(), None)
+        plan, values = plan_of(params, optimizer, [0], _Here(), None, makes=True)
         self._plan = self._applied_plan(plan)
         self._nesting, self._home_of = Nesting(params), list(home_of)
         settings = {name: leaf for name, leaf in leaves(params) if isinstance(leaf, Variable) and name in values}

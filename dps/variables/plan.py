@@ -132,6 +132,8 @@ class Plan:
             if (a.shape, a.dtype) != (b.shape, b.dtype):
                 names = [np.dtype(v.dtype).name for v in (a, b)]
                 return f"its {a.name} is {names[0]} {a.shape}, the run's is {names[1]} {b.shape}"
+            if a.init != b.init:
+                return f"its first values of {a.name} are {_begun(a.init)}, the run's are {_begun(b.init)}"
             if a.optimizer != b.optimizer:
                 return f"its optimizer of {a.name} is {_described(a.optimizer)}, the run's is {_described(b.optimizer)}"
         return ""
@@ -193,6 +195,15 @@ def _described(wire: dict[str, Any] | None) -> str:
         return f"{from_wire(wire)!r}" + (f" with {more}" if more else "")
     except (TypeError, ValueError):
         return str(wire)
+
+
+def _begun(init: dict[str, Any] | None) -> str:
+    """Where first values come from, in the words of a program."""
+    if init is None:
+        return "an array of the program"
+    from dps.training.initializers import from_wire
+
+    return f"made by {from_wire(init)!r}"
 
 
 def _memory(name: str, placed: int | Device) -> str:

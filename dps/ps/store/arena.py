@@ -219,6 +219,19 @@ class ArenaMemory:
         if self.averages is not None:
             self.write("average", start, data)
 
+    def make_values(self, start: int, size: int, fill: Callable[[Array, int], None], first: int) -> None:
+        """Fill a range of the values before the shard is published. `fill(out, n)` writes a variable's elements from
+        number `n` on, `first` at `start`; threads of the pool call it."""
+        out = np.empty(size, self.arena.dtype) if self.on_device else self.values[start : start + size]
+
+        def piece(begin: int, stop: int) -> bool:
+            fill(out[begin:stop], first + begin)
+            return True
+
+        self.share_pass(size, piece)
+        if self.on_device or self.averages is not None:
+            self.fill_values(start, out)
+
     def averaged(self) -> Array:
         """A copy of the averages in the dtype of the values, flat; of the values where no averages are kept."""
         if self.averages is None:
