@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dps.errors import ConfigError, DpsError, HookError
 from dps.hooks.scalars import Scalars
 from dps.messages.replies import Push
 from dps.transport.endpoint import Runtime
+
+if TYPE_CHECKING:
+    from dps.actors.caller import Caller
 
 
 class Hook:
@@ -149,4 +152,5 @@ class Loop(Protocol):
     def should_stop(self) -> bool: ...
     def request_stop(self) -> None: ...
     def stats(self) -> dict[str, Any]: ...
+    def chief_caller(self) -> tuple[Caller, str]: ...
     def save(self, timeout: float | None = None, position: bytes = b"") -> str: ...

@@ -1,4 +1,4 @@
-"""The commands about runs: `dps list`, `status`, `logs`, `monitor`, `kill`, `prune` and `init`."""
+"""The commands about runs: `dps list`, `status`, `logs`, `monitor`, `trace`, `kill`, `prune` and `init`."""
 
 from __future__ import annotations
 
@@ -38,6 +38,17 @@ def add(commands: argparse._SubParsersAction[Any]) -> None:
     add_run(monitor)
     monitor.add_argument("--once", action="store_true", help="print one table; the default where stdout is no terminal")
     monitor.set_defaults(run=run_monitor)
+    trace = commands.add_parser("trace", help="write what all tasks of a run do as one trace", epilog=TRACE_EXAMPLE)
+    traced = trace.add_argument(
+        "id", nargs="?", metavar="ID|ADDRESS",
+        help="a run's number, or a chief's address (default: the only run that goes on)",
+    )  # fmt: skip
+    traced.complete = RUNS
+    trace.add_argument("--steps", type=int, default=100, help="how many global steps (default 100)")
+    trace.add_argument("--seconds", type=float, default=60.0, help="the longest time that it takes (default 60)")
+    trace.add_argument("--out", metavar="FILE", help="the file to write (default trace-ID-step-STEP.json)")
+    trace.add_argument("--keys", metavar="DIR", help="the folder of keys, if the run has keys (DPS_KEYS)")
+    trace.set_defaults(run=run_trace)
     kill = commands.add_parser("kill", help="end runs: in order, and by force after a grace", epilog=KILL_EXAMPLE)
     ids = kill.add_argument(
         "ids", nargs="+", metavar="ID|ADDRESS", help="the runs' numbers, as dps list shows them, or a chief's address"
@@ -71,6 +82,7 @@ PRUNE_EXAMPLE = "example: dps prune --older-than 30d --keep 10 --dry-run"
 LOGS_EXAMPLE = "examples: dps logs --follow, dps logs 4 --task worker.1 --since 10m"
 MONITOR_EXAMPLE = "examples: dps monitor, dps monitor 4"
 MANIFEST_EXAMPLE = "example: dps manifest kubernetes experiment.yaml | kubectl apply -f -"
+TRACE_EXAMPLE = "examples: dps trace 4 --steps 100, dps trace 10.0.0.1:2220 --keys keys"
 KILL_EXAMPLE = "examples: dps kill 4, dps kill 10.0.0.1:2220 --keys keys"
 
 
@@ -208,6 +220,12 @@ def run_monitor(args: argparse.Namespace) -> int:
         if drawn is not None:
             drawn.close()
         monitor.close()
+
+
+def run_trace(args: argparse.Namespace) -> int:
+    from dps.launch.commands import trace
+
+    return trace.run_trace(args)
 
 
 def run_kill(args: argparse.Namespace) -> int:
