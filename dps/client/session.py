@@ -620,21 +620,6 @@ class Session:
         return self._pulls.version
 
     @property
-    def push_numbers(self) -> tuple[tuple[int, int], dict[int, int]]:
-        """Run epoch and incarnation of this session, and the number of its last push to each ps, that of the steps
-        first. With these a trace links pushes to updates. Does not block."""
-        membership = self._connection.membership
-        return (membership.epoch, membership.incarnation), dict(self._pushes.numbers)
-
-    def chief_caller(self) -> tuple[Caller, str]:
-        """A new connection with the keys of this session, and the address of the run's chief, which it can ask.
-
-        It belongs to the thread that calls, which closes it. Does not block.
-        """
-        home = self._connection.home
-        return Caller(home.runtime, home.name, home.keys), home.chief
-
-    @property
     def traffic(self) -> Traffic | None:
         """Bytes of gradients and values that this session has moved, and what they would be without compression.
 
@@ -898,6 +883,23 @@ class Session:
             return False
         self.close()
         return True
+
+    # -- for traces -------------------------------------------------------------------------------------------
+
+    @property
+    def _push_numbers(self) -> tuple[tuple[int, int], dict[int, int]]:
+        """Run epoch and incarnation of this session, and the number of its last push to each ps, that of the steps
+        first. With these a trace links pushes to updates. Does not block."""
+        membership = self._connection.membership
+        return (membership.epoch, membership.incarnation), dict(self._pushes.numbers)
+
+    def _chief_caller(self) -> tuple[Caller, str]:
+        """A new connection with the keys of this session, and the address of the run's chief, which it can ask.
+
+        It belongs to the thread that calls, which closes it. Does not block.
+        """
+        home = self._connection.home
+        return Caller(home.runtime, home.name, home.keys), home.chief
 
     # -- opening ----------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from dps.process.telemetry import log
 
 if TYPE_CHECKING:
     from dps.hooks.hook import Loop
-    from dps.tracing.gathering import Gathering
+    from dps.tracing.gathering import TraceClient
     from dps.transport.endpoint import TaskHandle
 
 END_S = 30.0
@@ -179,17 +179,17 @@ class RunTrace:
 
     def __init__(self, session: Loop, directory: str, steps: int) -> None:
         self._session, self._directory, self._steps = session, directory, steps
-        self._gathering: Gathering | None = None
+        self._gathering: TraceClient | None = None
         self._stopped = False
         self.thread: TaskHandle = session.runtime.spawn("trace of all tasks", self._take)
 
     def _take(self) -> None:
-        from dps.tracing.gathering import Gathering, TraceWish, as_bytes
+        from dps.tracing.gathering import TraceClient, TraceWish, as_bytes
 
         session = self._session
-        caller, chief = session.chief_caller()
+        caller, chief = session._chief_caller()
         try:
-            self._gathering = Gathering(session.runtime, caller, chief, TraceWish(self._steps))
+            self._gathering = TraceClient(session.runtime, caller, chief, TraceWish(self._steps))
             self._gathering.stopped = self._stopped
             made = self._gathering.take_trace()
         except DpsError as error:

@@ -51,7 +51,10 @@ class LocalTasks(NamedTuple):
 
 
 class ServedTask:
-    """The calls of a `Server` while it serves. `Server` makes its node and actors, and sets these attributes."""
+    """The calls of a `Server` while it serves. `Server` makes its node and actors, and sets these attributes.
+
+    More than 12 attributes: the parts of a task meet here, and each is there for some kinds of tasks only.
+    """
 
     runtime: Runtime
     job: str

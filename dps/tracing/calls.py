@@ -10,7 +10,7 @@ from typing import Any
 
 from dps.messages.replies import Push
 from dps.messages.sessions import APPLIED
-from dps.tracing.ring import ARRIVES, LEAVES, Lane, Ring
+from dps.tracing.ring import ARRIVES, LEAVES, Ring, TraceLane
 from dps.tracing.taps import Taps
 
 CALLS = ("pull", "push", "step", "lookup", "gradients", "averages", "save", "restore", "stats")
@@ -35,7 +35,7 @@ class SessionCalls:
         taps.tap(session, "view", self._through_view)
 
     @property
-    def lane(self) -> Lane:
+    def lane(self) -> TraceLane:
         """The lane of the thread that calls."""
         known = self._ring.lanes
         name = PROGRAM if all(lane.name == NODE for lane in known.values()) else f"{PROGRAM} {len(known) + 1}"
@@ -68,10 +68,10 @@ class SessionCalls:
     @contextmanager
     def _flows(self, waits: bool) -> Iterator[None]:
         """The pushes of a call leave at its beginning. `waits`: the call ends with their result."""
-        place, before = self._session.push_numbers
+        place, before = self._session._push_numbers
         began, (epoch, incarnation) = self._ring.now_ns(), place
         yield
-        now, numbers = self._session.push_numbers
+        now, numbers = self._session._push_numbers
         if now != place:  # the run was rolled back meanwhile
             return
         lane, heard = self.lane, self._ring.now_ns() if waits else 0

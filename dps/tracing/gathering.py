@@ -76,7 +76,7 @@ def check_wish(steps: int, seconds: float) -> TraceWish:
     return TraceWish(steps, int(seconds))
 
 
-class Gathering:
+class TraceClient:
     """One trace of all tasks of a run. Belongs to one thread, whose caller it uses."""
 
     def __init__(self, runtime: Runtime, caller: Caller, chief: str, wish: TraceWish) -> None:
@@ -129,7 +129,8 @@ class Gathering:
             raise Unavailable(
                 f"no task of the run can be traced: {'; '.join(self.left_out.values()) or 'there is none'}"
             )
-        return max(state.step for state in self._states.values())
+        self._order(list(self._states), TRACE_LOOK, ANSWER_S)  # steps count from where all have begun
+        return max((state.step for state in self._states.values()), default=-1)
 
     def _wait_steps(self, first: int) -> None:
         """Wait until the tasks have ended the trace: its steps are made, or its time is over."""

@@ -16,7 +16,7 @@ SLICE, MOMENT, COUNTER, LEAVES, ARRIVES = "X", "i", "C", "s", "f"
 """The kinds of events, as in Chrome's Trace Event Format. A flow leaves one slice and arrives in another."""
 
 
-class TraceEvent(NamedTuple):
+class TracedEvent(NamedTuple):
     """One event; times are in nanoseconds on the clock of its task. Of a flow that leaves, `ended_ns` is when its
     sender knew that it had arrived, 0 for never; of all others but a slice it is `began_ns`."""
 
@@ -29,7 +29,7 @@ class TraceEvent(NamedTuple):
     about: dict[str, Any]
 
 
-class Lane:
+class TraceLane:
     """What follows each other on one thread. Its slices lie within each other."""
 
     __slots__ = ("left_ns", "name", "number", "opened")
@@ -48,9 +48,9 @@ class Ring:
     def __init__(self, now: Callable[[], float], most: int | None = MOST) -> None:
         """`now`: the clock, in seconds. `most`: the most events; None: any number."""
         self._now, self._lock = now, threading.Lock()
-        self._events: deque[TraceEvent] = deque(maxlen=most)
+        self._events: deque[TracedEvent] = deque(maxlen=most)
         self._added = 0
-        self.lanes: dict[Any, Lane] = {}
+        self.lanes: dict[Any, TraceLane] = {}
         """By who writes them."""
         self.closed = False
 
@@ -63,7 +63,7 @@ class Ring:
         return self._added - len(self._events)
 
     @property
-    def events(self) -> list[TraceEvent]:
+    def events(self) -> list[TracedEvent]:
         """The events that are kept, in the order of their ends."""
         with self._lock:
             return list(self._events)
@@ -72,15 +72,15 @@ class Ring:
         """The time in nanoseconds."""
         return int(self._now() * 1e9)
 
-    def lane(self, key: object, name: str) -> Lane:
+    def lane(self, key: object, name: str) -> TraceLane:
         """The lane of a writer; made, with this name, when it is asked for first."""
         with self._lock:
             if key not in self.lanes:
-                self.lanes[key] = Lane(len(self.lanes) + 1, name)
+                self.lanes[key] = TraceLane(len(self.lanes) + 1, name)
             return self.lanes[key]
 
     @contextmanager
-    def slice(self, lane: Lane, name: str, between: str = "") -> Iterator[dict[str, Any]]:
+    def slice(self, lane: TraceLane, name: str, between: str = "") -> Iterator[dict[str, Any]]:
         """A slice for the block, which may add to what is told of it; its error is told, too. `between`: the name of a
         slice for the time since the last one, where this is an outermost one."""
         about: dict[str, Any] = {}
@@ -89,7 +89,7 @@ class Ring:
             return
         began = self.now_ns()
         if between and not lane.opened and 0 < lane.left_ns < began:
-            self._add(TraceEvent(SLICE, lane.number, between, lane.left_ns, began, {}))
+            self._add(TracedEvent(SLICE, lane.number, between, lane.left_ns, began, {}))
         lane.opened.append((name, began, about))
         try:
             yield about
@@ -101,24 +101,24 @@ class Ring:
             with self._lock:
                 if not self.closed:
                     lane.opened.pop()
-                    self._keep(TraceEvent(SLICE, lane.number, name, began, ended, about))
+                    self._keep(TracedEvent(SLICE, lane.number, name, began, ended, about))
             if not lane.opened:
                 lane.left_ns = ended
 
-    def note_moment(self, lane: Lane, name: str, about: dict[str, Any]) -> None:
+    def note_moment(self, lane: TraceLane, name: str, about: dict[str, Any]) -> None:
         """Something happened now."""
         at = self.now_ns()
-        self._add(TraceEvent(MOMENT, lane.number, name, at, at, about))
+        self._add(TracedEvent(MOMENT, lane.number, name, at, at, about))
 
-    def note_value(self, lane: Lane, name: str, value: float) -> None:
+    def note_value(self, lane: TraceLane, name: str, value: float) -> None:
         """A counter has this value from now on."""
         at = self.now_ns()
-        self._add(TraceEvent(COUNTER, lane.number, name, at, at, {name: value}))
+        self._add(TracedEvent(COUNTER, lane.number, name, at, at, {name: value}))
 
-    def note_flow(self, lane: Lane, kind: str, number: str, at_ns: int = 0, heard_ns: int = 0) -> None:
+    def note_flow(self, lane: TraceLane, kind: str, number: str, at_ns: int = 0, heard_ns: int = 0) -> None:
         """One end of a flow, now or at a time within a slice of the lane."""
         at = at_ns or self.now_ns()
-        self._add(TraceEvent(kind, lane.number, number, at, heard_ns if kind == LEAVES else at, {}))
+        self._add(TracedEvent(kind, lane.number, number, at, heard_ns if kind == LEAVES else at, {}))
 
     def close(self) -> None:
         """Keep nothing from now on. Slices that have not ended end now, and say so. A second call does nothing."""
@@ -128,13 +128,13 @@ class Ring:
             self.closed, at = True, self.now_ns()
             for lane in self.lanes.values():
                 for name, began, about in reversed(lane.opened):
-                    self._keep(TraceEvent(SLICE, lane.number, name, began, max(began, at), about | {"goes on": True}))
+                    self._keep(TracedEvent(SLICE, lane.number, name, began, max(began, at), about | {"goes on": True}))
 
-    def _add(self, event: TraceEvent) -> None:
+    def _add(self, event: TracedEvent) -> None:
         with self._lock:
             if not self.closed:
                 self._keep(event)
 
-    def _keep(self, event: TraceEvent) -> None:
+    def _keep(self, event: TracedEvent) -> None:
         self._added += 1
         self._events.append(event)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dps.errors import ProtocolError
-from dps.tracing.ring import ARRIVES, COUNTER, LEAVES, LONGEST, MOMENT, MOST, SLICE, TraceEvent
+from dps.tracing.ring import ARRIVES, COUNTER, LEAVES, LONGEST, MOMENT, MOST, SLICE, TracedEvent
 
 MOST_LANES, MOST_ABOUT = 1000, 16
 LATEST_NS = 1 << 62
@@ -22,7 +22,7 @@ class TaskEvents(NamedTuple):
     name: str
     lanes: Mapping[int, str]
     """The names of its lanes, by their numbers."""
-    events: Sequence[TraceEvent]
+    events: Sequence[TracedEvent]
     dropped: int = 0
     """How many older events it could not keep."""
 
@@ -40,14 +40,14 @@ def read_events(name: str, data: bytes) -> TaskEvents:
     return TaskEvents(name, lanes, events, dropped)
 
 
-def _event(told: Any, lanes: Mapping[int, str]) -> TraceEvent:
+def _event(told: Any, lanes: Mapping[int, str]) -> TracedEvent:
     kind, lane, name, began, ended, about = told
     if kind not in (SLICE, MOMENT, COUNTER, LEAVES, ARRIVES) or lane not in lanes or type(lane) is not int:
         raise ValueError(f"an event of kind {kind!r:.20} in lane {lane!r:.20}")
     if type(about) is not dict or len(about) > MOST_ABOUT:
         raise ValueError("an event without what is told of it")
     checked = {_text(key): value if type(value) in (int, float, bool) else _text(value) for key, value in about.items()}
-    event = TraceEvent(kind, lane, _text(name), _whole(began), _whole(ended), checked)
+    event = TracedEvent(kind, lane, _text(name), _whole(began), _whole(ended), checked)
     if kind == SLICE and ended < began:
         raise ValueError("a slice that ends before it begins")
     return event
@@ -65,10 +65,10 @@ def _whole(value: Any) -> int:
     return value
 
 
-def flows(tasks: Sequence[TaskEvents]) -> dict[str, tuple[int, TraceEvent, int, TraceEvent]]:
+def flows(tasks: Sequence[TaskEvents]) -> dict[str, tuple[int, TracedEvent, int, TracedEvent]]:
     """The flows of which both ends are there: the task in which each leaves and the event there, then those of its
     arrival. A number that is at one of its ends twice is none."""
-    ends: dict[str, dict[str, list[tuple[int, TraceEvent]]]] = {LEAVES: {}, ARRIVES: {}}
+    ends: dict[str, dict[str, list[tuple[int, TracedEvent]]]] = {LEAVES: {}, ARRIVES: {}}
     for index, task in enumerate(tasks):
         for event in task.events:
             if event.kind in ends:

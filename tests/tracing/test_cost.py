@@ -11,11 +11,11 @@ import pytest
 
 import dps
 from dps.messages.sessions import Push
-from dps.tracing.gathering import Gathering, TraceWish
+from dps.tracing.gathering import TraceClient, TraceWish
 from dps.transport.current import runtime
 from tests.hooks.loops import ones, session
 from tests.in_process import cluster
-from tests.tracing.test_gathering import asking
+from tests.tracing.test_traces_of_runs import asking
 
 PUSHES = 40
 WAITS = ("dps/actors/caller.py", "dps/actors/pausable_clock.py", "dps/transport/")
@@ -85,7 +85,7 @@ def test_before_and_after_a_trace_a_push_runs_the_same_bytecodes_and_none_of_tra
         push()
         before = counted(server, ps, push)
         with asking(server.target) as caller:
-            made = Gathering(runtime(), caller, server.target, TraceWish(10**6, 60))
+            made = TraceClient(runtime(), caller, server.target, TraceWish(10**6, 60))
 
             def during(tasks: list[str]) -> None:
                 push()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dps.errors import ProtocolError
-from dps.tracing.ring import ARRIVES, COUNTER, LEAVES, MOMENT, SLICE, TraceEvent
+from dps.tracing.ring import ARRIVES, COUNTER, LEAVES, MOMENT, SLICE, TracedEvent
 from dps.tracing.timeline import TaskEvents, read_events, timeline
 from tests.tracing.checks import check, crossing, loose, unpaired
 
@@ -23,7 +23,7 @@ def test_what_was_sent_is_read() -> None:
     found = read_events("ps:0", sent(GOOD, [LEAVES, 1, "1.1.1.0", 5, 9, {}], dropped=3))
     assert found == TaskEvents(
         "ps:0", {1: "node"},
-        [TraceEvent(SLICE, 1, "push", 5, 9, {"step": 1}), TraceEvent(LEAVES, 1, "1.1.1.0", 5, 9, {})], 3,
+        [TracedEvent(SLICE, 1, "push", 5, 9, {"step": 1}), TracedEvent(LEAVES, 1, "1.1.1.0", 5, 9, {})], 3,
     )  # fmt: skip
 
 
@@ -44,10 +44,10 @@ def test_anything_else_is_refused_with_the_tasks_name(data: bytes) -> None:
 
 
 def test_flows_with_one_end_and_numbers_that_are_there_twice_are_left_out_and_nan_is_text() -> None:
-    around = TraceEvent(SLICE, 1, "push", 0, 100, {"loss": float("nan")})
-    worker = [TraceEvent(LEAVES, 1, number, 10, 20, {}) for number in ("a", "b", "b", "c")]
-    ps = [TraceEvent(ARRIVES, 1, number, 15, 15, {}) for number in ("a", "b", "d")]
-    moment = TraceEvent(MOMENT, 1, "rolled back", 3, 3, {}), TraceEvent(COUNTER, 1, "step", 3, 3, {"step": 2})
+    around = TracedEvent(SLICE, 1, "push", 0, 100, {"loss": float("nan")})
+    worker = [TracedEvent(LEAVES, 1, number, 10, 20, {}) for number in ("a", "b", "b", "c")]
+    ps = [TracedEvent(ARRIVES, 1, number, 15, 15, {}) for number in ("a", "b", "d")]
+    moment = TracedEvent(MOMENT, 1, "rolled back", 3, 3, {}), TracedEvent(COUNTER, 1, "step", 3, 3, {"step": 2})
     tasks = [
         TaskEvents("worker:0", {1: "program"}, [*worker, around, *moment]),
         TaskEvents("ps:0", {1: "node"}, [*ps, around]),

@@ -225,7 +225,9 @@ def run_monitor(args: argparse.Namespace) -> int:
 def run_trace(args: argparse.Namespace) -> int:
     from dps.launch.commands import trace
 
-    return trace.run_trace(args)
+    if args.id is not None and ":" in args.id:
+        return trace.trace_chief(args.id, "run", args)
+    return trace.trace_run(folder_of(args.id, "trace"), args)
 
 
 def run_kill(args: argparse.Namespace) -> int:

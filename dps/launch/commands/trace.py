@@ -9,46 +9,40 @@ import sys
 from dps.actors.caller import Caller
 from dps.cluster.address import check_address
 from dps.errors import ConfigError
-from dps.launch.commands.runs import folder_of
 from dps.launch.runs import asked
 from dps.launch.runs.keeper import use_keys
 from dps.launch.runs.view import read_run
-from dps.process.own_files import make_folder
-from dps.tracing.gathering import Gathering, Traced, as_bytes, check_wish
+from dps.tracing.gathering import TraceClient, Traced, as_bytes, check_wish
 from dps.transport.clock import wall
 from dps.transport.current import keys_for, runtime
 
 
-def find_chief(run: str | None) -> tuple[str, str]:
-    """The chief's address of a run by its number, of that of an address, or of the only one that goes on; and a name
-    for its files. Raises ConfigError for a run that is over or has no chief yet."""
-    if run is not None and ":" in run:
-        check_address(run)
-        return run, "run"
-    path = folder_of(run, "trace")
+def trace_run(path: str, args: argparse.Namespace) -> int:
+    """`trace_chief` of the run in a folder. Raises ConfigError for a run that is over or has no chief yet."""
     view = read_run(path, wall())
     if view.is_over:
         raise ConfigError(f"run {view.id} has ended ({view.state}); only a run that goes on can be traced: dps list")
+    check_wish(args.steps, args.seconds)
     if not view.values["chief"]:
         raise ConfigError(f"run {view.id} has no chief yet ({view.state}); try again when it runs")
     use_keys(path, asked.read_variables(path))
-    return str(view.values["chief"]), view.id
+    return trace_chief(str(view.values["chief"]), view.id, args)
 
 
-def run_trace(args: argparse.Namespace) -> int:
-    """Take the trace, write it, and say where it is and what it lacks."""
+def trace_chief(chief: str, name: str, args: argparse.Namespace) -> int:
+    """Take a trace of the run of the chief at an address, write it, and say where it is and what it lacks. `name`: of
+    the run, for the file."""
     wish = check_wish(args.steps, args.seconds)
-    chief, name = find_chief(args.id)
+    check_address(chief)
     if args.out is not None and os.path.isdir(args.out):
-        raise ConfigError(f"--out {args.out} is a folder; wanted the name of a file")
+        raise ConfigError(f"got --out {args.out}, which is a folder; wanted the name of a file")
     own = runtime()
     caller = Caller(own, "dps trace", keys_for(chief, "operator"))
     try:
-        made = Gathering(own, caller, chief, wish).take_trace(_tell_begun)
+        made = TraceClient(own, caller, chief, wish).take_trace(_tell_begun)
     finally:
         caller.close()
     path = args.out or f"trace-{name}-step-{made.first + made.steps}.json"
-    make_folder(os.path.dirname(os.path.abspath(path)))
     own.storage.write(path, [as_bytes(made.trace)])
     _tell_made(made, path)
     return 0

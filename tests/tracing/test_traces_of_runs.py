@@ -21,7 +21,7 @@ from dps.actors.ref import Ref
 from dps.errors import ConfigError, DeadlineExceeded, DpsError, ProtocolError, Unavailable
 from dps.messages.runs import OPERATORS, TRACE_BEGIN, TRACE_LOOK, TRACE_READ, AskTrace, TraceState
 from dps.tracing import gathering, recording
-from dps.tracing.gathering import Gathering, Traced, TraceWish, check_wish
+from dps.tracing.gathering import TraceClient, Traced, TraceWish, check_wish
 from dps.transport.current import keys_for, runtime
 from tests.hooks.loops import EXACT, loop
 from tests.in_process import cluster, on_all
@@ -78,9 +78,9 @@ def asking(chief: str) -> Iterator[Caller]:
         caller.close()
 
 
-def take(chief: str, steps: int = 20, change: Callable[[Gathering], None] = lambda made: None) -> Traced:
+def take(chief: str, steps: int = 20, change: Callable[[TraceClient], None] = lambda made: None) -> Traced:
     with asking(chief) as caller:
-        made = Gathering(runtime(), caller, chief, TraceWish(steps, 30))
+        made = TraceClient(runtime(), caller, chief, TraceWish(steps, 30))
         change(made)
         return made.take_trace()
 
@@ -119,14 +119,14 @@ def test_a_trace_has_all_tasks_and_links_the_pushes_of_each_worker_to_the_update
 def test_ctrl_c_ends_a_trace_and_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    order = Gathering._order
+    order = TraceClient._order
 
-    def interrupted(self: Gathering, tasks: Any, what: str, *more: Any) -> dict[str, TraceState]:
-        if what == TRACE_LOOK:
+    def interrupted(self: TraceClient, tasks: Any, what: str, *more: Any) -> dict[str, TraceState]:
+        if what == TRACE_LOOK and len(more) == 2:  # of the wait for steps
             raise KeyboardInterrupt
         return order(self, tasks, what, *more)
 
-    monkeypatch.setattr(Gathering, "_order", interrupted)
+    monkeypatch.setattr(TraceClient, "_order", interrupted)
     path = tmp_path / "new" / "trace.json"
     with training() as (servers, sessions):
         given = ["trace", servers[0].target, "--steps", "100000", "--out", str(path)]

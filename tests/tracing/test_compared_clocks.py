@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dps.tracing.clocks import ClockBound, compare_clocks
 from dps.tracing.gathering import push_bounds
-from dps.tracing.ring import ARRIVES, LEAVES, SLICE, TraceEvent
+from dps.tracing.ring import ARRIVES, LEAVES, SLICE, TracedEvent
 from dps.tracing.timeline import TaskEvents, timeline
 from tests.tracing.checks import check
 
@@ -78,13 +78,13 @@ def test_no_update_of_a_trace_is_before_its_push_whatever_the_clocks_and_the_way
     of_worker: list[Trip],
     pushes: list[tuple[int, int, bool]],
 ) -> None:
-    sent, applied, at = list[TraceEvent](), list[TraceEvent](), 0
+    sent, applied, at = list[TracedEvent](), list[TracedEvent](), 0
     for number, (out, back, waits) in enumerate(pushes):
         began, middle, ended = at + ahead[1], at + out + ahead[0], at + out + back + ahead[1]
-        sent.append(TraceEvent(LEAVES, 1, str(number), began, ended if waits else 0, {}))
-        sent.append(TraceEvent(SLICE, 1, "push", began, ended, {}))
-        applied.append(TraceEvent(ARRIVES, 1, str(number), middle, middle, {}))
-        applied.append(TraceEvent(SLICE, 1, "apply", middle, middle + 1, {}))
+        sent.append(TracedEvent(LEAVES, 1, str(number), began, ended if waits else 0, {}))
+        sent.append(TracedEvent(SLICE, 1, "push", began, ended, {}))
+        applied.append(TracedEvent(ARRIVES, 1, str(number), middle, middle, {}))
+        applied.append(TracedEvent(SLICE, 1, "apply", middle, middle + 1, {}))
         at += out + back + 1
     tasks = [TaskEvents("ps:0", {1: "node"}, applied), TaskEvents("worker:0", {1: "program"}, sent)]
     trips = [bound("ps:0", ahead[0], *trip) for trip in of_ps] + [
