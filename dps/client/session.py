@@ -16,6 +16,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from dps.actors.caller import Caller
 from dps.client.connection import Connection
 from dps.client.pulling import Pulls
 from dps.client.pushing import Pushes
@@ -938,6 +939,23 @@ class Session:
             return False
         self.close()
         return True
+
+    # -- for traces -------------------------------------------------------------------------------------------
+
+    @property
+    def _push_numbers(self) -> tuple[tuple[int, int], dict[int, int]]:
+        """Run epoch and incarnation of this session, and the number of its last push to each ps, that of the steps
+        first. With these a trace links pushes to updates. Does not block."""
+        membership = self._connection.membership
+        return (membership.epoch, membership.incarnation), dict(self._pushes.numbers)
+
+    def _chief_caller(self) -> tuple[Caller, str]:
+        """A new connection with the keys of this session, and the address of the run's chief, which it can ask.
+
+        It belongs to the thread that calls, which closes it. Does not block.
+        """
+        home = self._connection.home
+        return Caller(home.runtime, home.name, home.keys), home.chief
 
     # -- opening ----------------------------------------------------------------------------------------------
 

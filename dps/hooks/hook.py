@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dps.errors import ConfigError, DpsError, HookError
 from dps.hooks.scalars import Scalars
 from dps.messages.replies import Push
 from dps.process.telemetry import LoopTimes
 from dps.transport.endpoint import Runtime
+
+if TYPE_CHECKING:
+    from dps.actors.caller import Caller
 
 
 class Hook:
@@ -164,4 +167,5 @@ class Loop(Protocol):
     def request_stop(self) -> None: ...
     def stats(self) -> dict[str, Any]: ...
     def watch_gradient_norms(self, function: Callable[[float], None]) -> None: ...
+    def _chief_caller(self) -> tuple[Caller, str]: ...
     def save(self, timeout: float | None = None, position: bytes = b"") -> str: ...

@@ -52,7 +52,8 @@ class HostedChief:
         node.host(EXAMINER, Examiner())
         found = self._actor.cluster
         node.host(GROUPS, GroupsActor(expected[1], found.use_group, self._left_group, found.helper, found.missing_text))
-        node.host(OPERATORS, Operators(self.drain_run, self.stop_run))
+        self.operators = Operators(self.drain_run, self.stop_run, found.dialled)
+        node.host(OPERATORS, self.operators)
         if node.keys is not None:
             from dps.chief.operators import KeyEnrolment
 
