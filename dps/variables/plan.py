@@ -114,7 +114,8 @@ class Plan:
         return {ps: sum(a.nbytes for a in layout.arenas) for ps, layout in self.layouts.items()}
 
     def slot_bytes_per_ps(self) -> dict[int, int]:
-        """Bytes of the slots on each ps: those of the optimizers, and moving averages."""
+        """Bytes of the slots on each ps: those of the optimizers, and moving averages. An optimizer that this process
+        does not know counts as one without slots."""
         return {ps: sum(map(_slot_bytes, layout.arenas)) for ps, layout in self.layouts.items()}
 
     def differs(self, other: Plan) -> str:
@@ -178,10 +179,14 @@ def _slot_bytes(arena: Arena) -> int:
         return 0
     from dps.training.optimizers import from_wire
 
-    optimizer = from_wire(arena.optimizer)
-    by_element = len(optimizer.slots) - len(optimizer.row_slots) + ("moving_average" in arena.optimizer)
+    try:
+        optimizer = from_wire(arena.optimizer)
+        slots, row_slots = len(optimizer.slots), len(optimizer.row_slots)
+    except (TypeError, ValueError):
+        slots = row_slots = 0
+    by_element = slots - row_slots + ("moving_average" in arena.optimizer)
     rows = sum(part.shape[0] if part.shape else 1 for part in arena.parts)
-    return (by_element * arena.size + len(optimizer.row_slots) * rows) * arena.itemsize
+    return (by_element * arena.size + row_slots * rows) * arena.itemsize
 
 
 def _described(wire: dict[str, Any] | None) -> str:
