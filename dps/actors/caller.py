@@ -63,11 +63,11 @@ class Caller:
         to: Ref,
         message: Message,
         feed: Feed,
-        again: Callable[[], Message | None] | None = None,
+        resend: Callable[[], Message | None] | None = None,
         resend_s: float | None = None,
     ) -> Request:
         """Send a request; `feed` gets each answer and returns True when the request is complete. Does not block."""
-        request = Question(feed, again or (lambda: message), _nothing)
+        request = Question(feed, resend or (lambda: message), _nothing)
         self.open(to, message, request, resend_s)
         self._outbox.flush()
         return request

@@ -358,6 +358,13 @@ class Cluster:
         known = [known for job in jobs for known in self.jobs[job].known.values()]
         return {each.told: each.user for each in known if " " in each.user}
 
+    def dialled(self, task: str) -> str:
+        """Where the chief dials the node of a task, such as "ps:0"; "" if it has not registered."""
+        job, _, number = task.partition(":")
+        if job not in self.jobs or not number.isdecimal():
+            return ""
+        return self.jobs[job].addresses().get(int(number), "")
+
     def to_wire(self) -> dict[str, Any]:
         """Addresses by job and task, as others are told them, in their wire form."""
         return {job: {str(t): a for t, a in nodes.told().items()} for job, nodes in self.jobs.items()}

@@ -1,4 +1,4 @@
-"""Ends the run when an operator asks for it. Lives on the chief's node."""
+"""Does what operators ask: ends the run, makes join tokens, passes on orders about traces. On the chief's node."""
 
 from __future__ import annotations
 
@@ -10,23 +10,64 @@ from typing import Any
 import numpy as np
 
 from dps.actors.actor import Actor
-from dps.actors.ref import Sender
+from dps.actors.ref import Ref, Sender
 from dps.chief.tokens import JoinTokens, TokenFile
 from dps.errors import ConfigError, NotAuthenticated
-from dps.messages.runs import AskJoined, EndRun, Enrol, Enrolled, JoinedKeys, MakeToken, TokenMade
+from dps.messages.runs import (
+    AGENT,
+    CHIEF,
+    AskJoined,
+    AskTrace,
+    EndRun,
+    Enrol,
+    Enrolled,
+    JoinedKeys,
+    MakeToken,
+    TokenMade,
+    TraceOrder,
+    TraceState,
+)
 from dps.process.telemetry import log
 from dps.transport.keys.keyring import Credentials, is_key
-from dps.transport.message import ALL, ANSWER, Message
+from dps.transport.message import ALL, ANSWER, Message, changed
 from dps.transport.shared_memory import ASKED, proof
 from dps.transport.wire import Array
+
+TRACED_S = 5.0
+"""How long a task may take to answer an order about a trace."""
 
 
 class Operators(Actor):
     """Answers at once; the end takes longer."""
 
-    def __init__(self, drain: Callable[[str], None], stop: Callable[[], None]) -> None:
-        """`drain` ends the run in order, `stop` without saving."""
-        self._drain, self._stop = drain, stop
+    def __init__(
+        self, drain: Callable[[str], None], stop: Callable[[], None], dialled: Callable[[str], str]
+    ) -> None:  # fmt: skip
+        """`drain` ends the run in order, `stop` without saving. `dialled`: as of `Cluster`."""
+        self._drain, self._stop, self._dialled = drain, stop, dialled
+        self.trace_own: Callable[[TraceOrder, Sender], None] | None = None
+        """Carries out an order about the trace of the chief; None if a worker hosts it, whose trace has the chief's
+        part."""
+
+    def on_AskTrace(self, message: AskTrace, sender: Sender) -> None:
+        """Pass the order on, and the answer back with the times between which the task has read its clock."""
+        order = TraceOrder(message.trace, message.order, message.value)
+        if message.task == CHIEF:
+            if self.trace_own is None:
+                raise ConfigError("the chief is hosted by a worker; wanted the trace of that one")
+            self.trace_own(order, sender)
+            return
+        address, now = self._dialled(message.task), self.node.runtime.now
+        if not address:
+            raise ConfigError(f"got an order for the trace of {message.task!r:.80}, which is no task of this run")
+        asked_s = now()
+
+        def heard(answer: Message | Exception) -> None:
+            if isinstance(answer, TraceState):
+                answer = changed(answer, asked_s=asked_s, heard_s=now())
+            self.node.answer(sender, answer)
+
+        self.node.ask(Ref(address, AGENT), order, TRACED_S, heard)
 
     def on_EndRun(self, message: EndRun, sender: Sender) -> None:
         if message.now:

@@ -20,6 +20,7 @@ from dps.client.transfers import copy_steadily
 from dps.messages.replies import Push
 from dps.messages.sessions import APPLIED, SHARED, Pull, Pushed, SharedValues
 from dps.messages.sessions import Push as PushMessage
+from dps.transport.message import changed
 from dps.variables.layout import Gradient
 
 _staleness = operator.attrgetter("staleness")
@@ -180,6 +181,8 @@ class AtOnce:
             )
             for peer, memory in zip(peers, memories, strict=True)
         ]  # fmt: skip
+        if pushes.times.at >= pushes.times.due_at:
+            messages[0] = changed(messages[0], times=pushes.times.take_told())  # the step ps is the first
         answers = self._ask(messages, prepares=reads)
         if answers is None:
             return None

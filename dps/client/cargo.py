@@ -11,7 +11,7 @@ import numpy as np
 from dps.actors.requests import Request
 from dps.client.lanes import Lane, PsPeer
 from dps.errors import Unavailable
-from dps.messages.sessions import DENSE, EMPTY, PACKED, PARTS, ROWS, RUN, SHARED, VALUE, Push
+from dps.messages.sessions import DENSE, EMPTY, NOTHING, PACKED, PARTS, ROWS, RUN, SHARED, VALUE, Push
 from dps.transport.endpoint import Memory, Runtime
 from dps.transport.tuning import Tuning
 from dps.transport.wire import Array
@@ -31,6 +31,7 @@ class About(NamedTuple):
     clock: int = 0
     lend: bool = False
     released: int = 0
+    times: list[Any] = NOTHING
 
     def push(
         self, form: int, nbytes: int, offsets: list[int], parts: list[object], arrays: tuple[Array, ...] = ()

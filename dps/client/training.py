@@ -165,7 +165,8 @@ class PsTraining:
         if not isinstance(gradients, Whole) and is_empty(gradients):
             reports.empty()
         self._hooks.call_hooks("before_run", self._session)
-        self._connection.home.runtime.compute()
+        if computed_s := self._connection.home.runtime.compute():
+            self._turns.times.count_computed(computed_s)
         return gradients
 
     # -- reading ------------------------------------------------------------------------------------------------

@@ -1,15 +1,12 @@
-"""Writes Chrome traces: what a worker's calls did, and when, over some of its steps."""
+"""Writes Chrome traces: what a worker's calls did, and when, over some of its steps; or what all tasks did."""
 
 from __future__ import annotations
 
 import functools
 import json
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from dps.errors import CheckpointError, ConfigError
+from dps.errors import CheckpointError, ConfigError, DpsError
 from dps.hooks.hook import Hook
 from dps.hooks.scalars import as_number
 from dps.hooks.timer import Timer
@@ -18,14 +15,15 @@ from dps.process.telemetry import log
 
 if TYPE_CHECKING:
     from dps.hooks.hook import Loop
+    from dps.tracing.gathering import TraceClient
+    from dps.transport.endpoint import TaskHandle
 
-
-CALLS = ("pull", "push", "step", "lookup", "gradients", "averages", "save", "restore", "stats")
-REPLIES = ("pull_async", "push_async", "lookup_async")
+END_S = 30.0
+"""How long the end of a loop waits for a trace of all tasks."""
 
 
 class Profiler(Hook):
-    """Write Chrome traces of some steps of this worker, for chrome://tracing and https://ui.perfetto.dev.
+    """Write Chrome traces of some steps, for chrome://tracing and https://ui.perfetto.dev.
 
     A trace is `DIRECTORY/timeline-STEP-WORKER.json`, such as `timeline-120-worker-0.json`. It has a slice for each
     call of the session, a slice "program" for the time between two calls, and counters of step, staleness and loss. A
@@ -33,11 +31,16 @@ class Profiler(Hook):
     time axis as far as their machines' clocks agree. While no trace is taken, calls are as quick as without this hook.
     If the disk refuses, dps logs one line and training goes on.
 
+    With `all_tasks` one file has the chief, all ps and all workers, on one clock: also what each handles, each update
+    of a ps, and an arrow to it from each push. One hook in one worker is enough for that; a trace that begins while
+    another one is taken is left out, with a line in the log. `dps trace` does the same from outside.
+
     Args:
         directory: The folder. None: the run's checkpoint_dir.
         steps: Begin a trace every so many global steps.
         seconds: Begin a trace every so many seconds. Neither: one trace only.
-        length: How many pushes one trace has.
+        length: How many pushes one trace has; with `all_tasks`, how many global steps.
+        all_tasks: Whether all tasks of the run are traced.
 
     Raises:
         ConfigError: Bad arguments; or, when the session opens, neither `directory` nor a checkpoint_dir is given.
@@ -56,13 +59,18 @@ class Profiler(Hook):
     """
 
     def __init__(
-        self, directory: str | None = None, steps: int | None = None, seconds: float | None = None, length: int = 10
+        self,
+        directory: str | None = None,
+        steps: int | None = None,
+        seconds: float | None = None,
+        length: int = 10,
+        all_tasks: bool = False,
     ) -> None:
         self._timer = None if steps is None and seconds is None else Timer(steps, seconds, "Profiler")
         if isinstance(length, bool) or not isinstance(length, int) or length < 1:
             raise ConfigError(f"Profiler: got length={length!r}, wanted the pushes of one trace, a whole number from 1")
-        self._directory, self._length = directory, length
-        self._trace: ChromeTrace | None = None
+        self._directory, self._length, self._all_tasks = directory, length, all_tasks
+        self._trace: ChromeTrace | RunTrace | None = None
 
     def after_create_session(self, session: Loop) -> None:
         self._directory = self._directory or session.checkpoint_dir
@@ -71,20 +79,26 @@ class Profiler(Hook):
         self._begin_trace(session, session.global_step)
 
     def after_run(self, session: Loop, push: Push, loss: Any) -> None:
-        if self._trace is not None:
-            if self._trace.record_push(push, loss) >= self._length:
-                self._trace.over = functools.partial(self._write_trace, session, push.step)
-        elif self._timer is not None and self._timer.is_due(push.step):
+        trace = self._trace
+        if isinstance(trace, ChromeTrace):
+            if trace.record_push(push, loss) >= self._length:
+                trace.calls.over = functools.partial(self._write_trace, session, push.step)
+            return
+        if trace is not None and not trace.thread.alive:
+            self._trace = trace = None
+        if trace is None and self._timer is not None and self._timer.is_due(push.step):
             self._begin_trace(session, push.step)
 
     def rolled_back(self, session: Loop, step: int, lost: int) -> None:
-        if self._trace is not None:
+        if isinstance(self._trace, ChromeTrace):
             self._trace.record_instant("rolled back", {"step": step, "lost": lost})
         if self._timer is not None:
             self._timer.record_firing(step)
 
     def end(self, session: Loop) -> None:
-        if self._trace is not None and self._trace.pushes:
+        if isinstance(self._trace, RunTrace):
+            self._trace.finish()
+        elif self._trace is not None and self._trace.pushes:
             self._write_trace(session, session.global_step)
         elif self._trace is not None:
             self._trace.restore_calls()
@@ -92,125 +106,104 @@ class Profiler(Hook):
     def _begin_trace(self, session: Loop, step: int) -> None:
         if self._timer is not None:
             self._timer.record_firing(step)
-        self._trace = ChromeTrace(session)
+        assert self._directory is not None
+        self._trace = RunTrace(session, self._directory, self._length) if self._all_tasks else ChromeTrace(session)
 
     def _write_trace(self, session: Loop, step: int) -> None:
-        assert self._trace is not None
+        assert isinstance(self._trace, ChromeTrace) and self._directory is not None
         self._trace.restore_calls()
         data, self._trace = json.dumps(self._trace.as_json(), allow_nan=False).encode(), None
-        path = f"{self._directory}/timeline-{step}-{session.name.replace(':', '-')}.json"
-        try:
-            session.runtime.storage.write(path, [data])
-        except CheckpointError as error:
-            log.error("%s: no trace of the steps up to %d: %s", session.name, step, error)
-        else:
-            log.info("%s: the trace of the steps up to %d is in %s", session.name, step, path)
+        write(session, self._directory, step, data)
+
+
+def write(session: Loop, directory: str, step: int, data: bytes) -> None:
+    """Write a trace that ends at a step. A disk that refuses is one line in the log."""
+    path = f"{directory}/timeline-{step}-{session.name.replace(':', '-')}.json"
+    try:
+        session.runtime.storage.write(path, [data])
+    except CheckpointError as error:
+        log.error("%s: no trace of the steps up to %d: %s", session.name, step, error)
+    else:
+        log.info("%s: the trace of the steps up to %d is in %s", session.name, step, path)
 
 
 class ChromeTrace:
-    """The events of one trace, in Chrome's Trace Event Format. While it is taken, the session's calls go through it."""
+    """One trace of the calls of a session, which go through it while it is taken."""
 
     def __init__(self, session: Loop) -> None:
+        from dps.tracing.calls import SessionCalls  # here: `import dps` stays quick
+        from dps.tracing.ring import Ring
+        from dps.tracing.taps import Taps
+
         self._session, self._runtime = session, session.runtime
-        self._wall_s = self._runtime.wall() - self._runtime.now()
-        self._events: list[dict[str, Any]] = []
-        self._depth, self._left_at = 0, self._runtime.now()
+        self._wall_ns = int((self._runtime.wall() - self._runtime.now()) * 1e9)
+        self._ring, self._taps = Ring(self._runtime.now, None), Taps()
+        self.calls = SessionCalls(self._ring, self._taps, session)
         self.pushes = 0
-        self.over: Callable[[], None] | None = None
-        """The action for the return of the present call."""
-        for name in (*CALLS, *REPLIES):
-            setattr(session, name, self._trace_call(name, getattr(session, name)))  # before the method of the class
-        setattr(session, "view", self._trace_view(getattr(session, "view")))  # noqa: B009, B010
 
     def restore_calls(self) -> None:
         """The session's calls are its own again."""
-        for name in (*CALLS, *REPLIES, "view"):
-            self._session.__dict__.pop(name, None)
+        self._taps.end()
+        self._ring.close()
 
     def record_push(self, push: Push, loss: Any) -> int:
         """A push has its result; how many there are by now."""
         self.pushes += 1
-        counters = {"global step": push.step, "staleness": push.staleness}
+        counters: dict[str, float] = {"global step": push.step, "staleness": push.staleness}
         if loss is not None and abs(number := as_number(loss, "loss")) < float("inf"):
-            counters["loss"] = number  # type: ignore[assignment]
+            counters["loss"] = number
         for name, value in counters.items():
-            self._add_event("C", name, self._runtime.now(), args={name: value})
+            self._ring.note_value(self.calls.lane, name, value)
         if not push.accepted:
             self.record_instant("push not accepted", {"step": push.step})
         return self.pushes
 
     def record_instant(self, name: str, about: dict[str, Any]) -> None:
         """Something happened at this moment."""
-        self._add_event("i", name, self._runtime.now(), s="t", args=about)
+        self._ring.note_moment(self.calls.lane, name, about)
 
     def as_json(self) -> dict[str, Any]:
-        """The trace as an object of JSON."""
-        name, task = self._session.name, self._task
-        about = [
-            {"ph": "M", "name": "process_name", "pid": task, "tid": 0, "args": {"name": name}},
-            {"ph": "M", "name": "process_sort_index", "pid": task, "tid": 0, "args": {"sort_index": task}},
-        ]
-        events = sorted(self._events, key=lambda event: (event["ts"], -event.get("dur", 0)))
-        return {"traceEvents": about + events, "displayTimeUnit": "ms", "otherData": {"task": name}}
+        """The trace as an object of JSON. Its times are whole microseconds since 1970."""
+        from dps.tracing.timeline import TaskEvents, timeline
 
-    @property
-    def _task(self) -> int:
-        number = self._session.name.rpartition(":")[2]
-        return int(number) if number.isdigit() else 0
+        name = self._session.name
+        number = name.rpartition(":")[2]
+        lanes = {lane.number: lane.name for lane in self._ring.lanes.values()}
+        task = TaskEvents(name, lanes, self._ring.events)
+        pid = int(number) if number.isdigit() else 0
+        return timeline([task], [0], -self._wall_ns, {"task": name}, [pid], whole=True)
 
-    def _add_event(self, phase: str, name: str, at: float, **more: Any) -> None:
-        event = {"ph": phase, "name": name, "cat": "dps", "pid": self._task, "tid": threading.get_ident() % 100_000}
-        self._events.append(event | {"ts": self._microseconds(at), **more})
 
-    def _microseconds(self, at: float) -> int:
-        """A moment in whole microseconds since 1970; no fraction, so that ends and beginnings meet."""
-        return int((self._wall_s + at) * 1e6)
+class RunTrace:
+    """One trace of all tasks, which a thread of this task takes through the chief."""
 
-    def _trace_call(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(call)
-        def traced(*arguments: Any, **named: Any) -> Any:
-            with self._trace_slice(name) as about:
-                result = call(*arguments, **named)
-                if isinstance(result, Push):
-                    about |= {"step": result.step, "accepted": result.accepted, "staleness": result.staleness}
-            if name in REPLIES:
-                result.result = self._trace_call(f"result of {name}", result.result)
-            return result
+    def __init__(self, session: Loop, directory: str, steps: int) -> None:
+        self._session, self._directory, self._steps = session, directory, steps
+        self._gathering: TraceClient | None = None
+        self._stopped = False
+        self.thread: TaskHandle = session.runtime.spawn("trace of all tasks", self._take)
 
-        return traced
+    def _take(self) -> None:
+        from dps.tracing.gathering import TraceClient, TraceWish, as_bytes
 
-    def _trace_view(self, view: Callable[[], Any]) -> Callable[[], Any]:
-        @contextmanager
-        def viewed() -> Iterator[Any]:
-            with view() as values, self._trace_slice("view"):
-                yield values
-
-        return viewed
-
-    @contextmanager
-    def _trace_slice(self, name: str) -> Iterator[dict[str, Any]]:
-        """A slice for the block, and one for the program before it, where this is no call within a call."""
-        runtime, about, began = self._runtime, dict[str, Any](), self._runtime.now()
-        if self._depth == 0 and began > self._left_at and self._events:
-            self._add_event(
-                "X",
-                "program",
-                self._left_at,
-                dur=self._microseconds(began) - self._microseconds(self._left_at),
-                args={},
-            )
-        self._depth += 1
+        session = self._session
+        caller, chief = session._chief_caller()
         try:
-            yield about
-        except BaseException as error:
-            about["error"] = f"{type(error).__name__}: {error}"[:200]
-            raise
+            self._gathering = TraceClient(session.runtime, caller, chief, TraceWish(self._steps))
+            self._gathering.stopped = self._stopped
+            made = self._gathering.take_trace()
+        except DpsError as error:
+            log.warning("%s: no trace of all tasks: %s", session.name, error)
+            return
         finally:
-            self._depth -= 1
-            ended = runtime.now()
-            self._add_event("X", name, began, dur=self._microseconds(ended) - self._microseconds(began), args=about)
-            if self._depth == 0:
-                self._left_at = ended
-                if self.over is not None:
-                    over, self.over = self.over, None
-                    over()
+            caller.close()
+        for why in made.left_out.values():
+            log.warning("%s: the trace lacks a task: %s", session.name, why)
+        write(session, self._directory, made.first + made.steps, as_bytes(made.trace))
+
+    def finish(self) -> None:
+        """The loop ends: so does the trace. Blocks until it is written."""
+        self._stopped = True
+        if self._gathering is not None:
+            self._gathering.stopped = True
+        self.thread.join(END_S)

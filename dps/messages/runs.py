@@ -14,6 +14,7 @@ from dps.transport.message import (
     OPERATOR_ONLY,
     SESSIONS,
     TOKENS,
+    TRACERS,
     VISITORS,
     WORKERS,
     Message,
@@ -378,6 +379,50 @@ class EndRun(Message, kind=56, roles=OPERATOR_ONLY):
 
     reason: str
     now: bool
+
+
+# -- traces -----------------------------------------------------------------------------------------------
+
+TRACE_BEGIN, TRACE_LOOK, TRACE_END, TRACE_READ, TRACE_DROP = "begin", "look", "end", "read", "drop"
+"""What a task is told of a trace: begin it; say how far it is; end it; send a part of it; forget it."""
+
+
+class AskTrace(Message, kind=98, roles=TRACERS):
+    """Has the chief give a task, such as "ps:0" or "chief", an order about the trace of this number. Answered with the
+    task's TraceState."""
+
+    task: str
+    trace: int
+    order: str
+    value: int = 0
+    """Of TRACE_BEGIN the longest time of the trace in seconds, of TRACE_LOOK the global step at which the task ends it
+    by itself (0: unknown), of TRACE_READ the number of the part."""
+
+
+class TraceOrder(Message, kind=99, roles=CHIEF_ONLY):
+    """The same to the agent of the task."""
+
+    trace: int
+    order: str
+    value: int
+
+
+class TraceState(Message, kind=59, roles=ANSWER):
+    """A task's trace: whether it is over, how many parts it then has, and the part that was asked for."""
+
+    trace: int
+    at_s: float
+    """The task's clock."""
+    over: bool
+    step: int
+    """The step of the shard of a ps; -1: it has none."""
+    parts: int
+    machine: str
+    """Tasks with the same text share a clock."""
+    asked_s: float = 0.0
+    heard_s: float = 0.0
+    """The chief's clock, before it asked the task and after it had this answer."""
+    arrays: tuple[Array, ...] = ()
 
 
 # -- join tokens ------------------------------------------------------------------------------------------

@@ -18,9 +18,12 @@ from dps.transport.endpoint import Runtime
 
 if TYPE_CHECKING:
     from dps.actors.actor import Actor
+    from dps.actors.ref import Sender
     from dps.cluster.device import DeviceFilters
+    from dps.messages.runs import TraceOrder
     from dps.ps.server import PsActor
     from dps.task.hosting import HostedChief
+    from dps.tracing.recording import TaskTracer
     from dps.worker.agent import Agent
 
 
@@ -48,7 +51,10 @@ class LocalTasks(NamedTuple):
 
 
 class ServedTask:
-    """The calls of a `Server` while it serves. `Server` makes its node and actors, and sets these attributes."""
+    """The calls of a `Server` while it serves. `Server` makes its node and actors, and sets these attributes.
+
+    More than 12 attributes: the parts of a task meet here, and each is there for some kinds of tasks only.
+    """
 
     runtime: Runtime
     job: str
@@ -66,6 +72,7 @@ class ServedTask:
     _expected: Mapping[str, list[int]] = MappingProxyType({})
     """The tasks that the run is to have, by job, as the chief has said."""
     _beside = LocalTasks()
+    _tracer: TaskTracer | None = None
 
     @property
     def name(self) -> str:
@@ -240,6 +247,13 @@ class ServedTask:
 
     def _progress(self) -> list[Any]:
         return self._standing.progress.report_progress(self._node.now())
+
+    def _carry_out_trace(self, order: TraceOrder, sender: Sender) -> None:
+        if self._tracer is None:
+            from dps.tracing.recording import TaskTracer  # here: most tasks are never traced
+
+            self._tracer = TaskTracer(self._node, self._standing.hooks)
+        self._tracer.carry_out(order, sender)
 
     def _seen_epoch(self) -> int:
         return self._standing.session_epoch if self._ps_actor is None else self._ps_actor.epoch

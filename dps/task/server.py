@@ -168,14 +168,17 @@ class Server(ServedTask):
         where, is_task = where_flags(self.cluster, self._chief, network_flags(self._node)), self.job == "chief"
         told = expected, wire, where, owned, restarted, is_task
         self._hosted = HostedChief(self._node, self._standing, self.cluster, *told)
+        if is_task:
+            self._hosted.operators.trace_own = self._carry_out_trace
 
     def _host_agent(self, update: dict[str, Any]) -> None:
         from dps.cluster.spec import chief_command
         from dps.worker.agent import Agent, Told  # here: `import dps` stays quick
 
         told = Told(
-            self._seen_epoch, self._has_joined, self._end_task, self._request_stop, self._follow_chief, self._progress
-        )
+            self._seen_epoch, self._has_joined, self._end_task, self._request_stop, self._follow_chief, self._progress,
+            self._carry_out_trace,
+        )  # fmt: skip
         who = self.job, self.task, self._chief, self._node.incarnation
         self._agent = Agent(*who, update, told, chief_command(self.cluster, self._chief, network_flags(self._node)))
         self._node.host(AGENT, self._agent)

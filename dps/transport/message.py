@@ -30,6 +30,8 @@ NODES: Roles = TASKS | {"reader"}
 OPERATOR_ONLY: Roles = frozenset({"operator"})
 VISITORS: Roles = SESSIONS | OPERATOR_ONLY
 """Roles that look for the tasks of a run from outside of it, and ask how it does."""
+TRACERS: Roles = WORKERS | OPERATOR_ONLY
+"""Roles that have all tasks of a run traced."""
 ENDS: Roles = frozenset({"ps", "worker", "operator"})
 """Roles that report the end of a task."""
 ALL: Roles = frozenset(ROLES)

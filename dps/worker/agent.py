@@ -12,7 +12,7 @@ from dps.actors.authorization import digest
 from dps.actors.ref import Ref, Sender
 from dps.actors.standing import OUTSIDE
 from dps.errors import DeadlineExceeded, DpsError, Unavailable
-from dps.messages.runs import CHIEF, AskRun, Drain, Leave, Register, Registered, RunIs, StopTask
+from dps.messages.runs import CHIEF, AskRun, Drain, Leave, Register, Registered, RunIs, StopTask, TraceOrder
 from dps.process.telemetry import FIRST_S, LogThrottle, log
 from dps.transport.message import Message
 from dps.worker.joining import find_chief
@@ -44,6 +44,8 @@ class Told(NamedTuple):
     """Gets the chief's address where this client was given that of another task, and which task that is."""
     progress: Callable[[], list[Any]] = list
     """Returns how far the task's training has come, as `Register` has it."""
+    traced: Callable[[TraceOrder, Sender], None] = lambda order, sender: None
+    """Carries out and answers an order about a trace."""
 
 
 class AgentState(Enum):
@@ -222,6 +224,9 @@ class Agent(Actor):
 
     def on_Drain(self, message: Drain, sender: Sender) -> None:
         self._told.drained(message.reason)
+
+    def on_TraceOrder(self, message: TraceOrder, sender: Sender) -> None:
+        self._told.traced(message, sender)
 
     def _end_task(self, code: int, reason: str) -> None:
         if self._state is not AgentState.OVER:

@@ -1,4 +1,4 @@
-"""The commands about runs: `dps list`, `status`, `logs`, `monitor`, `watch`, `kill`, `prune` and `init`."""
+"""The commands about runs: `dps list`, `status`, `logs`, `monitor`, `watch`, `trace`, `kill`, `prune` and `init`."""
 
 from __future__ import annotations
 
@@ -46,6 +46,17 @@ def add(commands: argparse._SubParsersAction[Any]) -> None:
         help="also answer Prometheus at /metrics, if it shows the token in this file; one that is not there is made",
     )  # fmt: skip
     watch.set_defaults(run=run_watch)
+    trace = commands.add_parser("trace", help="write what all tasks of a run do as one trace", epilog=TRACE_EXAMPLE)
+    traced = trace.add_argument(
+        "id", nargs="?", metavar="ID|ADDRESS",
+        help="a run's number, or a chief's address (default: the only run that goes on)",
+    )  # fmt: skip
+    traced.complete = RUNS
+    trace.add_argument("--steps", type=int, default=100, help="how many global steps (default 100)")
+    trace.add_argument("--seconds", type=float, default=60.0, help="the longest time that it takes (default 60)")
+    trace.add_argument("--out", metavar="FILE", help="the file to write (default trace-ID-step-STEP.json)")
+    trace.add_argument("--keys", metavar="DIR", help="the folder of keys, if the run has keys (DPS_KEYS)")
+    trace.set_defaults(run=run_trace)
     kill = commands.add_parser("kill", help="end runs: in order, and by force after a grace", epilog=KILL_EXAMPLE)
     ids = kill.add_argument(
         "ids", nargs="+", metavar="ID|ADDRESS", help="the runs' numbers, as dps list shows them, or a chief's address"
@@ -80,6 +91,7 @@ LOGS_EXAMPLE = "examples: dps logs --follow, dps logs 4 --task worker.1 --since 
 WATCH_EXAMPLE = "examples: dps watch, dps watch 4 --port 8765 --metrics-token-file metrics.token"
 MONITOR_EXAMPLE = "examples: dps monitor, dps monitor 4"
 MANIFEST_EXAMPLE = "example: dps manifest kubernetes experiment.yaml | kubectl apply -f -"
+TRACE_EXAMPLE = "examples: dps trace 4 --steps 100, dps trace 10.0.0.1:2220 --keys keys"
 KILL_EXAMPLE = "examples: dps kill 4, dps kill 10.0.0.1:2220 --keys keys"
 
 
@@ -202,8 +214,9 @@ def run_monitor(args: argparse.Namespace) -> int:
             view = read_run(path, wall())
             rows = monitor.rows(view)
             head = f"run {view.id} {view.asked.get('name', '')}: {view.state}"
+            head += f"\n{monitor.why}" if monitor.why else ""
             if args.json:
-                table.print_json({"id": view.id, "state": view.state, "tasks": rows})
+                table.print_json({"id": view.id, "state": view.state, "why": monitor.why, "tasks": rows})
             elif drawn is None:
                 print(f"{head}\n{table.text(COLUMNS, shown(rows))}")
             else:
@@ -224,6 +237,14 @@ def run_watch(args: argparse.Namespace) -> int:
     from dps.launch.commands.watch import watch_run
 
     return watch_run(path, args.port, args.metrics_token_file)
+
+
+def run_trace(args: argparse.Namespace) -> int:
+    from dps.launch.commands import trace
+
+    if args.id is not None and ":" in args.id:
+        return trace.trace_chief(args.id, "run", args)
+    return trace.trace_run(folder_of(args.id, "trace"), args)
 
 
 def run_kill(args: argparse.Namespace) -> int:

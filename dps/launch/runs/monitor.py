@@ -8,6 +8,7 @@ from typing import Any
 
 from dps.launch.runs import folder
 from dps.launch.runs.reports import RunReader, RunReports
+from dps.launch.runs.status import training_of
 from dps.launch.runs.view import View
 from dps.launch.supervision.output import full_name
 from dps.transport.clock import now
@@ -32,6 +33,8 @@ class Monitor:
         self._reader = RunReader("dps monitor", ANSWER_S)
         self._before: dict[tuple[str, ...], tuple[float, float]] = {}
         """The time and value of each counter's last reading."""
+        self.why = ""
+        """Why the training is slow or stands still, as of the last reading; "" if there is nothing to say."""
 
     def rows(self, view: View) -> list[dict[str, Any]]:
         """The rows of a run as it is now; None for what is not known. Blocks for up to some seconds if chief or ps do
@@ -41,6 +44,7 @@ class Monitor:
     def rows_of(self, reports: RunReports) -> list[dict[str, Any]]:
         """The rows of a run as it was read."""
         view, chief = reports.view, reports.chief
+        self.why = training_of(chief, reports.ps)["why"] if chief else ""
         stats = {f"ps:{task}": values for task, values in reports.ps.items()}
         progress, batches = chief.get("progress", {}), chief.get("batches", {})
         flows = {ps: self._flows(ps, values) for ps, values in stats.items()}

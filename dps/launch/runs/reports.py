@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from dps.errors import DpsError
 from dps.launch.commands.operating import StatusClient
-from dps.launch.runs import asked
+from dps.launch.runs import request
 from dps.launch.runs.keeper import use_keys
 from dps.launch.runs.view import View
 from dps.process.record import record
@@ -41,7 +41,7 @@ class RunReader:
             return RunReports(view, {}, {})
         try:
             if self._asking is None:
-                use_keys(view.path, asked.read_variables(view.path))
+                use_keys(view.path, request.read_variables(view.path))
                 self._asking = StatusClient(address, self._name, self._answer_s)
             chief = self._asking.ask_chief()
             return RunReports(view, chief, self._asking.ask_ps(chief))

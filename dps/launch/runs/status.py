@@ -14,6 +14,7 @@ from dps.launch.runs import folder, table
 from dps.launch.runs.reports import RunReader, RunReports
 from dps.launch.runs.times import local
 from dps.launch.runs.view import find_live_runs, read_run
+from dps.launch.runs.why import STILL_S, sentence, worker_times
 from dps.launch.supervision.output import tell_if_slow
 from dps.messages.runs import RUN
 from dps.transport.clock import wall
@@ -59,6 +60,7 @@ def show_run(path: str, as_json: bool) -> int:
         "resumes": view.asked.get("resumes"), "chief": values["chief"], "output": view.asked.get("output"),
         "folder": view.path, "exit code": values["exit_code"], "reason": values["reason"],
         "training": training_line(training) if training else reports.trouble and f"not known: {reports.trouble}",
+        "why": training and training["why"],
         "last checkpoint": training and checkpoint_text(training),
     }  # fmt: skip
     for name, value in lines.items():
@@ -84,13 +86,27 @@ def training_of(chief: Mapping[str, Any], ps: Mapping[str, Mapping[str, Any]]) -
     loss = fmean(losses) if losses else None
     rates = {name: told[1] for name, told in progress.items()}
     known = rates and rates.keys() <= batches.keys()
+    workers, update, waits = worker_times(ps), update_of(ps), waits_of(ps)
     return {
         "phase": chief["phase"], "text": chief["text"], "step": max(steps, default=None),
         "loss": loss if loss is None or isfinite(loss) else str(loss),
         "pushes_per_s": sum(rates.values()) if rates else None,
         "examples_per_s": sum(rate * batches[name] for name, rate in rates.items()) if known else None,
         "saved": chief["saved"], "saved_ago": chief["saved_ago"],
+        "update": update.get("mode"), "workers": workers, "waits": waits,
+        "why": sentence(workers, update, waits, chief.get("away")),
     }  # fmt: skip
+
+
+def update_of(ps: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The settings of the update mode, as on the wire; {}: no ps has said."""
+    return next((values["update"] for values in ps.values() if "update" in values), {})
+
+
+def waits_of(ps: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Who has waited for whom for a while, as the step ps reports it; None: nobody."""
+    found = next((values["standstill"] for values in ps.values() if values.get("standstill")), None)
+    return found if found is not None and found["since_s"] >= STILL_S else None
 
 
 def training_line(training: Mapping[str, Any]) -> str:
@@ -129,6 +145,8 @@ def show_cluster(address: str, as_json: bool) -> int:
         print(f"workers {what.replace('_', ' ')}: {', '.join(names) or 'none'}")
     if training["step"] is not None:
         print(f"training: {training_line(training)}")
+    if training["why"]:
+        print(f"why: {training['why']}")
     rows = []
     for task, values in ps.items():
         idle = values["state"] != "no answer" and "step" not in values and chief["phase"] == RUN

@@ -23,6 +23,7 @@ from dps.launch.runs.view import View, read_run
 from dps.transport.clock import now, wall
 from tests.chaos.cluster import MARK, marked
 from tests.launch.clusters.test_local_processes import until
+from tests.tracing.checks import check
 
 TRAINER = """
 import os, sys, time
@@ -138,6 +139,15 @@ def test_a_run_in_the_background_is_listed_watched_read_and_ended_from_other_ter
     of_ps = r"^1\.ps\.0 +RUNNING +\d+ +- +[\d.]+ +N/A +- +[\d.]+ +[\d.]+ +\d+ +\d+ +(N/A|\d+) +(N/A|\d+) +0$"
     of_worker = of_ps.replace(r"ps\.0", r"worker\.2").replace(r"- +[\d.]+ +N/A +-", r"0\.5 +[\d.]+ +[\d,]+ +\d+", 1)
     assert re.search(of_ps, monitor, re.M) and re.search(of_worker, monitor, re.M), monitor
+    assert "steps of chief, ps:0, ps:1, worker:0, worker:1, worker:2, " in user.dps("trace", "1", "--steps", "20")
+    tracing, screen = user.start("trace", "1", "--steps", "100000", "--out", "interrupted.json")
+    user.until(screen, "Ctrl-C ends the trace")
+    os.write(screen, termios.tcgetattr(screen)[6][termios.VINTR])
+    assert "interrupted.json: " in user.rest(screen) and tracing.wait(60) == 0
+    check(json.loads((user.folder / "interrupted.json").read_text()))
+    (path,) = user.folder.glob("trace-1-step-*.json")
+    events = check(json.loads(path.read_text()))
+    assert {"push", "apply", "program"} <= {event["name"] for event in events if event["ph"] == "X"}
     assert "begins at" in user.dps("logs")
     assert user.dps("kill", "1").endswith("run 1: KILLED\n")
     assert "run 1 long: KILLED" in user.rest(screen) and monitoring.wait(60) == 0

@@ -155,3 +155,12 @@ def test_the_rate_of_a_worker_is_that_between_its_last_pushes_and_falls_while_th
     progress.record_push(5, None, 16.0)
     assert progress.report_progress(16.0) == [5, 0.25, 1.0], "one push in 4 s"
     assert progress.report_progress(17.0)[1] == 0.25 and progress.report_progress(36.0)[1] == 0.05
+
+
+def test_a_run_that_has_ended_is_not_traced_and_says_so_in_one_line(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(runs, "old", code=0)
+    told = say(capsys, "trace", "1", code=2)
+    assert told == "dps: run 1 has ended (SUCCEEDED); only a run that goes on can be traced: dps list\n"
+    assert "no run goes on; the newest is 1 (old, SUCCEEDED): dps trace 1" in say(capsys, "trace", code=2)

@@ -51,17 +51,18 @@ def test_only_the_chief_configures_saves_and_stops_and_only_ps_report_and_decide
         role: {name for name in by_role(role) if not any(name in by_role(o) for o in ROLES if o != role)}
         for role in ROLES
     }
-    own = {"Configure", "Members", "AskServing", "CutShard", "SaveShard", "StopTask", "Drain", "Serve"}
+    own = {"Configure", "Members", "AskServing", "CutShard", "SaveShard", "StopTask", "Drain", "Serve", "TraceOrder"}
     assert alone["chief"] == own
     assert alone["ps"] == {"Report", "Decide"}
 
 
 def test_an_operator_sees_how_a_run_does_ends_it_and_makes_tokens_and_a_token_only_enrols() -> None:
     looks = {"AskRun", "AskStats", "AskStatus", "AskCluster", "Examine"}
-    assert by_role("operator") == looks | {"Leave", "EndRun", "MakeToken"}
+    assert by_role("operator") == looks | {"Leave", "EndRun", "MakeToken", "AskTrace"}
     assert not {"AskStatus", "EndRun", "MakeToken"} & set().union(
         *(by_role(role) for role in ROLES if role != "operator")
     )
+    assert {role for role in ROLES if "AskTrace" in by_role(role)} == {"worker", "operator"}
     assert by_role(TOKEN) == {"Enrol"} and not any("Enrol" in by_role(role) for role in ROLES)
 
 

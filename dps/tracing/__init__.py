@@ -1,0 +1,1 @@
+"""Traces of the tasks of a run: what each did, and when, on one clock."""
