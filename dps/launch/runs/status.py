@@ -59,7 +59,7 @@ def show_run(path: str, as_json: bool) -> int:
         "command": view.asked.get("command"), "values": given,
         "resumes": view.asked.get("resumes"), "chief": values["chief"], "output": view.asked.get("output"),
         "folder": view.path, "exit code": values["exit_code"], "reason": values["reason"],
-        "training": training_line(training) if training else reports.trouble,
+        "training": training_line(training) if training else reports.trouble and f"not known: {reports.trouble}",
         "why": training and training["why"],
         "last checkpoint": training and checkpoint_text(training),
     }  # fmt: skip
