@@ -1,4 +1,4 @@
-"""A hash index from int64 keys to row numbers, which grows a piece at a time. Nothing uses it yet: keyed tables will."""
+"""A hash index from int64 keys to row numbers that grows a piece at a time. Nothing uses it yet: keyed tables will."""
 
 from __future__ import annotations
 
