@@ -20,6 +20,7 @@ from dps.actors.caller import Caller
 from dps.actors.ref import Ref
 from dps.errors import ConfigError, DeadlineExceeded, DpsError, ProtocolError, Unavailable
 from dps.messages.runs import OPERATORS, TRACE_BEGIN, TRACE_LOOK, TRACE_READ, AskTrace, TraceState
+from dps.task.served_task import serving
 from dps.tracing import gathering, recording
 from dps.tracing.gathering import TraceClient, Traced, TraceWish, check_wish
 from dps.transport.current import keys_for, runtime
@@ -234,6 +235,15 @@ def test_a_second_trace_costs_the_profiler_one_line(tmp_path: Path, caplog: pyte
         loop(server, 100, [dps.Profiler(str(tmp_path), all_tasks=True)])
     told = [record.getMessage() for record in caplog.records if "no trace of all tasks" in record.getMessage()]
     assert len(told) == 1 and "is traced already" in told[0] and not list(tmp_path.iterdir())
+
+
+def test_a_run_that_ends_while_it_is_traced_is_one_line() -> None:
+    with cluster() as (server,), asking(server.target) as caller:
+        (chief,) = (each for each in serving if each.address == server.target)
+        loop(server, 1)
+        made = TraceClient(runtime(), caller, server.target, TraceWish(10, 30))
+        with pytest.raises(Unavailable, match="the run has ended while it was traced, or has lost its chief at"):
+            made.take_trace(lambda tasks: chief.stop())
 
 
 @pytest.mark.parametrize(("steps", "seconds"), [(0, 60), (-1, 60), (True, 60), (1.5, 60), (10, 0), (10, 601)])
