@@ -104,7 +104,9 @@ class TraceClient:
             steps = max((state.step for state in self._states.values()), default=-1) - first
             tasks = self._read_all()
             if not tasks:
-                raise Unavailable(f"the run has ended while it was traced, or has lost its chief at {self._chief}")
+                gone = f"the run has ended while it was traced, or has lost its chief at {self._chief}"
+                why = "; ".join(self.left_out.values())
+                raise Unavailable(gone if self._chief in self._caller.away else f"nothing was traced: {why}")
             return self._made(tasks, max(0, steps), max(0, first))
         finally:
             for task in self._states:
