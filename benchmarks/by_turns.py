@@ -4,13 +4,13 @@
     python benchmarks/by_turns.py v1 HEAD --rounds 400 --works push --elements 100000
 
 `benchmarks/two_commits.py` runs one commit after the other, so a machine that changes its speed within seconds shows
-as a difference of the commits. Here both clusters live at once, each with one ps and the workers that the work needs,
+as a difference of the commits. Here both clusters live at once, each with its ps and the workers that the work needs,
 and only one of them works at a time: a round is a burst of calls with one commit and a burst with the other; who goes
 first alternates. A ratio is the time of BASE over the time of HEAD in one round: above 1, HEAD is faster. The table
 shows the median ratio, the middle half of all rounds, and the median time of a call.
 
-Works: push, step, and pull with push, asynchronous, SGD; sync, a synchronous step of two workers. One variable of
-float32 of --elements, with the ps on this machine.
+Works: push, step, and pull with push, asynchronous, SGD; sync, a synchronous step of two workers. Each ps, on this
+machine, has one variable of float32 of --elements.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ START_S = 120.0
 # -- in a process of one commit -----------------------------------------------------------------------------------
 
 
-def serve(folder: str, kind: str, elements: int, bursts: int, calls: int) -> None:
+def serve(folder: str, kind: str, ps: int, elements: int, bursts: int, calls: int) -> None:
     """A cluster of the dps that is imported. Blocks until all bursts are made."""
     import dps
 
-    with dps.LocalCluster(ps=1, workers=2 if kind == "sync" else 1, processes=True) as local:
-        local.run(train, folder, kind, elements, bursts, calls).wait()
+    with dps.LocalCluster(ps=ps, workers=2 if kind == "sync" else 1, processes=True) as local:
+        local.run(train, folder, kind, ps, elements, bursts, calls).wait()
 
 
-def train(server: Any, folder: str, kind: str, elements: int, bursts: int, calls: int) -> None:
+def train(server: Any, folder: str, kind: str, ps: int, elements: int, bursts: int, calls: int) -> None:
     """One worker. The first one makes a burst for each line that it is sent, and answers with the seconds of a call;
     a second one makes as many steps."""
     import numpy as np
 
     import dps
 
-    params = {"w": np.zeros(elements, np.float32)}
-    grads = {"w": np.full(elements, 1e-6, np.float32)}
+    params = {f"w{at}": np.zeros(elements, np.float32) for at in range(ps)}
+    grads = {name: np.full(elements, 1e-6, np.float32) for name in params}
     update = "sync" if kind == "sync" else "async"
     with dps.Session(server, params, optimizer=dps.optim.SGD(0.1), update=update) as session:
         if server.task != 0:
@@ -84,12 +84,13 @@ def train(server: Any, folder: str, kind: str, elements: int, bursts: int, calls
 class Served:
     """The cluster of one commit, in processes of its own."""
 
-    def __init__(self, tree: Path, folder: Path, kind: str, elements: int, bursts: int, calls: int) -> None:
+    def __init__(self, tree: Path, folder: Path, kind: str, *numbers: int) -> None:
+        """`numbers`: as of `serve`, from `ps` on."""
         folder.mkdir()
         for name in ("asked", "told"):
             os.mkfifo(folder / name)
         environ = {name: value for name, value in os.environ.items() if not name.startswith("DPS_")}
-        given = [str(folder), kind, str(elements), str(bursts), str(calls)]
+        given = [str(folder), kind, *map(str, numbers)]
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).resolve()), "--serve", *given],
             cwd=tree, env={**environ, "PYTHONPATH": str(tree)}, stdout=sys.stderr,
@@ -128,7 +129,9 @@ class Served:
         self._told.close()
 
 
-def rounds_of(trees: Sequence[Path], works: Sequence[str], elements: int, rounds: int, calls: int) -> dict[str, Any]:
+def rounds_of(
+    trees: Sequence[Path], works: Sequence[str], elements: int, rounds: int, calls: int, ps: int = 1
+) -> dict[str, Any]:  # fmt: skip
     """By work: a list of pairs (seconds of a call with BASE, with HEAD), one for each counted round."""
     found: dict[str, list[tuple[float, float]]] = {work: [] for work in works}
     for kind in ("async", "sync"):
@@ -139,7 +142,7 @@ def rounds_of(trees: Sequence[Path], works: Sequence[str], elements: int, rounds
         with tempfile.TemporaryDirectory(prefix="dps-turns-") as folder, contextlib.ExitStack() as stack:
             served = []
             for number, tree in enumerate(trees):
-                served.append(Served(tree, Path(folder) / f"{number}", kind, elements, bursts, calls))
+                served.append(Served(tree, Path(folder) / f"{number}", kind, ps, elements, bursts, calls))
                 stack.callback(served[-1].close)
             for number in range(rounds + UNCOUNTED):
                 first = number % 2
@@ -163,27 +166,28 @@ def lines_of(found: dict[str, list[tuple[float, float]]]) -> Iterator[str]:
 def main(argv: Sequence[str]) -> int:
     """Compare two commits; returns the exit code."""
     if list(argv[:1]) == ["--serve"]:
-        folder, kind, elements, bursts, calls = argv[1:]
-        serve(folder, kind, int(elements), int(bursts), int(calls))
+        folder, kind, *numbers = argv[1:]
+        serve(folder, kind, *map(int, numbers))
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("base", metavar="BASE")
     parser.add_argument("head", metavar="HEAD")
     parser.add_argument("--works", default=",".join(WORKS), help=f"some of {', '.join(WORKS)}")
-    parser.add_argument("--elements", type=int, default=1000)
+    parser.add_argument("--ps", type=int, default=1)
+    parser.add_argument("--elements", type=int, default=1000, help="of the variable that each ps has")
     parser.add_argument("--rounds", type=int, default=150)
     parser.add_argument("--calls", type=int, default=200, help="of a burst")
     args = parser.parse_args(argv)
     works = args.works.split(",")
     if unknown := [work for work in works if work not in WORKS]:
         parser.error(f"--works {','.join(unknown)} is not known; wanted some of {', '.join(WORKS)}")
-    if min(args.elements, args.rounds, args.calls) < 1:
-        parser.error("--elements, --rounds and --calls: wanted at least 1")
+    if min(args.ps, args.elements, args.rounds, args.calls) < 1:
+        parser.error("--ps, --elements, --rounds and --calls: wanted at least 1")
     sys.path.insert(0, str(ROOT))
     from benchmarks.two_commits import worktrees
 
     with worktrees([args.base, args.head]) as trees:
-        found = rounds_of(trees, works, args.elements, args.rounds, args.calls)
+        found = rounds_of(trees, works, args.elements, args.rounds, args.calls, args.ps)
     print("\n".join(lines_of(found)))
     return 0
 

@@ -36,6 +36,7 @@ _MODULES = {
     "layers": "dps.layers",
     "nn": "dps.nn",
     "compress": "dps.compress",
+    "init": "dps.init",
     "data": "dps.data",
     "cluster": "dps.cluster",
     "launch": "dps.launch",
@@ -46,6 +47,7 @@ _MODULES = {
 }
 _ADAPTERS = {
     "torch": "dps.torch",
+    "jax": "dps.jax",
 }
 """Modules that need the library of an extra. `from dps import *` leaves them out."""
 _OF_TENSORFLOW = {
@@ -67,6 +69,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from dps import compress as compress
+    from dps import init as init
+    from dps import jax as jax
     from dps import optim as optim
     from dps import torch as torch
     from dps.client.following import follow as follow

@@ -27,6 +27,7 @@ EXAMPLES = """examples:
   dps status 4
   dps logs 4 --task worker.1 --follow
   dps monitor 4
+  dps watch 4
   dps trace 4 --steps 100
   dps kill 4
   dps prune --older-than 30d --keep 10

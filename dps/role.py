@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dps.errors import ConfigError
-from dps.launch.programs.program import hear_of_the_end, run_program
+from dps.launch.programs.program import handle_run_end, run_program
 from dps.launch.supervision.outcome import LOST, TEARDOWN
 from dps.process import config, descriptors
 from dps.process.flags import EXIT_CODES, MOST_TASKS, Parser, add_addresses, addresses, guarded
@@ -153,7 +153,7 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
     os.environ.update(environ | tf_config_of(environ))
     drain_on_signal()
     if config.launched.is_set():
-        hear_of_the_end()
+        handle_run_end()
     code = run_program(args.program, rest, args.verbose) if args.program else serve_functions(args.serve)
     if job == "worker" and not config.session_opened.is_set():
         tell_the_chief(environ, code)
@@ -182,7 +182,7 @@ def tell_the_chief(environ: dict[str, str], code: int) -> None:
     """Tell the chief not to wait for a worker whose program made no session; impossible if its task is not known."""
     if environ["DPS_TASK"] == "":
         return
-    from dps.launch.programs.leaving import leave
+    from dps.launch.programs.leaving import report_end
     from dps.messages.runs import SERVED
 
     chief, task = environ["DPS_CHIEF"], int(environ["DPS_TASK"])
@@ -195,7 +195,7 @@ def tell_the_chief(environ: dict[str, str], code: int) -> None:
             return  # this task would have been the chief itself
         chief = cluster.task_address(lead.job, lead.index)
     has_served = config.serves.is_set() and not code
-    leave(chief, task, SERVED if has_served else f"ended with exit code {code}", code)
+    report_end(chief, task, SERVED if has_served else f"ended with exit code {code}", code)
 
 
 def task_environment(args: argparse.Namespace) -> dict[str, str]:
@@ -210,7 +210,7 @@ def task_environment(args: argparse.Namespace) -> dict[str, str]:
     elif args.ps_hosts or args.worker_hosts:
         cluster = ClusterSpec.from_flags(args.ps_hosts, args.worker_hosts, args.chief_hosts)
     elif args.resolver or args.jobs:
-        cluster, own = from_engine(args)
+        cluster, own = from_resolver(args)
     elif not args.chief and any(name in os.environ for name in ("TF_CONFIG", "DPS_CLUSTER", "SLURM_STEP_NUM_TASKS")):
         from dps.cluster.resolve import resolve
 
@@ -249,14 +249,14 @@ def task_environment(args: argparse.Namespace) -> dict[str, str]:
     return environ | listens | {name: str(value) for name, value in settings.items() if value is not None}
 
 
-def from_engine(args: argparse.Namespace) -> tuple[ClusterSpec, Task | None]:
+def from_resolver(args: argparse.Namespace) -> tuple[ClusterSpec, Task | None]:
     """The cluster and the task that `--resolver` finds."""
-    from dps.cluster.resolve import engine
+    from dps.cluster.resolve import run_resolver
     from dps.cluster.resolvers.ranks import parse_jobs
 
     if not args.resolver:
         raise ConfigError("got --jobs without --resolver; name the engine, such as --resolver slurm")
-    cluster, own = engine(args.resolver, jobs=parse_jobs(args.jobs) if args.jobs else None)
+    cluster, own = run_resolver(args.resolver, jobs=parse_jobs(args.jobs) if args.jobs else None)
     if own is None and not args.job:
         raise ConfigError(f"--resolver {args.resolver} finds no task for this process; give --job and --task")
     return cluster, own

@@ -9,6 +9,7 @@ from pathlib import Path
 DPS = Path(__file__).parents[1] / "dps"
 
 SEVERAL = {
+    "Constant": "public: optim.Constant is a schedule, init.Constant makes first values",
     "Dense": "public: layers.Dense computes, nn.Dense is a layer of a model",
     "Embedding": "public: layers.Embedding computes, nn.Embedding and torch.Embedding are layers of a model",
     "Optimizer": "public: torch.Optimizer is one of PyTorch, and takes an optim.Optimizer",
@@ -21,6 +22,7 @@ SEVERAL = {
 
 ROOMS = (
     "actors", "transport", "ps", "chief", "worker", "task", "variables", "messages", "checkpoint", "cluster", "process",
+    "calls", "coordinator", "launch", "queues", "collectives", "data", "strategy", "nn", "layers", "adapters",
 )  # fmt: skip
 """The rooms in which methods have objects."""
 
@@ -30,6 +32,9 @@ BARE = {"take", "end", "begin", "look", "over", "again", "put", "tell", "note", 
 MAY_BE_BARE = {
     "Node.tell": "the term of actors: send a message and want no answer",
     "World.at": "public",
+    "Queue.put": "public",
+    "QueueState.put": "the term of queues, as get is",
+    "PrefetchQueue.put": "the term of queues, as get is",
 }
 """Methods that may be bare, with the reason."""
 

@@ -194,6 +194,8 @@ def test_the_examples_of_a_page_run(page: Path, folder: Path) -> None:
     shown = [block.text for block in blocks(page) if not block.note.startswith("skip: ")]
     if any(re.search(r"import (dps\.)?torch", text) for text in shown):
         pytest.importorskip("torch", reason="this page needs PyTorch: pip install '.[torch]'")
+    if page.name == "jax.md":
+        pytest.importorskip("optax", reason="this page needs JAX and optax: pip install '.[jax]'")
     run_page(page, folder)
 
 

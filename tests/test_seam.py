@@ -9,6 +9,7 @@ ROOT = Path(__file__).parents[1]
 
 REAL_MEMORY = {
     "dps/client/reports.py": "gives the process's own memory back to the system, which no simulated process has",
+    "dps/adapters/jax.py": "refuses the simulator, whose tasks would share the stack of JAX's compiled code",
 }
 """Files above the transport that ask `runtime.simulated`, and why. Anything else that differs in the simulator is a
 field or method of `dps.transport.endpoint.Runtime`, or a value in `runtime.tuning`."""

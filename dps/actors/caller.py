@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from dps.actors.answers import Failed, Waiting
@@ -49,9 +49,10 @@ class Caller:
         """Addresses whose connection is broken, and since when, on the clock of `now`."""
         self.reached: set[str] = set()
         """Addresses with which there has been a connection."""
-        self._posted = 0
-        """The number of the posted request that has no answer yet."""
-        self._heard: Message | None = None
+        self._heard: dict[int, Message | None] = {}
+        """The first answers to posted requests that somebody waits for, by number; None: it is to come."""
+        self._to_come = 0
+        """How many of those are to come."""
 
     def now(self) -> float:
         """Monotonic seconds, without those in which this process was stopped: the clock of all deadlines here."""
@@ -62,11 +63,11 @@ class Caller:
         to: Ref,
         message: Message,
         feed: Feed,
-        again: Callable[[], Message | None] | None = None,
+        resend: Callable[[], Message | None] | None = None,
         resend_s: float | None = None,
     ) -> Request:
         """Send a request; `feed` gets each answer and returns True when the request is complete. Does not block."""
-        request = Question(feed, again or (lambda: message), _nothing)
+        request = Question(feed, resend or (lambda: message), _nothing)
         self.open(to, message, request, resend_s)
         self._outbox.flush()
         return request
@@ -90,17 +91,19 @@ class Caller:
         self._outbox.send_message(to.address, Envelope(message, to.actor, number, self.name, self.incarnation))
         return number
 
-    def hear(self, number: int, wait_s: float) -> Message | None:
-        """The first answer to the posted request of this number; None if none comes in time. Blocks up to `wait_s`."""
-        self._posted, self._heard = number, None
+    def hear(self, numbers: Iterable[int], wait_s: float) -> dict[int, Message | None]:
+        """The first answer to each of these posted requests, by their numbers; None for one that does not come in time.
+        Blocks up to `wait_s`."""
+        heard = self._heard = dict.fromkeys(numbers)
+        self._to_come = len(heard)
         deadline = self._time.now() + wait_s
         try:
-            while self._heard is None and wait_s > 0:
+            while self._to_come and wait_s > 0:
                 self.turn(wait_s)
                 wait_s = deadline - self._time.received_at
-            return self._heard
+            return heard
         finally:
-            self._posted, self._heard = 0, None
+            self._heard = {}
 
     @property
     def next_number(self) -> int:
@@ -213,10 +216,12 @@ class Caller:
     def _feed_answer(self, envelope: Envelope, now: float) -> None:
         if envelope.actor:
             return
-        if envelope.request == self._posted and self._heard is None:
-            self._heard = envelope.message
-        else:
-            self._requests.feed_answer(envelope.request, envelope.message, now)
+        number = envelope.request
+        if number not in self._heard:
+            self._requests.feed_answer(number, envelope.message, now)
+        elif self._heard[number] is None:
+            self._heard[number] = envelope.message
+            self._to_come -= 1
 
 
 def _nothing() -> None:

@@ -154,11 +154,11 @@ class Node:
         self._send(to.address, Envelope(message, to.actor, 0, self.name))
 
     def ask(
-        self, to: Ref, message: Message, timeout_s: float, then: Then, again: Message | None = None,
+        self, to: Ref, message: Message, timeout_s: float, then: Then, resend: Message | None = None,
         waits: Callable[[str], None] = lambda reason: None,
     ) -> Callable[[], None]:  # fmt: skip
         """Send a request until an answer comes; `then` gets it, or DeadlineExceeded, or the error that it carries.
-        `again` is sent while no answer has come; None: the message. `waits` gets the reason of each answer that only
+        `resend` is sent while no answer has come; None: the message. `waits` gets the reason of each answer that only
         says to wait. Returns a function that drops the request."""
         now = self._time.now()
 
@@ -173,7 +173,7 @@ class Node:
             error = DeadlineExceeded(f"{to} did not answer {type(message).__name__} within {timeout_s:.1f} s")
             self._call_guarded(lambda: then(error))
 
-        request = Question(feed, lambda: again or message, expired)
+        request = Question(feed, lambda: resend or message, expired)
         self._requests.open_request(now, to, request, now + timeout_s)
         self._send(to.address, Envelope(message, to.actor, request.number, self.name))
         return lambda: self._requests.forget_request(request)

@@ -47,8 +47,8 @@ class Request:
 class Question(Request):
     """A request whose methods are given as functions."""
 
-    def __init__(self, feed: Feed, again: Callable[[], Message | None], expired: Callable[[], None]) -> None:
-        self._feed, self._resend_message, self._expired = feed, again, expired
+    def __init__(self, feed: Feed, resend: Callable[[], Message | None], expired: Callable[[], None]) -> None:
+        self._feed, self._resend_message, self._expired = feed, resend, expired
 
     def feed(self, message: Message) -> bool:
         return self._feed(message)

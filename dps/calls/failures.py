@@ -26,7 +26,7 @@ class Failure:
         return " ".join(self.error.split()) + (f" ({self.place})" if self.place else "")
 
     @property
-    def way(self) -> tuple[str, ...]:
+    def cause(self) -> tuple[str, ...]:
         """A key that is equal for workers that failed in the same way, even if numbers in their messages differ."""
         places = tuple(line for line in self.trace.splitlines() if line.startswith("  File "))
         places = (self.place,) if self.place else places

@@ -42,7 +42,7 @@ class ServedFunctions:
                 module = module_of(entry)
                 self._modules |= dict.fromkeys(_names(module, entry), module)
 
-    def find(self, path: str) -> Function:
+    def find_function(self, path: str) -> Function:
         """The function of a path. Raises ConfigError if it is not served, or not there."""
         if path in self._functions:
             return self._functions[path]

@@ -8,7 +8,7 @@ All functions block on the storage. Only the chief commits and deletes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from dps.checkpoint.files import JOURNAL_FILE, MANIFEST_FILE, POSITION_FILE, join, parse_folder_name
 from dps.checkpoint.manifest import Manifest, decode, decode_shards, encode
@@ -104,14 +104,13 @@ def newest_whole(storage: Storage, checkpoint_dir: str, log: Callable[[str], Non
     return None
 
 
-def retain(storage: Storage, checkpoint_dir: str, keep: int, protect: Collection[str] = ()) -> list[str]:
+def retain(storage: Storage, checkpoint_dir: str, keep: int) -> list[str]:
     """Delete old checkpoints; returns the deleted names.
 
-    It keeps the `keep` newest whole checkpoints (at least one) and those in `protect`. It deletes folders without a
-    manifest that are older than the newest whole checkpoint, because nobody will finish them. A finished but damaged
-    checkpoint does not count, and is kept for a person to inspect. Whole means here that the manifest's checksum and
-    all sizes match; digests and variables are not checked. Temporary files of a killed chief's journal are deleted,
-    too.
+    It keeps the `keep` newest whole checkpoints (at least one). It deletes folders without a manifest that are older
+    than the newest whole checkpoint, because nobody will finish them. A finished but damaged checkpoint does not count,
+    and is kept for a person to inspect. Whole means here that the manifest's checksum and all sizes match; digests and
+    variables are not checked. Temporary files of a killed chief's journal are deleted, too.
     """
     if keep < 1:
         raise ValueError(f"keep is {keep}; wanted 1 or more checkpoints to keep")
@@ -119,12 +118,10 @@ def retain(storage: Storage, checkpoint_dir: str, keep: int, protect: Collection
     for name in candidates(storage, checkpoint_dir):
         if not storage.exists(join(join(checkpoint_dir, name), MANIFEST_FILE)):
             unwanted = whole > 0
-        elif _is_whole(storage, checkpoint_dir, name):
+        elif unwanted := _is_whole(storage, checkpoint_dir, name):
             whole += 1
             unwanted = whole > keep
-        else:
-            unwanted = False
-        if unwanted and name not in protect:
+        if unwanted:
             doomed.append(name)
     for name in reversed(doomed):
         folder = join(checkpoint_dir, name)

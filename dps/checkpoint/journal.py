@@ -12,7 +12,7 @@ from typing import Any
 from dps.checkpoint.files import JOURNAL_FILE, join, seal, unseal
 from dps.checkpoint.storage import Storage
 from dps.errors import CheckpointError
-from dps.process.record import made, record, replace
+from dps.process.record import made, record
 
 FORMAT_VERSION = 1
 
@@ -51,18 +51,6 @@ class JournalState:
     def has_ended(self, incarnation: int) -> bool:
         """Whether the journal records the end of this incarnation."""
         return any(first <= incarnation <= last for first, last in self.ended)
-
-    def with_ended(self, incarnation: int) -> JournalState:
-        """This state with one more ended incarnation; the same state if it had ended before."""
-        if self.has_ended(incarnation):
-            return self
-        merged: list[tuple[int, int]] = []
-        for first, last in sorted([*self.ended, (incarnation, incarnation)]):
-            if merged and first == merged[-1][1] + 1:
-                merged[-1] = (merged[-1][0], last)
-            else:
-                merged.append((first, last))
-        return replace(self, ended=tuple(merged))
 
 
 class Journal:

@@ -121,16 +121,6 @@ class MemoryStorage:
             self._claims[key] = claim
         return claim
 
-    def truncate(self, path: str, n: int) -> None:
-        """Cut a file to its first `n` bytes, as a failing disk may."""
-        self._files[posixpath.normpath(path)] = bytes(self.read(path)[:n])
-
-    def corrupt(self, path: str, offset: int) -> None:
-        """Flip all bits of one byte."""
-        data = bytearray(self.read(path))
-        data[offset] ^= 0xFF
-        self._files[posixpath.normpath(path)] = bytes(data)
-
     def _has_folder(self, key: str) -> bool:
         return any(file.startswith(key + "/") for file in list(self._files))
 

@@ -14,6 +14,7 @@ from dps.chief.sessions import ClientSession, Sessions
 from dps.errors import CheckpointError, DpsError
 from dps.messages.runs import INITIALISE, RUN, CloseSession, OpenSession
 from dps.process.telemetry import log
+from dps.variables.plan import Plan
 
 EARLY = 4096
 """The most closes that are kept of sessions that are not known yet."""
@@ -69,7 +70,12 @@ class Admission:
             return ""  # `_refuse_different` refuses another one than the run's
         name, wanted = f"{message.job}:{message.task}", str(message.settings.get("checkpoint_dir") or "")
         own, joined = sender.peer is self._node.tickets.own, " " in self._node.user
-        return self._cluster.checkpoint_root.waiting_text(name, wanted, own, joined)
+        root = self._cluster.checkpoint_root
+        if message.plan.get("made") and not own:
+            for spec in Plan.from_wire(message.plan).variables:
+                if spec.init is not None and "path" in spec.init:  # of `FromFile`
+                    root.check_file(name, spec.init["path"], joined)
+        return root.waiting_text(name, wanted, own, joined)
 
     def _refuse_different(self, session: ClientSession) -> bool:
         """Refuse a session whose layout or settings are not those of the run."""

@@ -213,6 +213,18 @@ class CheckpointRoot:
             "--checkpoint-root FOLDER (DPS_CHECKPOINT_ROOT, checkpoint_root=) and name a checkpoint_dir below that"
         )
 
+    def check_file(self, name: str, path: str, joined: bool) -> None:
+        """Raise CheckpointError unless a session outside of the chief's process may have ps read this file for first
+        values: one below the folder of the run's checkpoints, where that is limited."""
+        root, limited = self._root or self._named, self._root is not None or joined
+        if not limited or (root and is_below(path, root)):
+            return
+        raise CheckpointError(
+            f"{name} asks for first values from {path}, but others may join this run and the file is not below "
+            f"{root or 'a folder that the chief was given'}; move it there, or start the chief with another "
+            "--checkpoint-root FOLDER (DPS_CHECKPOINT_ROOT, checkpoint_root=)"
+        )
+
     def is_allowed(self, wanted: str) -> bool:
         """Whether a session may name this folder without waiting."""
         return self._root is None or self._is_allowed(wanted, self._root)

@@ -14,9 +14,10 @@ from dps.chief.cluster import KnownNode
 from dps.chief.members import EpochRoster, RunMembers
 from dps.chief.run import Run
 from dps.chief.sessions import ClientSession
-from dps.errors import CheckpointError, ConfigError
+from dps.errors import CheckpointError, ConfigError, DeadlineExceeded
 from dps.messages.runs import CONFIGURE, HOLD, INITIALISE, RUN, SETTLE, Configure, Configured, SessionOpened
 from dps.messages.sessions import PS
+from dps.training.update_modes import from_wire
 from dps.transport.message import Message
 from dps.variables.plan import as_applied
 
@@ -149,6 +150,8 @@ class Epoch:
         """What a session brings with the first values, to prove that the chief asked it for them."""
         self._refs = {task: Ref(nodes[task].address, PS) for task in run.plan.ps}
         self._configured: set[int] = set()
+        self._progress: dict[int, str] = {}
+        """What ps say that are still making first values."""
         self.phase = CONFIGURE
         self.resumed = False
         """Whether another chief began this epoch."""
@@ -175,10 +178,15 @@ class Epoch:
             self._tickets, digest(self._opener),
         )  # fmt: skip
 
+        before = self._progress.get(task, "")
+
         def configured(answer: Message | Exception) -> None:
             if self.phase != CONFIGURE:
                 return
-            if isinstance(answer, Configured):
+            told = self._progress.get(task, "")
+            if isinstance(answer, DeadlineExceeded) and told != before:  # it has made some values in this time
+                self._configure_one(task)
+            elif isinstance(answer, Configured):
                 self._configured.add(task)
                 self._losses.record_last_step(answer.ended, answer.reached)
                 if not self._unconfigured():
@@ -188,7 +196,10 @@ class Epoch:
             else:
                 self._owner.broken(f"ps:{task} cannot take run epoch {self.number}: {answer}")
 
-        self.node.ask(self._refs[task], message, CONFIGURE_S, configured)
+        def makes(told: str) -> None:
+            self._progress[task] = told
+
+        self.node.ask(self._refs[task], message, CONFIGURE_S, configured, waits=makes)
 
     def resume_epoch(self) -> None:
         """Continue an epoch that another chief began and all ps serve already."""
@@ -270,8 +281,8 @@ class Epoch:
 
     @property
     def may_have_halves(self) -> bool:
-        """Whether a push may be applied on one ps and not on another. A synchronous step is applied on all or none."""
-        return len(self.run.plan.ps) > 1 and self.run.settings["update"]["mode"] in ("async", "bounded")
+        """Whether a push may be applied on one ps and not on another."""
+        return len(self.run.plan.ps) > 1 and not from_wire(self.run.settings["update"]).is_atomic
 
     def settle_pushes(self) -> None:
         """Have all sessions complete their pushes and join again. None is admitted before `resume_training`."""
@@ -309,7 +320,7 @@ class Epoch:
     def waiting_text(self, initialiser: str) -> str:
         """What the epoch waits for, as a sentence. `initialiser`: the task that sends first values, or ""."""
         if self.phase == CONFIGURE:
-            waits = [f"ps:{task}" for task in self._unconfigured()]
+            waits = [self._unconfigured_text(task) for task in self._unconfigured()]
             return f"the chief waits for {', '.join(waits) or 'the first checkpoint'}"
         if self.phase == INITIALISE and initialiser:
             return f"the chief waits for {initialiser} to send the first values"
@@ -317,6 +328,10 @@ class Epoch:
             behind = [f"ps:{task}" for task in self.ps_behind()]
             return f"training; the chief waits for {', '.join(behind)}" if behind else "training"
         return self.phase
+
+    def _unconfigured_text(self, task: int) -> str:
+        told = self._progress.get(task, "")
+        return f"ps:{task}, which {told}" if told else f"ps:{task}"
 
     def stop_admitting(self) -> None:
         """The run ends or has failed: admit no more sessions. Checkpoints and members are still handled."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from dps.checkpoint import (
@@ -53,14 +53,12 @@ class Run:
     trained: bool = False
     """Whether sessions have trained in this run, under this chief or another."""
     saved_at: float = 0.0
-    configured: dict[int, int] = field(default_factory=dict)
-    """Steps of the ps that have accepted this run epoch."""
 
     def begin_from(self, storage: Storage) -> int:
         """Choose the checkpoint to begin from: the requested one, else the newest whole one; returns steps lost.
 
         Raises CheckpointError if that checkpoint holds another model."""
-        before, self.restore, self.saved_at, self.configured = self.step, "", 0.0, {}
+        before, self.restore, self.saved_at = self.step, "", 0.0
         manifest = self._manifest(storage) if self.checkpoint_dir else None
         if manifest is not None:
             check_saved(self.plan, self.checkpoint_dir, manifest)

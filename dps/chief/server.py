@@ -358,8 +358,17 @@ class ChiefActor(Actor):
         saved = epochs.current.checkpoints if epochs.current is not None else None
         return {
             "phase": epochs.phase, "epoch": epochs.number, "text": self._text(),
-            "live": [member.name for member in self.members.live.values()],
+            "live": [member.name for member in self.members.live.values()], "away": self._away(),
             "saved": saved.saved_name if saved else "", "saved_ago": saved.saved_ago if saved else "",
+        }  # fmt: skip
+
+    def _away(self) -> dict[str, list[float]]:
+        """The ps that are needed and away: since how many seconds, and how many more they may take to come back."""
+        now, cluster = self.node.now(), self.cluster
+        since = {task: cluster.away_s(task, now) for task in cluster.ps.known if cluster.is_away(task)}
+        return {
+            f"ps:{task}": [away_s, max(0.0, RESTART_S - away_s)]
+            for task, away_s in since.items() if cluster.is_needed(task)
         }  # fmt: skip
 
     def _text(self) -> str:

@@ -89,9 +89,9 @@ class AbsentWorkers:
         for name in members.waiting():
             known = self._cluster.workers.known.get(int(name.partition(":")[2]))
             away = known is None or not known.alive
-            patience_s = BACK_S if restarted and name in members.joined else ABSENT_S
-            if away and since_start_s > patience_s and (members.joined or restarted):
-                why = f"has not come for {patience_s:.0f} s"
+            limit_s = BACK_S if restarted and name in members.joined else ABSENT_S
+            if away and since_start_s > limit_s and (members.joined or restarted):
+                why = f"has not come for {limit_s:.0f} s"
                 log.warning("%s: %s %s; the run may end without it", self._node.name, name, why)
                 self._node.runtime.record("worker absent", name=name, why=why)
                 self._ending.mark_lost(name, why)

@@ -65,6 +65,32 @@ def gather(
             _lay(_sources(plan, arena, gradients), values)
 
 
+def pieces_of_parts(
+    plan: Plan, layout: ShardLayout, values: Mapping[str, Array], most: int
+) -> Iterator[tuple[list[int], tuple[Array, ...]]]:
+    """The parts of a shard of which there are values, as offsets in its run and bytes: about `most` bytes each time,
+    and at least one element."""
+    offsets, arrays, nbytes = list[int](), list[Array](), 0
+    for arena in layout.arenas:
+        longest = max(1, most // arena.itemsize) * arena.itemsize
+        for part, start in zip(arena.parts, arena.starts, strict=True):
+            value = values.get(plan.variables[part.variable].name)
+            if value is None or not part.size:
+                continue
+            whole = np.ascontiguousarray(split(value, part, len(plan.parts_of[part.variable])))
+            data, at = whole.reshape(-1).view(np.uint8), arena.offset + start * arena.itemsize
+            for begin in range(0, len(data), longest):
+                piece = data[begin : begin + longest]
+                if offsets and nbytes + len(piece) > most:
+                    yield offsets, tuple(arrays)
+                    offsets, arrays, nbytes = [], [], 0
+                offsets.append(at + begin)
+                arrays.append(piece)
+                nbytes += len(piece)
+    if offsets:
+        yield offsets, tuple(arrays)
+
+
 def _sources(plan: Plan, arena: Arena, gradients: Mapping[int, Gradient]) -> Sequence[Array]:
     """The gradients of an arena's parts, in the order of the run."""
     if not plan.is_split:

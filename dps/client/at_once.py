@@ -1,25 +1,31 @@
-"""Small pulls, pushes and steps in one round trip: one message to the ps, one answer, and no request that is kept.
+"""Small pulls, pushes and steps in one round trip: one message to each ps, one answer of each, and no request that is
+kept.
 
-This is for the usual case: the only ps is on this machine, it answers soon, and a push has all gradients. After another
-answer, or none in time, the same push is sent as an ordinary request. It has the same number, so the ps applies only
-one of the two.
+This is for the usual case: all ps are on this machine, they answer soon, and a push has all gradients. After another
+answer, or none in time, the same push is sent as an ordinary request. It has the same numbers, so a ps applies only one
+of the two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dps.client.connection import Connection
 from dps.client.lanes import LentVersion, PsPeer, held
-from dps.client.pulling import Pulls
+from dps.client.pulling import PullMemory, Pulls
 from dps.client.pushing import Pushes, PushOp
 from dps.client.transfers import copy_steadily
 from dps.messages.replies import Push
 from dps.messages.sessions import APPLIED, SHARED, Pull, Pushed, SharedValues
 from dps.messages.sessions import Push as PushMessage
-from dps.transport.wire import Array
+from dps.transport.message import changed
 from dps.variables.layout import Gradient
+
+_staleness = operator.attrgetter("staleness")
+Holds = list[LentVersion]
+"""The versions of all shards, in the order of the plan."""
 
 
 class Made(NamedTuple):
@@ -27,8 +33,8 @@ class Made(NamedTuple):
 
     result: Push
     values: Any = None
-    hold: LentVersion | None = None
-    """A released hold that names the version that was copied. None: the values have to be pulled."""
+    holds: Holds | None = None
+    """Released holds that name the versions that were copied. None: the values have to be pulled."""
 
 
 class AtOnce:
@@ -36,160 +42,202 @@ class AtOnce:
 
     def __init__(self, connection: Connection, pushes: Pushes, pulls: Pulls) -> None:
         self._connection, self._pushes, self._pulls = connection, pushes, pulls
-        self._peers: dict[int, PsPeer] = {}
-        """The peers from which `_peer` was chosen."""
-        self._peer: PsPeer | None = None
-        """The only ps, if this run can be served here."""
-        self._hold: LentVersion | None = None
-        """The values that the last answer lent. The next call releases them, unless `holds` was called."""
+        self._seen: dict[int, PsPeer] = {}
+        """The peers from which `_peers` was chosen."""
+        self._peers: list[PsPeer] = []
+        """All ps, if this run can be served here; else none."""
+        self._holds: Holds = []
+        """The values that the last answers lent; of all shards, or none. The next call releases them, unless
+        `hand_over` was called."""
         self._fresh = 0, 0.0
-        """In sync: the number of the push that brought `_hold`, and until when its values serve a pull."""
-        self._prepared: tuple[Array, Any] | None = None
-        """Memory for the values of the next answer, and the nested arrays in it."""
+        """In sync: the number of the push that brought `_holds`, and until when its values serve a pull."""
+        self._prepared: tuple[PullMemory, Any] | None = None
+        """Memory for the values of the next answers, and the nested arrays in it."""
 
     def push(self, gradients: Mapping[int, Gradient], loss: Any, reads: bool) -> Made | PushOp | None:
         """A push, and the values after it if it `reads`. Blocks for a moment. Raises TaskLost when this node was told
-        to end. In sync values that nobody reads are kept for the next pull: nobody changes them before the next step.
+        to end, ValueError for NaN that no ps may refuse. In sync values that nobody reads are kept for the next pull:
+        nobody changes them before the next step.
 
-        Returns the result, or the same push as an ordinary operation if the ps did not answer soon, or None if nothing
+        Returns the result, or the same push as an ordinary operation if a ps did not answer soon, or None if nothing
         was sent."""
-        pushes, peer = self._pushes, self._open()
-        if peer is None or pushes.under_way or not peer.layout.trained:
+        pushes, peers = self._pushes, self._open()
+        if not peers or pushes.under_way:
             return None
         if pushes.assigned is not None and pushes.assigned.waiting:
             return None
-        run = pushes.filled(peer, gradients)
-        if run is None or run.memory is None:
-            return None
-        number, made = pushes.numbers[peer.ps] + 1, None
+        memories: list[list[int]] = []
+        for peer in peers:
+            run = pushes.filled(peer, gradients)
+            if run is None or run.memory is None:
+                return None
+            memories.append(run.memory.name)
+        if self._connection.agreed.mode.checks_finite:
+            pushes.check(gradients)
+        numbers, made = pushes.numbers.copy(), None
         try:
-            made = self._push(peer, run.memory.name, reads)
+            made = self._push(peers, memories, reads)
             return made or pushes.start(gradients, loss, None, reads)
         except BaseException:  # Ctrl-C: the ps may have the push, so it has to be sent again under its number
             if made is None and not pushes.under_way:
-                pushes.numbers[peer.ps] = number - 1
+                pushes.numbers.update(numbers)
                 pushes.start(gradients, loss, None)
             raise
 
     def pull(self) -> Any:
         """The nested arrays of the current values, the caller's own; None if they have to be pulled. Blocks for a
         moment."""
-        hold = self.held(prepares=True)
-        return None if hold is None else self._copied(hold)
+        holds = self.held(prepares=True)
+        return self._copied(holds) if holds else None
 
-    def held(self, prepares: bool = False) -> LentVersion | None:
+    def held(self, prepares: bool = False) -> Holds:
         """The current values: those that came with the last push or, if others may have pushed since, those that the ps
-        has. None if they have to be pulled. Blocks for a moment.
+        have. Empty if they have to be pulled. Blocks for a moment.
 
-        The caller calls `holds` and releases them. `prepares`: memory to copy them to is found while the answer is in
-        flight."""
+        The caller calls `hand_over` and releases them. `prepares`: memory to copy them to is found while the answers
+        are in flight."""
         if self._connection.agreed.mode.has_stable_values:
-            if self._hold is not None and not self._is_fresh(self._hold):
+            if self._holds and not self._is_fresh(self._holds):
                 self._release()
-            if self._hold is not None:
-                self.note(self._hold)
-            return self._hold
+            if self._holds:
+                self.note(self._holds)
+            return self._holds
         return self._asked(prepares)
 
-    def holds(self) -> None:
-        """Hand the hold over: from now on the caller of `held` releases it, also after an error."""
-        self._hold = None
+    def hand_over(self) -> None:
+        """From now on the caller of `held` releases the holds, also after an error."""
+        self._holds = []
 
-    def note(self, hold: LentVersion) -> None:
+    def note(self, holds: Holds) -> None:
         """Record that these values were pulled."""
-        self._pulls.read = self._connection.membership.epoch, {hold.peer.ps: hold.counter}
-        self._pushes.pulled[hold.peer.ps] = hold.counter
+        counters = {hold.peer.ps: hold.counter for hold in holds}
+        self._pulls.read = self._connection.membership.epoch, counters
+        self._pushes.pulled.update(counters)
 
-    def _is_fresh(self, hold: LentVersion) -> bool:
+    def _is_fresh(self, holds: Holds) -> bool:
         """In sync: whether the values that came with the last push are still the newest version."""
-        connection, ps, (push, until) = self._connection, hold.peer.ps, self._fresh
-        same = connection.peers.get(ps) is hold.peer and not connection.membership.over
-        return same and self._pushes.numbers[ps] == push and connection.home.runtime.now() <= until
+        connection, (push, until) = self._connection, self._fresh
+        for hold in holds:
+            ps = hold.peer.ps
+            if connection.peers.get(ps) is not hold.peer or self._pushes.numbers[ps] != push:
+                return False
+        return not connection.membership.over and connection.home.runtime.now() <= until
 
     def _release(self) -> None:
-        if self._hold is not None:
-            self._hold.release()
-            self._hold = None
-
-    def _copied(self, hold: LentVersion) -> Any:
-        """Copy the values, into the prepared memory if there is any, and release them."""
-        try:
-            self.holds()
-            run, tree = self._prepared or self._pulls.prepared()
-            (memory,) = hold.memories
-            copy_steadily(self._connection.home.runtime, run[: len(memory)], memory)
-            return tree
-        finally:
-            self._prepared = None
+        holds, self._holds = self._holds, []
+        for hold in holds:
             hold.release()
 
-    def _open(self) -> PsPeer | None:
-        """The ps to ask; None if the request has to be an ordinary one."""
+    def _copied(self, holds: Holds) -> Any:
+        """Copy the values, into the prepared memory if there is any, and release them."""
+        try:
+            self.hand_over()
+            memory, tree = self._prepared or self._pulls.prepared()
+            runtime = self._connection.home.runtime
+            for hold in holds:
+                run = memory.run(hold.peer.ps)
+                for arena, values in zip(hold.peer.layout.arenas, hold.memories, strict=True):
+                    copy_steadily(runtime, run[arena.offset : arena.offset + arena.nbytes], values)
+            return memory.tree(self._pushes.assembly) if tree is None else tree
+        finally:
+            self._prepared = None
+            for hold in holds:
+                hold.release()
+
+    def _open(self) -> list[PsPeer]:
+        """The ps to ask; none if the requests have to be ordinary ones."""
         connection = self._connection
-        self._release()
-        if self._peers is not connection.peers:
-            self._peers, self._peer = connection.peers, self._usual_peer()
-        if self._peer is None or not self._peer.lane.on or connection.membership.over:
-            return None
+        if self._holds:
+            self._release()
+        if self._seen is not connection.peers:
+            self._seen, self._peers = connection.peers, self._usual_peers()
+        if connection.membership.over:
+            return []
+        for peer in self._peers:
+            if not peer.lane.on:
+                return []
         connection.check_node()
-        return self._peer
+        return self._peers
 
-    def _usual_peer(self) -> PsPeer | None:
-        """The only ps; None if the run or the model is not the usual one."""
-        connection, plan = self._connection, self._connection.agreed.plan
-        layout = plan.layouts[connection.agreed.step_ps]
-        one = len(plan.ps) == len(layout.arenas) == 1 and not plan.is_split
-        small = layout.nbytes <= connection.home.runtime.tuning.small_nbytes
-        return connection.peers[plan.ps[0]] if one and small and self._pulls.may_come_with_a_push else None
+    def _usual_peers(self) -> list[PsPeer]:
+        """All ps, if run and model are the usual ones: small shards, each of which has something that is trained; in
+        sync one ps, because with more the step ps decides for all."""
+        connection, layouts = self._connection, self._connection.agreed.plan.layouts
+        most, mode = connection.home.runtime.tuning.small_nbytes, connection.agreed.mode
+        small = all(layout.nbytes <= most and layout.trained for layout in layouts.values())
+        apart = len(layouts) == 1 or not mode.is_atomic
+        usual = small and apart and self._pulls.may_come_with_a_push
+        return [connection.peers[ps] for ps in layouts] if usual else []
 
-    def _push(self, peer: PsPeer, memory: list[int], reads: bool) -> Made | None:
-        """Send a push of gradients in shared memory; None if the ps did not apply it soon."""
-        connection, pushes, ps = self._connection, self._pushes, peer.ps
-        number, lend = pushes.numbers[ps] + 1, reads or connection.agreed.mode.has_stable_values
-        message = PushMessage(
-            connection.membership.epoch, number, connection.steps.local_step, pushes.pulled[ps], SHARED,
-            peer.layout.gradient_nbytes, [], [memory, 0], 0, lend, peer.lane.all_released_below(),
-        )  # fmt: skip
-        answer = self._ask(peer, message, prepares=reads)
-        if not isinstance(answer, Pushed):
+    def _push(self, peers: Sequence[PsPeer], memories: Sequence[list[int]], reads: bool) -> Made | None:
+        """Send a push of gradients in shared memory; None if a ps did not apply it soon."""
+        connection, pushes = self._connection, self._pushes
+        lend, epoch = reads or connection.agreed.mode.has_stable_values, connection.membership.epoch
+        step, numbers, pulled = connection.steps.local_step, pushes.numbers, pushes.pulled
+        messages = [
+            PushMessage(
+                epoch, numbers[peer.ps] + 1, step, pulled[peer.ps], SHARED, peer.layout.gradient_nbytes, [],
+                [memory, 0], 0, lend, peer.lane.all_released_below(),
+            )
+            for peer, memory in zip(peers, memories, strict=True)
+        ]  # fmt: skip
+        if pushes.times.at >= pushes.times.due_at:
+            messages[0] = changed(messages[0], times=pushes.times.take_told())  # the step ps is the first
+        answers = self._ask(messages, prepares=reads)
+        if answers is None:
             return None
-        pushes.made(ps, number, answer.step)
-        result, hold = Push(answer.step, True, answer.staleness), self._hold
-        if reads and hold is not None:
-            return Made(result, self._copied(hold), hold)
-        if hold is not None:
+        leading = answers[0]  # the step ps's
+        pushes.made(peers, leading.number, leading.step)
+        result, holds = Push(leading.step, True, max(map(_staleness, answers))), self._holds
+        if reads and holds:
+            return Made(result, self._copied(holds), holds)
+        if holds:
             runtime = connection.home.runtime
-            self._fresh = number, runtime.now() + runtime.tuning.client.step_values_s
+            self._fresh = leading.number, runtime.now() + runtime.tuning.client.step_values_s
         return Made(result)
 
-    def _asked(self, prepares: bool) -> LentVersion | None:
-        """The values that the ps has now."""
-        connection, peer = self._connection, self._open()
-        if peer is None:
-            return None
-        pull = Pull(connection.membership.epoch, 0, 0, 0, -1, [], 0, True, peer.lane.all_released_below())
-        answer = self._ask(peer, pull, prepares)
-        if self._hold is not None and answer is not None:
-            connection.steps.saw(answer.step)
-            self.note(self._hold)
-        return self._hold
+    def _asked(self, prepares: bool) -> Holds:
+        """The values that the ps have now."""
+        connection, peers = self._connection, self._open()
+        if not peers:
+            return []
+        epoch = connection.membership.epoch
+        pulls = [Pull(epoch, 0, 0, 0, -1, [], 0, True, peer.lane.all_released_below()) for peer in peers]
+        answers = self._ask(pulls, prepares)
+        if self._holds and answers is not None:
+            connection.steps.saw(answers[0].step)
+            self.note(self._holds)
+        return self._holds
 
-    def _ask(self, peer: PsPeer, message: PushMessage | Pull, prepares: bool) -> Pushed | SharedValues | None:
-        """Send a message, and hold the values that its answer lends. None for anything but the usual answer."""
-        caller, lane = self._connection.caller, peer.lane
-        request = caller.post(peer.ref, message)
+    def _ask(self, messages: Sequence[PushMessage | Pull], prepares: bool) -> list[Any] | None:
+        """Send a message to each ps, and hold the values that all of the answers lend. None for anything but the usual
+        answers."""
+        caller, at = self._connection.caller, self._connection.home.runtime.tuning.client
+        asked: dict[int, PsPeer] = {}
+        holds, usual = Holds(), True
         try:
-            lane.reads(request)
+            for peer, message in zip(self._peers, messages, strict=True):
+                number = caller.post(peer.ref, message)
+                asked[number] = peer
+                peer.lane.reads(number)
             self._prepared = self._pulls.prepared() if prepares else None
-            answer = caller.hear(request, caller.runtime.tuning.client.step_patience_s)
-            if isinstance(answer, SharedValues):
-                self._hold = held(peer, request, answer.counter, answer.memories)
-            elif not isinstance(answer, Pushed) or answer.status != APPLIED:
-                return None
-            elif answer.lent:
-                counter, _, memories = answer.lent
-                self._hold = held(peer, request, counter, memories)
-            return answer
+            answers = caller.hear(asked, at.step_patience_s)
+            for number, answer in answers.items():
+                lent: Sequence[Any] = ()
+                if isinstance(answer, SharedValues):
+                    lent = answer.counter, answer.step, answer.memories
+                elif isinstance(answer, Pushed) and answer.status == APPLIED:
+                    lent = answer.lent
+                else:
+                    usual = False
+                if lent and (hold := held(asked[number], number, lent[0], lent[2])) is not None:
+                    holds.append(hold)
+            if len(holds) == len(asked):
+                self._holds, holds = holds, []
+            return list(answers.values()) if usual else None
         finally:
-            if self._hold is None:
-                lane.over(request)
+            for hold in holds:  # without those of the others they are of no use
+                hold.release()
+            if not self._holds:
+                for number, peer in asked.items():
+                    peer.lane.over(number)

@@ -11,7 +11,7 @@ import numpy as np
 from dps.actors.requests import Request
 from dps.client.lanes import Lane, PsPeer
 from dps.errors import Unavailable
-from dps.messages.sessions import DENSE, EMPTY, PACKED, PARTS, ROWS, RUN, SHARED, VALUE, Push
+from dps.messages.sessions import DENSE, EMPTY, NOTHING, PACKED, PARTS, ROWS, RUN, SHARED, VALUE, Push
 from dps.transport.endpoint import Memory, Runtime
 from dps.transport.tuning import Tuning
 from dps.transport.wire import Array
@@ -31,6 +31,7 @@ class About(NamedTuple):
     clock: int = 0
     lend: bool = False
     released: int = 0
+    times: list[Any] = NOTHING
 
     def push(
         self, form: int, nbytes: int, offsets: list[int], parts: list[object], arrays: tuple[Array, ...] = ()
@@ -115,12 +116,17 @@ class RunCargo(Cargo):
     def messages(self) -> list[Push]:
         layout, memory = self.peer.layout, self.memory
         if memory is not None:
-            return [self.about.push(SHARED, layout.gradient_nbytes, [], [memory.name, 0])]
+            return shared_message(layout, memory.name, self.about)
         return run_pieces(layout, self.run.bytes, self.piece_nbytes, self.about)
 
     @property
     def in_pieces(self) -> bool:
         return self.memory is None
+
+
+def shared_message(layout: ShardLayout, memory: list[int], about: About) -> list[Push]:
+    """The message of a push whose run begins shared memory."""
+    return [about.push(SHARED, layout.gradient_nbytes, [], [memory, 0])]
 
 
 def run_pieces(layout: ShardLayout, run: Array, piece_nbytes: int, about: About) -> list[Push]:

@@ -48,8 +48,11 @@ class LocalTraining(PsTraining):
     def push(self, grads: Any, loss: Any, timeout: float | None) -> Push:
         """As Session.push: a step of the session's own copy. The last one of a round waits for the other workers."""
         gradients, own = self._gradients(grads, loss), self.ready(timeout)
+        times = self._turns.times
+        times.leave()  # what a ps does in other modes, this worker computes
         check_all_finite(self._connection.agreed, gradients, "gradient")
         own.apply(gradients, self._round * self._connection.steps.local_step + own.steps)
+        times.enter()
         if own.steps == self._round:
             return self._end_round(loss, timeout)
         result = Push(self._session.global_step, True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from dps.messages.sessions import PS, Enter, Token
 from dps.process.telemetry import LogThrottle
 from dps.transport.message import Message
 from dps.transport.wire import Array
-from dps.variables.plan import Plan
+from dps.variables.plan import Plan, ShardLayout
 
 if TYPE_CHECKING:
     from dps.client.connection import Connection
@@ -282,9 +282,8 @@ class Joining:
         self.unreached.tasks = {f"ps:{task}": ref.address for task, ref in refs.items()}
 
     def _send_first_values(self, asked: SessionOpened, deadline: float, over: Callable[[], bool]) -> None:
-        """Send all parts of all shards in pieces, then tell the chief. Stops when `over()` is true."""
-        import mmap
-
+        """Send all parts of all shards in pieces, but those that the ps make, then tell the chief. Stops when `over()`
+        is true."""
         connection, caller = self._connection, self._caller
         requests: list[Request] = []
         errors: list[Exception] = []
@@ -297,14 +296,10 @@ class Joining:
         if self.first_values is not None:
             self._values = self.first_values(self._values)
         tuning, ahead = connection.home.runtime.tuning, 0  # bytes that have to leave until a piece has left
-        values = Whole([self._values[spec.name] for spec in connection.agreed.plan.variables])
-        for ps, layout in connection.agreed.plan.layouts.items():
-            # mmap: the memory is zeroed, and goes back to the system. In malloc's heap it would leave a hole.
-            run = np.frombuffer(mmap.mmap(-1, max(1, layout.nbytes)), np.uint8, layout.nbytes)
-            gather(connection.agreed.plan, layout, values, layout.flats(run), trained_only=False)
-            for piece in layout.pieces(tuning.piece_nbytes):
-                arrays = tuple(run[offset : offset + n] for offset, n in piece)
-                message = Init(asked.epoch, layout.nbytes, [offset for offset, _ in piece], asked.opener, arrays)
+        plan = connection.agreed.plan
+        for ps, layout in plan.layouts.items():
+            for offsets, arrays in self._first_pieces(plan, layout, tuning.piece_nbytes):
+                message = Init(asked.epoch, layout.nbytes, offsets, asked.opener, arrays)
                 ahead += sum(map(len, arrays))
                 resend_s = 1.0 + ahead / tuning.nodes.least_nbytes_s
                 requests.append(caller.start(self._refs[ps], message, feed, resend_s=resend_s))
@@ -316,6 +311,24 @@ class Joining:
         if not stop():
             done = caller.start(connection.chief, Initialised(asked.epoch, connection.number), feed)
             self._wait_all([done], errors, deadline, "the chief", stop)
+
+    def _first_pieces(
+        self, plan: Plan, layout: ShardLayout, most: int
+    ) -> Iterator[tuple[list[int], tuple[Array, ...]]]:
+        """The first values of a shard as offsets and bytes, each time about `most` bytes."""
+        import mmap
+
+        if any(spec.init is not None for spec in plan.variables):
+            from dps.client.assembly import pieces_of_parts
+
+            yield from pieces_of_parts(plan, layout, self._values, most)
+            return
+        values = Whole([self._values[spec.name] for spec in plan.variables])
+        # mmap: the memory is zeroed, and goes back to the system. In malloc's heap it would leave a hole.
+        run = np.frombuffer(mmap.mmap(-1, max(1, layout.nbytes)), np.uint8, layout.nbytes)
+        gather(plan, layout, values, layout.flats(run), trained_only=False)
+        for piece in layout.pieces(most):
+            yield [offset for offset, _ in piece], tuple(run[offset : offset + n] for offset, n in piece)
 
     def _wait_all(
         self, requests: list[Request], errors: list[Exception], deadline: float, whom: str, stop: Callable[[], bool]

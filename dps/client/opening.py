@@ -165,21 +165,28 @@ def first_values(
     if not isinstance(made, dict | list | tuple):
         raise HookError(f"{name}: init_fn returned {made!r:.80}, wanted first values in the nesting of params")
     try:
-        given = {path: to_array(leaf, path) for path, leaf in leaves(made)}
+        given = {path: to_array(leaf, path) for path, leaf in leaves(made) if not is_made(leaf)}
     except (TypeError, ValueError) as error:
         raise HookError(f"{name}: init_fn returned values that cannot be used: {error}") from None
+    wanted: dict[str, Any] = {path: leaf for path, leaf in leaves(params) if is_made(leaf)} | dict(values)
     found: dict[str, Array] = {}
     for path, array in given.items():
         own = first.get(path, path)
-        if problem := _problem(path, array, values.get(own)):
+        if problem := _problem(path, array, wanted.get(own)):
             raise HookError(f"{name}: init_fn returned {problem}")
         if not np.array_equal(found.setdefault(own, array), array, equal_nan=True):
             raise HookError(f"{name}: init_fn returned two values for {own}, which is tied to {path}")
     return {**values, **found}
 
 
-def _problem(name: str, array: Array, wanted: Array | None) -> str:
-    """Why an array is no first value of the variable of its name; "" if it is one."""
+def is_made(leaf: object) -> bool:
+    """Whether the ps make the first values of this leaf of params."""
+    return isinstance(leaf, Variable) and leaf.init is not None
+
+
+def _problem(name: str, array: Array, wanted: Any) -> str:
+    """Why an array is no first value of the variable of its name; "" if it is one. `wanted`: something of its shape and
+    dtype, or None."""
     if wanted is None:
         return f"{name!r}, which is no variable"
     if array.shape == wanted.shape and array.dtype == wanted.dtype:

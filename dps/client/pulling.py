@@ -262,11 +262,12 @@ class Pulls:
         epoch, counters = self.read
         return Version(epoch, tuple(sorted(counters.items())))
 
-    def prepared(self) -> tuple[Array, Any]:
-        """Memory for the values of the only shard, a run of bytes, and the user's nested arrays in it."""
+    def prepared(self) -> tuple[PullMemory, Any]:
+        """Memory for the values of all shards, and the user's nested arrays in it; None if they can be made only of
+        what it holds, because variables have several parts."""
         plan = self._connection.agreed.plan
         memory = self._recycled.take(plan.layouts)
-        return memory.run(plan.ps[0]), memory.tree(self._pushes.assembly)
+        return memory, None if plan.is_split else memory.tree(self._pushes.assembly)
 
     @property
     def may_follow_a_push(self) -> bool:

@@ -17,7 +17,8 @@ from dps.client.transfers import PushTransfer
 from dps.client.waiting import Operation, Waiter
 from dps.errors import PermissionDenied, advised
 from dps.messages.replies import Push
-from dps.messages.sessions import APPLIED, REFUSED, WINDOW
+from dps.messages.sessions import APPLIED, NOTHING, REFUSED, WINDOW
+from dps.process.telemetry import LoopTimes
 from dps.transport.wire import Array
 from dps.variables.layout import Gradient
 from dps.variables.tree import Nesting
@@ -141,12 +142,16 @@ class Pushes:
     """The pushes of a session: their numbers, those on their way, and what the session knows from their results.
 
     `settled` is called once for each push that has a result and was not refused, in their order.
+
+    More than 12 attributes: a session's parts that a push uses, and what is to be remembered of pushes.
     """
 
     def __init__(
-        self, connection: Connection, waiter: Waiter, nesting: Nesting, settled: Callable[[Push, Any], None]
-    ) -> None:
-        self._connection, self._waiter, self._settled = connection, waiter, settled
+        self, connection: Connection, waiter: Waiter, nesting: Nesting, settled: Callable[[Push, Any], None],
+        times: LoopTimes,
+    ) -> None:  # fmt: skip
+        """`times`: those of the session's loop, which pushes tell the step ps."""
+        self._connection, self._waiter, self._settled, self.times = connection, waiter, settled, times
         self._nesting, self._assembly = nesting, Assembly(connection.agreed.plan, nesting)
         self._under_way: list[PushOp] = []
         self._loader = Loader(connection)
@@ -157,6 +162,7 @@ class Pushes:
     def _begin_epoch(self) -> None:
         self.acknowledged = 0
         self._connection.steps.begin_numbers()
+        self.times.begin_sums()
         self.numbers = dict.fromkeys(self._connection.agreed.plan.ps, 0)
         self.pulled = dict.fromkeys(self._connection.agreed.plan.ps, -1)
         """The version of each shard that the last pull read, from which the next push is computed."""
@@ -178,11 +184,17 @@ class Pushes:
         """A run with the gradients of all of a shard; None if some are missing, or are not dense."""
         return self._loader.run(peer, gradients) if is_whole(peer.layout, gradients) else None
 
-    def made(self, ps: int, number: int, step: int) -> None:
-        """A push of this number was made in one round trip."""
+    def check(self, gradients: Mapping[int, Gradient]) -> None:
+        """Raise ValueError for NaN and infinite values if the ps cannot refuse the push as one."""
+        self._loader.check(gradients)
+
+    def made(self, peers: Iterable[PsPeer], number: int, step: int) -> None:
+        """The next push to each of these ps was made in one round trip. `number`: of that to the step ps; `step`: the
+        one that it made."""
         self._connection.steps.pushed(number, step)
         self.acknowledged += 1
-        self.numbers[ps] = number
+        for peer in peers:
+            self.numbers[peer.ps] += 1
 
     def start(
         self, gradients: Mapping[int, Gradient], loss: Any, timeout: float | None, lend: bool = False
@@ -199,7 +211,7 @@ class Pushes:
         """Check gradients, and gather what each ps gets of them and of the assigned `values`. Blocks while the send
         window is full. `lend`: a ps on this machine may lend values with its result."""
         connection = self._connection
-        self._loader.check(gradients)
+        self.check(gradients)
         clock = self._make_room(timeout)
         found: dict[int, Cargo] = {}
         operation = PushOp(connection, found, loss)
@@ -217,11 +229,13 @@ class Pushes:
 
     def about(self, peer: PsPeer, lend: bool, clock: int = 0) -> About:
         """The common fields of the messages of the next push to a ps. `clock`: for the step ps in bounded mode."""
-        connection, lane = self._connection, peer.lane
+        connection, lane, times = self._connection, peer.lane, self.times
         steps, ps = connection.steps, peer.ps
+        tells = ps == connection.agreed.step_ps and times.at >= times.due_at
         return About(
             connection.membership.epoch, self.numbers[ps] + 1,
             steps.local_step, self.pulled[ps], clock, lend, lane.all_released_below(),
+            times.take_told() if tells else NOTHING,
         )  # fmt: skip
 
     def send(self, operation: PushOp) -> None:

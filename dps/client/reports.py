@@ -20,10 +20,12 @@ from dps.transport.dtypes import is_float
 from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
 from dps.variables.layout import Gradient
-from dps.variables.plan import Plan
+from dps.variables.plan import Plan, as_applied
 from dps.variables.tree import Variable, leaves, to_array
 
 if TYPE_CHECKING:
+    from dps.client.membership import Agreed
+    from dps.hooks.gradient_norms import GradientWatch
     from dps.hooks.hook import Loop
 
 
@@ -44,8 +46,8 @@ class Reports:
         """Whether a push without a gradient was logged."""
         self._now = session.runtime.now
         self._last_at = self._now()
-        self.watch: MistakeWarnings | None = None
-        """Looks at the first pushes of a session that trains."""
+        self.watch: GradientWatch | None = None
+        """Looks at the first pushes of a session that trains, or at all of them for a hook."""
         self.replaced: MistakeWarnings | None = None
         """Looks at what pulls write to the caller's arrays."""
 
@@ -53,29 +55,40 @@ class Reports:
         """The session trains with these params: look for usual mistakes."""
         self.watch = self.replaced = MistakeWarnings(self._session.name, params)
 
+    def watch_norms(self, function: Callable[[float], None]) -> None:
+        """As Session.watch_gradient_norms."""
+        from dps.hooks.gradient_norms import GradientNorms
+
+        self.watch = GradientNorms(function, self._now, self.watch)
+
     def saw(self, values: Any) -> Any:
         """The program gets these values, which are returned; None for none."""
         if self.watch is not None and values is not None:
             self.watch.pulled(values)
         return values
 
-    def opened(self, values: Collection[Array], made_elsewhere: bool, variables: int) -> None:
+    def opened(self, values: Collection[Array], made_elsewhere: bool, agreed: Agreed) -> None:
         """The session is open. `values`: the first values that it brought. `made_elsewhere`: an `init_fn` makes others
-        where they are needed. `variables`: those of the run."""
+        where they are needed."""
 
         session = self._session
         nbytes = sum(value.nbytes for value in values)
         if nbytes > LARGE_NBYTES and not made_elsewhere:
             log.warning(
                 "%s: params has %.1f GB of first values; each worker that makes them needs that memory until its "
-                "program drops them, and the run uses those of one worker; np.zeros(shape) takes none, and "
-                "Session(init_fn=...) makes the values in that worker alone",
+                "program drops them, and the run uses those of one worker; dps.Variable(shape=..., init=...) has the "
+                "ps make them, and Session(init_fn=...) makes them in that worker alone",
                 session.name, nbytes / 1e9,
             )  # fmt: skip
         self._surplus = surplus_of(values, session.runtime)
         self._hooks.call_hooks("after_create_session", session)
         if telemetry.on_opened:
-            about = {"worker": session.name, "step": session.global_step, "variables": variables}
+            plan = as_applied(agreed.plan, agreed.settings["update"])
+            values_held, slots_held = plan.bytes_per_ps(), plan.slot_bytes_per_ps()
+            about = {
+                "worker": session.name, "step": session.global_step, "variables": len(plan.variables),
+                "placement": [[ps, nbytes, slots_held[ps]] for ps, nbytes in values_held.items()],
+            }  # fmt: skip
             telemetry.opened({**about, **self._hooks.loop_settings()})
 
     def settled(self, result: Push, loss: Any) -> None:

@@ -10,11 +10,11 @@ More than 500 lines: two thirds are the documentation of the public calls, which
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from dps.actors.caller import Caller
 from dps.client.connection import Connection
@@ -28,6 +28,7 @@ from dps.hooks.scalars import Scalars
 from dps.messages.replies import Push, Reply, Version
 from dps.messages.runs import Restore, Save, Saved
 from dps.process import config
+from dps.process.telemetry import LoopTimes, timed_read
 from dps.task.server import Server
 from dps.training.optimizers import Optimizer, checked
 from dps.training.update_modes import Update, from_wire
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from dps.training.averages import MovingAverage
     from dps.training.compression import Compressor
 
+
+T = TypeVar("T")
 
 FOREVER = float("inf")
 """A timeout for waits that may take as long as they like; who is waited for is logged every 10 s."""
@@ -197,13 +200,14 @@ class Session:
             )
         self._server = Server.client(server, keys) if isinstance(server, str) else server
         self._timeout = timeout
-        self._turns = ThreadGuard(lambda: self.name)
+        times = LoopTimes(self._server.runtime.now, timeout)
+        self._turns = ThreadGuard(lambda: self.name, times)
         self._stop = self._closed = self._opened = False
         self._calling: Calling | None = None
         self.scalars = Scalars()
         try:
             home = self._server.home()
-            self._hooks = Chain(hooks, lambda: self.name, self._hook_failed, home.hooks)
+            self._hooks = Chain(hooks, lambda: self.name, self._hook_failed, home.hooks, times)
             self._reports = Reports(self, self._hooks, home.pushed)
             if checkpoint_dir:
                 from dps.hooks.saver import CheckpointSaver
@@ -578,6 +582,33 @@ class Session:
         """
         self._training.assign(values, timeout)
 
+    def reading(self, batches: Iterable[T]) -> Iterator[T]:
+        """The same batches; the time that it takes to get each of them counts as reading data.
+
+        What a loop does between two calls of its session counts as computing, but for the time that a dataset of
+        `dps.data` takes. This says so of any other source, such as a `torch.utils.data.DataLoader`. `dps status` and
+        `dps monitor` name a worker that is slow, and whether it computes, reads data, moves values or waits. The loop
+        runs in the thread that pushes.
+
+        Args:
+            batches: What the loop iterates over.
+
+        Yields:
+            Its elements.
+
+        Example:
+            ```pycon
+            >>> batches = [np.zeros(3, np.float32), np.ones(3, np.float32)]
+            >>> for batch in session.reading(batches):
+            ...     step = session.push({"w": batch}).step
+            >>> step
+            2
+            ```
+        """
+        end, now, following = object(), self.runtime.now, iter(batches)
+        while (batch := timed_read(now, lambda: next(following, end))) is not end:
+            yield batch  # type: ignore[misc]
+
     @one_at_a_time
     def gradients(self) -> Any:
         """Arrays to write gradients to, which a push sends without copying them first. Does not block.
@@ -695,6 +726,28 @@ class Session:
         """
         self.scalars.store_value(name, value)
 
+    def watch_gradient_norms(self, function: Callable[[float], None]) -> None:
+        """Call a function with the norm of what each push of this session brings. For hooks. Does not block.
+
+        The norm is the Euclidean one of all gradients of the push, `sqrt(sum of g**2)`, before compression. The
+        function is called before the push is sent, on the session's thread. Norms take at most 2 % of the loop's time:
+        of large gradients only some pushes have one.
+
+        Args:
+            function: It gets the norm. Several functions may be given, one after the other; each is called.
+
+        Example:
+            ```pycon
+            >>> norms = []
+            >>> session.watch_gradient_norms(norms.append)
+            >>> session.push({"w": np.array([3, 4, 0], np.float32)}).accepted
+            True
+            >>> norms
+            [5.0]
+            ```
+        """
+        self._reports.watch_norms(function)
+
     @one_at_a_time
     def run(self, function: Callable[..., Any] | str, *args: Any, timeout: float | None = None) -> Any:
         """Run a function on a worker that serves (`--serve MODULE`), and return its value. Blocks.
@@ -806,7 +859,10 @@ class Session:
         """Counters of every ps and of the chief, for people. Blocks. `dps status` has those of other sessions, too.
 
         Returns:
-            The counters by task name, such as "ps:0". Those of a ps have this session's own under "sessions".
+            The counters by task name, such as "ps:0". Those of a ps have this session's own under "sessions", and there
+            on the ps that counts the steps "times": seconds for which the session's loop has read data (`read_s`), has
+            computed (`computed_s`), has moved values and gradients (`moved_s`) and has waited for others (`waited_s`)
+            since the session joined. A push tells them, one in 50 ms.
 
         Raises:
             DeadlineExceeded: A task did not answer in time.
@@ -923,7 +979,7 @@ class Session:
         if connection.compression is not None:
             connection.compression.check(connection.agreed.plan)
         nesting = Nesting(nested(list(connection.agreed.plan.by_name)) if params is None else params)
-        self._pushes = Pushes(connection, self._waiter, nesting, self._reports.settled)
+        self._pushes = Pushes(connection, self._waiter, nesting, self._reports.settled, self._turns.times)
         self._pulls = Pulls(connection, self._waiter, self._pushes)
         from dps.client.lookup import Lookups  # here: `import dps` stays quick
         from dps.client.training import PsTraining, SessionParts
@@ -938,8 +994,8 @@ class Session:
         else:
             self._reports.watch_mistakes(params)
             self._train()
-        elsewhere, variables = connection.joining.first_values is not None, len(connection.agreed.plan.variables)
-        self._reports.opened(values.values(), elsewhere, variables)
+        elsewhere = connection.joining.first_values is not None
+        self._reports.opened(values.values(), elsewhere, connection.agreed)
 
     def _train(self) -> PsTraining:
         """The session takes part in the training: its calls are those of the run's update mode."""

@@ -58,26 +58,27 @@ class Held:
     """The newest values, read-only, from `take` to `release`. Belongs to one call or block of a session. Those of a ps
     on this machine stay in its memory."""
 
-    __slots__ = ("_at_once", "_hold", "_pulls", "_pushes", "_timeout")
+    __slots__ = ("_at_once", "_held", "_pulls", "_pushes", "_timeout")
 
     def __init__(self, at_once: AtOnce, pushes: Pushes, pulls: Pulls, timeout: float | None) -> None:
         self._at_once, self._pushes, self._pulls, self._timeout = at_once, pushes, pulls, timeout
-        self._hold: LentVersion | PullOp | None = None
+        self._held: Sequence[LentVersion | PullOp] = ()
 
     def take(self) -> Any:
         """The values, in the nesting of params. Blocks; raises as `Session.pull`."""
-        hold = self._at_once.held()
-        if hold is not None:
-            self._hold = hold
-            self._at_once.holds()
-            return self._pushes.assembly.still(hold.memories)
-        self._hold = operation = self._pulls.start(None, None, after=False, hold=True)
+        holds = self._at_once.held()
+        if holds:
+            self._held = holds
+            self._at_once.hand_over()
+            return self._pushes.assembly.still([memory for hold in holds for memory in hold.memories])
+        operation = self._pulls.start(None, None, after=False, hold=True)
+        self._held = (operation,)
         return self._pulls.finish(operation, self._timeout)
 
     def release(self) -> None:
         """The values are not read any more. Does nothing if there are none."""
-        if self._hold is not None:
-            self._hold.release()
+        for held in self._held:
+            held.release()
 
     def end_view(self, turns: ThreadGuard) -> None:
         """As of `Viewed`."""
@@ -118,9 +119,9 @@ class PsTraining:
         if pushing is not None and not isinstance(pushing, PushOp):
             peers = self._connection.peers
             self._reports.settled(pushing.result, loss)
-            if self._connection.peers is not peers or pushing.hold is None:  # a hook may have rolled back
+            if self._connection.peers is not peers or pushing.holds is None:  # a hook may have rolled back
                 return self.pull(None, None, None, timeout)
-            self._at_once.note(pushing.hold)
+            self._at_once.note(pushing.holds)
             return self._reports.saw(pushing.values)
         pulling: PullOp | None = None
         try:
@@ -164,7 +165,8 @@ class PsTraining:
         if not isinstance(gradients, Whole) and is_empty(gradients):
             reports.empty()
         self._hooks.call_hooks("before_run", self._session)
-        self._connection.home.runtime.compute()
+        if computed_s := self._connection.home.runtime.compute():
+            self._turns.times.count_computed(computed_s)
         return gradients
 
     # -- reading ------------------------------------------------------------------------------------------------

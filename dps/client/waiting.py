@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dps.client.connection import Connection
 from dps.errors import Aborted, DeadlineExceeded
-from dps.process.telemetry import log
+from dps.process.telemetry import LoopTimes, log
 
 if TYPE_CHECKING:
     from dps.client.transfers import Transfer
@@ -159,10 +159,11 @@ if TYPE_CHECKING:
 class ThreadGuard:
     """The lock of a session. Different threads may use the session, one call at a time."""
 
-    __slots__ = ("_name", "call", "lock", "thread")
+    __slots__ = ("_name", "call", "lock", "thread", "times")
 
-    def __init__(self, name: Callable[[], str]) -> None:
-        self._name = name
+    def __init__(self, name: Callable[[], str], times: LoopTimes) -> None:
+        """`times`: is told when a call begins and ends."""
+        self._name, self.times = name, times
         self.lock = threading.RLock()  # a hook calls its session again, in the same thread
         self.call, self.thread = "", 0
         """The current or the last call, and its thread."""
@@ -186,14 +187,21 @@ class ThreadGuard:
         names = [thread.name for thread in threading.enumerate() if thread.ident == self.thread]
         return names[0] if names else f"thread {self.thread}"
 
-    def run(self, call: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call the function under the lock. Raises RuntimeError if another thread is in a call."""
+    def begin(self, call: str) -> None:
+        """Begin a call; `times.leave()` and `lock.release()` end it. Raises RuntimeError if another thread is in a
+        call."""
         if not self.lock.acquire(False):
             raise self.taken(call)
-        self.call, self.thread = call, get_ident()
+        self.call, self.thread, times = call, get_ident(), self.times
+        times.at = times.now()  # `enter`
+
+    def run(self, call: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call the function under the lock. Raises RuntimeError if another thread is in a call."""
+        self.begin(call)
         try:
             return function(*args, **kwargs)
         finally:
+            self.times.leave()
             self.lock.release()
 
     def of(self, call: str, function: Callable[P, T]) -> Callable[P, T]:
@@ -214,6 +222,13 @@ def one_at_a_time(method: Callable[Concatenate[U, P], T]) -> Callable[Concatenat
 
     @wraps(method)
     def taking_turns(self: U, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._turns.run(call, method, self, *args, **kwargs)
+        turns = self._turns
+        turns.begin(call)
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            times = turns.times
+            times.inside_s += times.now() - times.at  # `leave`
+            turns.lock.release()
 
     return taking_turns

@@ -241,33 +241,16 @@ def current_setter() -> Setter | None:
     return next((scope for scope in reversed(_scopes.get()) if not isinstance(scope, Device)), None)
 
 
-def variable_device(
-    name: str, shape: Sequence[int] = (), dtype: DTypeLike = "float32", default: Setter | None = None
-) -> Device:
-    """The device of a variable created here, from the enclosing scopes; setters among them count the variable.
+def compute_device() -> Device:
+    """The device of computations, from the enclosing scopes.
 
     From the innermost scope outwards: a setter gets the merged device of the scopes inside it, and its answer wins over
-    the scopes outside it. `default` is the outermost scope if no scope is a setter.
+    the scopes outside it.
     """
     found = Device()
-    for scope in _innermost_first(default):
-        found = scope.merge(found) if isinstance(scope, Device) else scope.variable(name, shape, dtype, found)
-    return found
-
-
-def compute_device(default: Setter | None = None) -> Device:
-    """The device of computations, from the enclosing scopes; see `variable_device`."""
-    found = Device()
-    for scope in _innermost_first(default):
+    for scope in reversed(_scopes.get()):
         found = scope.merge(found) if isinstance(scope, Device) else scope.compute(found)
     return found
-
-
-def _innermost_first(default: Setter | None) -> list[Device | Setter]:
-    scopes = list(reversed(_scopes.get()))
-    if default is not None and current_setter() is None:
-        scopes.append(default)
-    return scopes
 
 
 @record

@@ -44,7 +44,7 @@ __all__ = [
     "union",
 ]
 
-ENGINES = ("kubernetes", "mpi", "sge", "skypilot", "slurm", "torchrun")
+RESOLVERS = ("kubernetes", "mpi", "sge", "skypilot", "slurm", "torchrun")
 """The resolvers that need nothing but the environment: `--resolver`."""
 
 
@@ -87,17 +87,17 @@ def resolve(
             return _from_json(environ, variable, job, task)
     alone = environ.get("SLURM_STEP_NUM_TASKS") == "1" and slurm_jobs is None
     if not alone and ("SLURM_STEP_NUM_TASKS" in environ or "SLURM_STEP_NODELIST" in environ):
-        cluster, own = engine("slurm", environ, slurm_jobs, port_base)
+        cluster, own = run_resolver("slurm", environ, slurm_jobs, port_base)
         return cluster, _task(cluster, _override(own, job, task), "Slurm")
     return ClusterSpec({}), _task(ClusterSpec({}), _override(None, job, task), "task")
 
 
-def engine(
+def run_resolver(
     name: str, environ: Mapping[str, str] | None = None, jobs: Jobs | None = None, port_base: int = 8888
 ) -> tuple[ClusterSpec, Task | None]:
-    """The cluster and the task by the resolver with this name, one of `ENGINES`. Raises ConfigError as it does."""
-    if name not in ENGINES:
-        raise ConfigError(f"resolver: got {name!r}, wanted one of {', '.join(ENGINES)}")
+    """The cluster and the task by the resolver with this name, one of `RESOLVERS`. Raises ConfigError as it does."""
+    if name not in RESOLVERS:
+        raise ConfigError(f"resolver: got {name!r}, wanted one of {', '.join(RESOLVERS)}")
     found: tuple[ClusterSpec, Task | None] = getattr(importlib.import_module(f"dps.cluster.resolvers.{name}"), name)(
         environ, jobs, port_base
     )

@@ -12,7 +12,7 @@ from dps.collectives.flow import Flow
 from dps.collectives.member import CallersNode, GroupMember, second_binding
 from dps.collectives.memory import GIVEN, PLACE_NBYTES, RESULT
 from dps.collectives.messages import MEMBER, Formed, Who
-from dps.collectives.packing import Fused, pack_arrays, split_results, unpack_arrays
+from dps.collectives.packing import FusedArrays, pack_arrays, split_results, unpack_arrays
 from dps.collectives.routes import (
     PS,
     Own,
@@ -41,6 +41,7 @@ LOOK_S = 0.5
 LINGER_S = 2.0
 """How long a member that leaves serves others, which may need its last result."""
 LEAVE_AGAIN_S = 0.05
+"""How often it asks: another member may need its last result, and meanwhile it serves."""
 ANSWER_S = 15.0
 """How long a member that leaves waits for the chief's answer: longer than a node may be silent before it is lost."""
 HELLO = "the beginning of a generation"
@@ -163,7 +164,7 @@ class Group:
             parts = owned([a.size for a in arrays], size, most)[0] if lends else (
                 parts_of(count, 1 if way in (everyone, through) else size, most)
             )  # fmt: skip
-            fused = Fused(arrays, own, parts, [way(rank, size, root) for root in range(size)])
+            fused = FusedArrays(arrays, own, parts, [way(rank, size, root) for root in range(size)])
             how = TOTALS[op], self._window(size), fused.fill_piece, lends
             return Flow(what, rank, size, parts, way, own, result, *how)
 
@@ -173,7 +174,7 @@ class Group:
         """The sum of parts on boards. A part is written as a whole."""
         rank, size = formed.rank, len(formed.members)
         room = self._member.board_memory(self._member.completed + 1, result.nbytes).view(result.dtype)
-        fused = Fused(arrays, room, [RunSegment(0, result.size, 0)], [everyone(rank, size, 0)])
+        fused = FusedArrays(arrays, room, [RunSegment(0, result.size, 0)], [everyone(rank, size, 0)])
         flow = Flow(what, rank, size, [RunSegment(0, result.size, 0)], everyone, room, result, how, 1, fused.fill_piece)
         flow.shown = True
         return flow
@@ -337,7 +338,7 @@ class Group:
     def _run_until(self, ready: Callable[[], bool], what: str, timeout: float, watches: bool = False) -> None:
         """Run the node until `ready` is true. `watches`: no message tells when. Raises the error that has ended the
         group, TaskLost and DeadlineExceeded."""
-        member, began, patience, waited_s = self._member, self._runtime.now(), LogThrottle(), 0.0
+        member, began, throttle, waited_s = self._member, self._runtime.now(), LogThrottle(), 0.0
         boards = self._runtime.tuning.boards
         if watches:
             self._poll_boards(ready)
@@ -351,7 +352,7 @@ class Group:
             text = f"{self._node.name}: {what}: {member.awaits}"
             if waited_s >= timeout:
                 member.fail(DeadlineExceeded(f"{text}; waited {waited_s:.1f} s"))
-            elif patience.is_due(self._runtime.now()):
+            elif throttle.is_due(self._runtime.now()):
                 log.info("%s; has waited %.0f s", text, waited_s)
         if member.error is not None and not ready():
             raise member.error

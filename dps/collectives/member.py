@@ -78,7 +78,7 @@ class GroupMember(Actor):
         self._newer: list[tuple[Piece, Sender]] = []
         self._timer: NodeTimer | None = None
         self._seen: Any = None
-        self._patience_s = self._quiet_since = 0.0
+        self._ask_after_s = self._quiet_since = 0.0
         self._asked, self._forming_s = False, FORMING_S[0]
 
     def started(self) -> None:
@@ -180,7 +180,7 @@ class GroupMember(Actor):
         """Begin an operation, the next one."""
         flow.number = self.completed + 1
         work = self.works[flow.number] = PendingOperation(flow, given, result)
-        self._patience_s, self._quiet_since = FIRST_S, self.node.now()
+        self._ask_after_s, self._quiet_since = FIRST_S, self.node.now()
         self._start_timer(FIRST_S)
         flow.send_first_pieces()
         if flow.shown:
@@ -211,14 +211,14 @@ class GroupMember(Actor):
             self._ask_if_quiet(work)
         self._ask_chief()
         self._forming_s = min(2 * self._forming_s, FORMING_S[1]) if forming else FORMING_S[0]
-        self._start_timer(self._forming_s if forming else min(self._patience_s, ASK_AGAIN_S))
+        self._start_timer(self._forming_s if forming else min(self._ask_after_s, ASK_AGAIN_S))
 
     def _ask_if_quiet(self, work: PendingOperation) -> None:
         seen, now = work.flow.progress, self.node.now()
         if seen != self._seen:
-            self._seen, self._patience_s, self._quiet_since = seen, FIRST_S, now
-        elif now - self._quiet_since >= self._patience_s:
-            self._patience_s, self._quiet_since = min(2 * self._patience_s, LAST_S), now
+            self._seen, self._ask_after_s, self._quiet_since = seen, FIRST_S, now
+        elif now - self._quiet_since >= self._ask_after_s:
+            self._ask_after_s, self._quiet_since = min(2 * self._ask_after_s, LAST_S), now
             work.flow.ask_missing_pieces()
             self._send_pieces(work)
 

@@ -35,7 +35,7 @@ def unpack_arrays(row: Array, head: int) -> list[Array]:
     return found
 
 
-class Fused:
+class FusedArrays:
     """The arrays of one member, for one operation, and the pieces of which it consists."""
 
     def __init__(

@@ -57,7 +57,7 @@ class RemoteValue:
         Returns:
             True if `fetch` would return, or raise, at once.
         """
-        return self._call.over
+        return self._call.is_over
 
     def fetch(self, timeout: float | None = None) -> Any:
         """Wait for the value. Blocks. Each call returns a copy of its own.
@@ -75,7 +75,7 @@ class RemoteValue:
             DeadlineExceeded: No value in time. The call goes on.
         """
         call = self._call
-        self._wait(lambda: call.over, f"fetch of {call.function}", timeout)
+        self._wait(lambda: call.is_over, f"fetch of {call.function}", timeout)
         if call.error is not None:
             raise call.error()
         assert call.value is not None, call.state
@@ -150,6 +150,7 @@ QUEUE = 262_144
 LOOK_S = 0.5
 """How often a wait looks whether the run has ended, and whether somebody should be told."""
 LEAVE_S = 0.2
+"""How long `close` leaves its own node the time to tell the workers, before it ends that node."""
 Function = Callable[..., Any] | str
 
 
@@ -197,16 +198,16 @@ class Coordinator:
         self._schedule = CallSchedule(ps_errors)
         self._numbers = itertools.count(1)
         self._dispatcher = Dispatcher(self._schedule, self._lock, self._changed.notify)
-        self._begin(runtime.random.getrandbits(61))
+        self._join_run(runtime.random.getrandbits(61))
 
-    def _begin(self, client: int) -> None:
+    def _join_run(self, client: int) -> None:
         """Take part in the run, as a node that workers know by a number. Blocks until the chief answers."""
         try:
             self._server.wait_joined(self._server.runtime.now() + self._timeout)
         except BaseException:
             self._end_own_server()
             raise
-        self._dispatcher.begin(client, self._server.target)
+        self._dispatcher.set_target(client, self._server.target)
         self._server.host(f"coordinator/{client}", self._dispatcher)
         if self._server.job == "client":  # the chief does not count it, and so does not tell it of the run's end
             self._server.host("announcer", Announcer("coordinator", self._server.target))
@@ -238,16 +239,17 @@ class Coordinator:
             raise ConfigError("schedule: the coordinator is closed; make a new one")
         path = import_path(function)
         needs: list[ScheduledCall] = []
-        packed = pack_arguments(path, tuple(args), dict(kwargs or {}), lambda leaf: self._mark(leaf, needs))
+        packed = pack_arguments(path, tuple(args), dict(kwargs or {}), lambda leaf: self._encode_argument(leaf, needs))
         call = ScheduledCall(path, packed, needs)
-        self._wait(lambda: self._schedule.queued < self._queue_size, f"schedule of {path}: the queue is full", None)
+        full = f"schedule of {path}: the queue is full"
+        self._wait(lambda: self._schedule.queued_count < self._queue_size, full, None)
         with self._lock:
-            assigned = self._schedule.add(call)
+            assigned = self._schedule.add_call(call)
         if assigned:
             self._post(lambda: self._dispatcher.carry_out(assigned))
         return RemoteValue(self._wait, call)
 
-    def _mark(self, leaf: Any, needs: list[ScheduledCall]) -> tuple[int, Any] | None:
+    def _encode_argument(self, leaf: Any, needs: list[ScheduledCall]) -> tuple[int, Any] | None:
         """Encode an argument that is neither plain nor an array."""
         if isinstance(leaf, RemoteValue):
             if leaf._wait != self._wait:
@@ -280,9 +282,9 @@ class Coordinator:
         """
         with self._lock:
             if self._schedule.error is not None:
-                self._schedule.cancel("another call had failed")
-        self._wait(lambda: not self._schedule.open, "join", timeout)
-        self._report()
+                self._schedule.cancel_calls("another call had failed")
+        self._wait(lambda: not self._schedule.open_count, "join", timeout)
+        self._raise_first_error()
 
     def done(self) -> bool:
         """Whether all scheduled calls have ended. Does not block.
@@ -293,15 +295,15 @@ class Coordinator:
         Raises:
             RemoteError: The error of the first call that failed, as `join` raises it.
         """
-        self._report()
-        return not self._schedule.open
+        self._raise_first_error()
+        return not self._schedule.open_count
 
-    def _report(self) -> None:
+    def _raise_first_error(self) -> None:
         """Raise the first error, once. Calls that no worker has are cancelled."""
         with self._lock:
             error, self._schedule.error = self._schedule.error, None
             if error is not None:
-                self._schedule.cancel("another call had failed")
+                self._schedule.cancel_calls("another call had failed")
         if error is not None:
             self._changed.notify()
             raise error()
@@ -366,29 +368,29 @@ class Coordinator:
 
     def _wait(self, ready: Callable[[], bool], what: str, timeout: float | None) -> None:
         """Wait until `ready()`. Raises DeadlineExceeded that says who is waited for, and TaskLost after the run."""
-        patience, limit_s = LogThrottle(), self._timeout if timeout is None else timeout
+        throttle, limit_s = LogThrottle(), self._timeout if timeout is None else timeout
         began = self._server.runtime.now()
         while not self._changed.wait(ready, max(0.0, min(LOOK_S, limit_s))):
             if self._closed:
                 raise Cancelled(f"{what}: the coordinator was closed before the call had ended")
             if config.stop_requested.is_set():
-                raise Cancelled(f"{what}: this program was told to stop; {self._text()}")
+                raise Cancelled(f"{what}: this program was told to stop; {self._waiting_text()}")
             if self._server.exit_code is not None:
                 raise TaskLost(f"{what}: {self._server.reason or 'the run has ended'}")
             now = self._server.runtime.now()
             waited_s = now - (began if timeout is not None else max(began, self._dispatcher.moved_at))
-            text = f"{what}: {self._text()}"
+            text = f"{what}: {self._waiting_text()}"
             if waited_s >= limit_s:
                 raise DeadlineExceeded(f"{text}; waited {now - began:.1f} s")
-            if patience.is_due(now):
+            if throttle.is_due(now):
                 log.info("%s: %s; has waited %.0f s", self._server.name, text, now - began)
 
-    def _text(self) -> str:
+    def _waiting_text(self) -> str:
         """For whom the program waits."""
-        dispatcher, queued = self._dispatcher, self._schedule.queued
-        text = [*dispatcher.doing(), *([f"{queued} calls wait for a worker"] if queued else [])]
+        dispatcher, queued = self._dispatcher, self._schedule.queued_count
+        text = [*dispatcher.running_texts(), *([f"{queued} calls wait for a worker"] if queued else [])]
         if not dispatcher.names:
-            there = ", ".join(dispatcher.known) or "no workers"
+            there = ", ".join(dispatcher.known_workers) or "no workers"
             text.append(
                 dispatcher.refusal
                 or f"no worker serves (the chief at {self._server.target} knows of {there}); start one with "
@@ -405,8 +407,8 @@ class Coordinator:
             return
         self._closed = True
         with self._lock:
-            self._schedule.cancel("the coordinator was closed")
-        self._post(self._dispatcher.leave)
+            self._schedule.cancel_calls("the coordinator was closed")
+        self._post(self._dispatcher.leave_workers)
         self._changed.notify()
         self._server.runtime.sleep(LEAVE_S if self._own_server else 0.0)
         self._end_own_server()

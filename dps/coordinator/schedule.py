@@ -51,11 +51,11 @@ class ScheduledCall:
         self.error: MakeError | None = None
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether it has its outcome."""
         return self.state in OVER
 
-    def end(
+    def set_outcome(
         self, state: ScheduledState, value: Packed | None = None, error: MakeError | None = None
     ) -> list[ScheduledCall]:
         """The call has its outcome. Returns the calls that need the value. Nothing else of it is kept."""
@@ -83,56 +83,56 @@ class CallSchedule:
         """The error of the first call that failed since an error was reported."""
 
     @property
-    def queued(self) -> int:
+    def queued_count(self) -> int:
         """How many calls no worker has."""
         return len(self.queue) + len(self.waiting)
 
     @property
-    def open(self) -> int:
+    def open_count(self) -> int:
         """How many calls are not over."""
-        return self.queued + len(self.running)
+        return self.queued_count + len(self.running)
 
     # -- calls -------------------------------------------------------------------------------------------------
 
-    def add(self, call: ScheduledCall) -> list[Assignment]:
+    def add_call(self, call: ScheduledCall) -> list[Assignment]:
         """A call is scheduled."""
         self.waiting[call] = None
         for need in call.needs:
-            if not need.over:
+            if not need.is_over:
                 need.dependents.append(call)
-        self._look_at_needs(call)
-        return self._assign()
+        self._check_needs(call)
+        return self._assign_calls()
 
-    def _look_at_needs(self, call: ScheduledCall) -> None:
-        lost = next((need for need in call.needs if need.over and need.state is not ScheduledState.RETURNED), None)
+    def _check_needs(self, call: ScheduledCall) -> None:
+        lost = next((need for need in call.needs if need.is_over and need.state is not ScheduledState.RETURNED), None)
         if lost is not None:
             why = f"{call.function} was not run: {lost.function}, whose value it needs, has none"
             del self.waiting[call]
-            self._fail(call, lambda: Cancelled(why))
-        elif all(need.over for need in call.needs):
+            self._fail_call(call, lambda: Cancelled(why))
+        elif all(need.is_over for need in call.needs):
             del self.waiting[call]
             call.state = ScheduledState.QUEUED
             self.queue.append(call)
 
-    def returned(self, worker: str, call: ScheduledCall, value: Packed) -> list[Assignment]:
+    def record_value(self, worker: str, call: ScheduledCall, value: Packed) -> list[Assignment]:
         """A worker has the value of a call."""
-        if self._ends(worker, call):
-            for dependent in call.end(ScheduledState.RETURNED, value):
+        if self._free_worker(worker, call):
+            for dependent in call.set_outcome(ScheduledState.RETURNED, value):
                 if dependent in self.waiting:
-                    self._look_at_needs(dependent)
-        return self._assign()
+                    self._check_needs(dependent)
+        return self._assign_calls()
 
-    def raised(self, worker: str, call: ScheduledCall, error: MakeError, of_ps: bool) -> list[Assignment]:
+    def record_error(self, worker: str, call: ScheduledCall, error: MakeError, of_ps: bool) -> list[Assignment]:
         """A call has raised on a worker; `of_ps`: because a ps did not answer."""
-        if self._ends(worker, call):
+        if self._free_worker(worker, call):
             call.ps_errors += of_ps
             if of_ps and call.ps_errors <= self._most_ps_errors:
                 self._run_again(call)
             else:
-                self._fail(call, error)
-        return self._assign()
+                self._fail_call(call, error)
+        return self._assign_calls()
 
-    def _ends(self, worker: str, call: ScheduledCall) -> bool:
+    def _free_worker(self, worker: str, call: ScheduledCall) -> bool:
         """A worker has ended a call, and is free; False where the call was no longer the worker's."""
         if self.running.get(worker) is not call:
             return False
@@ -144,39 +144,39 @@ class CallSchedule:
         call.state = ScheduledState.QUEUED
         self.queue.appendleft(call)
 
-    def _fail(self, call: ScheduledCall, error: MakeError) -> None:
-        call.end(ScheduledState.FAILED, error=error)
+    def _fail_call(self, call: ScheduledCall, error: MakeError) -> None:
+        call.set_outcome(ScheduledState.FAILED, error=error)
         if self.error is None:
             self.error = error
-        self.cancel(f"{call.function} had failed: {error()}")
+        self.cancel_calls(f"{call.function} had failed: {error()}")
 
-    def cancel(self, why: str) -> None:
+    def cancel_calls(self, why: str) -> None:
         """End the calls that no worker has."""
         cancelled = [*self.queue, *self.waiting]
         self.queue.clear()
         self.waiting.clear()
         for call in cancelled:
             text = f"{call.function} was cancelled before it ran, for {why}"
-            call.end(ScheduledState.CANCELLED, error=lambda text=text: Cancelled(text))  # type: ignore[misc]
+            call.set_outcome(ScheduledState.CANCELLED, error=lambda text=text: Cancelled(text))  # type: ignore[misc]
 
     # -- workers -----------------------------------------------------------------------------------------------
 
-    def joined(self, worker: str) -> list[Assignment]:
+    def add_worker(self, worker: str) -> list[Assignment]:
         """A worker can run calls."""
         if worker not in self.free and worker not in self.running:
             self.free.append(worker)
-        return self._assign()
+        return self._assign_calls()
 
-    def lost(self, worker: str) -> list[Assignment]:
+    def remove_worker(self, worker: str) -> list[Assignment]:
         """A worker is gone: its call goes to another one, before those that no worker has had."""
         if worker in self.free:
             self.free.remove(worker)
         call = self.running.pop(worker, None)
         if call is not None:
             self._run_again(call)
-        return self._assign()
+        return self._assign_calls()
 
-    def _assign(self) -> list[Assignment]:
+    def _assign_calls(self) -> list[Assignment]:
         found: list[Assignment] = []
         while self.queue and self.free:
             worker, call = self.free.popleft(), self.queue.popleft()

@@ -10,8 +10,10 @@ from dps.data.arrays import Arrays
 from dps.data.prefetching import Prefetch
 from dps.data.sources import ArraySource, FileSource, GeneratorSource
 from dps.data.stage import Cursor, Stage, State
-from dps.data.stages import BatchStage, Map, Repeat, RowNumbers, Shuffle, sharded
+from dps.data.stages import BatchStage, Map, Repeat, Shuffle, read_example, sharded
 from dps.errors import ConfigError
+from dps.process.telemetry import timed_read
+from dps.training.definition import whole_number
 from dps.transport.current import runtime
 
 
@@ -36,13 +38,13 @@ class Iterator:
     def __init__(self, stage: Stage, epoch: int, at: State | None) -> None:
         self._epoch = epoch
         self._cursor: Cursor = stage.open_cursor(epoch, at)
-        self._rows = RowNumbers(self._cursor, stage.arrays)
+        self._arrays, self._now = stage.arrays, runtime().now
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
-        found = self._rows.read_examples(1)
+        found = timed_read(self._now, lambda: read_example(self._cursor, self._arrays))
         if not found:
             raise StopIteration
         return found[0]
@@ -114,7 +116,8 @@ class Dataset:
         """
         if seed is None:
             seed = runtime().random.getrandbits(31)
-        return Dataset(Shuffle(self.stage, _whole("shuffle: buffer", buffer, 1), _whole("shuffle: seed", seed, 0)))
+        size, start = whole_number("shuffle: buffer: got ", buffer, 1), whole_number("shuffle: seed: got ", seed, 0)
+        return Dataset(Shuffle(self.stage, size, start))
 
     def batch(self, n: int, drop_remainder: bool = False) -> Dataset:
         """Consecutive examples stacked: each array gets an axis of `n` in front.
@@ -130,7 +133,7 @@ class Dataset:
             ConfigError: A size below 1.
             DataError: While it is read: examples of different nestings, shapes or dtypes.
         """
-        return Dataset(BatchStage(self.stage, _whole("batch: n", n, 1), drop_remainder))
+        return Dataset(BatchStage(self.stage, whole_number("batch: n: got ", n, 1), drop_remainder))
 
     def repeat(self, n: int | None = None) -> Dataset:
         """Several epochs one after the other.
@@ -144,7 +147,7 @@ class Dataset:
         Raises:
             ConfigError: A number below 1.
         """
-        return Dataset(Repeat(self.stage, None if n is None else _whole("repeat: n", n, 1)))
+        return Dataset(Repeat(self.stage, None if n is None else whole_number("repeat: n: got ", n, 1)))
 
     def shard(self, n: int, i: int) -> Dataset:
         """Every n-th element, from element `i` on: the part of one of `n` workers. All parts together are the dataset.
@@ -161,8 +164,8 @@ class Dataset:
         Raises:
             ConfigError: No such part.
         """
-        _whole("shard: n", n, 1)
-        if _whole("shard: i", i, 0) >= n:
+        whole_number("shard: n: got ", n, 1)
+        if whole_number("shard: i: got ", i, 0) >= n:
             raise ConfigError(f"shard: i: got {i}, wanted 0 to {n - 1}")
         return Dataset(sharded(self.stage, n, i))
 
@@ -178,7 +181,7 @@ class Dataset:
         Raises:
             ConfigError: A number below 1.
         """
-        return Dataset(Prefetch(self.stage, _whole("prefetch: n", n, 1)))
+        return Dataset(Prefetch(self.stage, whole_number("prefetch: n: got ", n, 1)))
 
     def iterator(self, position: dict[str, Any] | None = None) -> Iterator:
         """Begin a pass, or go on with an earlier one.
@@ -315,9 +318,3 @@ def _callable(who: str, function: Any) -> Any:
     if not callable(function):
         raise ConfigError(f"{who}: got a {type(function).__name__}, wanted a function")
     return function
-
-
-def _whole(what: str, number: Any, least: int) -> int:
-    if isinstance(number, bool) or not hasattr(number, "__index__") or number < least:
-        raise ConfigError(f"{what}: got {number!r}, wanted a whole number from {least} on")
-    return int(number)

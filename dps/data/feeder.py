@@ -20,11 +20,11 @@ from dps.data.messages import (
     PositionIs,
     Want,
 )  # fmt: skip
-from dps.data.prefetching import Handover
+from dps.data.prefetching import PrefetchQueue
 from dps.errors import Aborted, ConfigError, DataError
 from dps.process.telemetry import FIRST_S, log
 from dps.queues.directory import ANNOUNCE_S, DIRECTORY, Announce
-from dps.queues.line import Action, Client, Ended, Given, QueueState
+from dps.queues.state import Action, Client, Ended, Given, QueueState
 from dps.variables.items import pack
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ class DatasetActor(Actor):
         self.feed = Feed(name, ahead, position or {"from": first.position, "finished": []})
         self.error: Exception | None = None
         """The error that ended the reading."""
-        self._reading, self._line = first, Handover(1)
+        self._reading, self._line = first, PrefetchQueue(1)
         self._came_at = 0.0
 
     def started(self) -> None:
@@ -232,7 +232,7 @@ class DatasetActor(Actor):
                 self._carry_out_actions(self.feed.add_batch(value, after))
 
     def _begin_next_epoch(self) -> None:
-        self._reading, self._line = self._dataset.iterator(), Handover(1)
+        self._reading, self._line = self._dataset.iterator(), PrefetchQueue(1)
         self.feed.begin_epoch({"from": self._reading.position, "finished": []})
         self._begin_reading()
 
@@ -305,7 +305,7 @@ class DatasetActor(Actor):
         return EpochEnded(self.feed.epoch)
 
 
-def read_pass(iterator: Iterator, line: Handover, tell: Callable[[], None]) -> None:
+def read_pass(iterator: Iterator, line: PrefetchQueue, tell: Callable[[], None]) -> None:
     """Read a pass to its end, as fast as batches are taken."""
     value: Any = ()
     while value is not None and not isinstance(value, Exception):

@@ -16,7 +16,7 @@ from dps.data.stream import Stream
 from dps.errors import Aborted, ConfigError, DeadlineExceeded, TaskLost
 from dps.hooks.hook import Hook
 from dps.messages.replies import Push
-from dps.process.telemetry import log
+from dps.process.telemetry import log, timed_read
 from dps.queues.directory import DIRECTORY, Find, FoundAddresses
 from dps.task.server import Server
 from dps.variables.items import unpack
@@ -87,7 +87,9 @@ class Finishing(Hook):
 
 
 LEAVE_S = 2.0
+"""How long a pass that ends waits until the tasks know it."""
 REPORT_S = 10.0
+"""How often a loop that waits says for whom."""
 CONFIRM_S = 10.0
 """How long a task may take to confirm that a batch is finished."""
 FOLLOW_S = 1.0
@@ -174,6 +176,9 @@ class RemotePass:
             log.warning("%s has not confirmed that a batch is finished; it may be given again", self._named(stream))
 
     def __next__(self) -> Any:
+        return timed_read(self._server.runtime.now, self._read_batch)
+
+    def _read_batch(self) -> Any:
         if self._closed:
             raise StopIteration
         self.done()
@@ -326,16 +331,13 @@ class RemoteDataset:
             DeadlineExceeded: A task does not answer.
         """
         server = self._remote.server
-        caller = Caller(server.runtime, server.name, server.home().keys)
-        try:
-            found = {}
+        found = {}
+        with contextlib.closing(Caller(server.runtime, server.name, server.home().keys)) as caller:
             for to in self._remote.finder.find_tasks(caller):
                 answer = caller.ask(to, AskPosition(), self._remote.timeout)
                 assert isinstance(answer, PositionIs), answer
                 found[answer.task] = answer.position
-            return found
-        finally:
-            caller.close()
+        return found
 
 
 def remote(

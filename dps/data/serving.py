@@ -16,6 +16,7 @@ from dps.errors import ConfigError
 from dps.process.functions import find, module_of
 from dps.process.record import record
 from dps.task.server import Server
+from dps.training.definition import whole_number
 
 JOIN_S = 60.0
 
@@ -104,10 +105,10 @@ def serve(
     """
     if not isinstance(dataset, Dataset):
         raise ConfigError(f"serve: got a {type(dataset).__name__}, wanted a dataset, as dps.data.from_arrays makes it")
-    for what, number in (("ahead", ahead), ("tasks", 1 if tasks is None else tasks)):
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise ConfigError(f"serve: {what}: got {number!r}, wanted a whole number from 1 on")
-    if tasks is None:
+    ahead = whole_number("serve: ahead: got ", ahead, 1)
+    if tasks is not None:
+        tasks = whole_number("serve: tasks: got ", tasks, 1)
+    else:
         tasks = server.cluster.num_tasks(name) if name in server.cluster.jobs else 0
     own = Dataset(dataset.stage)  # passes of this process are no epochs of the workers
     actor = DatasetActor(own, name, ahead, _own_position(position, server, tasks), server.target, tasks)

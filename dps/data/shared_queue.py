@@ -101,7 +101,7 @@ class Queue:
         missing = [True]
         """Whether the next message has to carry the item, because it has not arrived as far as is known."""
 
-        def again() -> Message:
+        def resend() -> Message:
             return whole if missing[0] else light
 
         def took(answer: Message) -> bool:
@@ -109,7 +109,7 @@ class Queue:
             return not isinstance(answer, Waiting | PutMissing)
 
         try:
-            self._ask(whole, Done, "put", self._seconds(timeout), again, took)
+            self._ask(whole, Done, "put", self._seconds(timeout), resend, took)
         except DeadlineExceeded as error:
             if not self._withdraw(number, 0, error, "the item may still be put"):
                 raise
@@ -208,7 +208,7 @@ class Queue:
         wanted: type[_Answer],
         what: str,
         seconds: float,
-        again: Callable[[], Message] | None = None,
+        resend: Callable[[], Message] | None = None,
         took: Callable[[Message], bool] = lambda answer: not isinstance(answer, Waiting),
     ) -> _Answer:
         """Send until the answer comes and return it, or raise what it carries."""
@@ -227,7 +227,7 @@ class Queue:
             why = "another thread uses it; make one for each" if self._busy else "it was left; make another one"
             raise ConfigError(f"queue {self.name!r}: {why}")
         self._busy = True
-        request = self._caller.start(self._to, message, feed, again)
+        request = self._caller.start(self._to, message, feed, resend)
         try:
             self._wait_for_answer(request, what, seconds)
         finally:

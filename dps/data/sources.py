@@ -81,9 +81,7 @@ class GeneratorCursor:
         return {"stage": GeneratorSource.name, "next": self._next}
 
     def close(self) -> None:
-        end = getattr(self._examples, "close", None)
-        if end is not None:
-            end()
+        close_examples(self._examples)
 
 
 class FileSource:
@@ -148,9 +146,14 @@ class FileCursor:
         return {"stage": FileSource.name, "files": len(self._paths), "file": self._file, "example": at}
 
     def close(self) -> None:
-        end = getattr(self._open, "close", None)
-        if end is not None:
-            end()
+        close_examples(self._open)
+
+
+def close_examples(examples: object) -> None:
+    """Close a generator; other iterators have nothing to close."""
+    close = getattr(examples, "close", None)
+    if close is not None:
+        close()
 
 
 def function_name(function: Callable[..., Any]) -> str:

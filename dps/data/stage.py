@@ -6,7 +6,7 @@ is one reading of a stage: it gives the next elements, and says where it is as p
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -55,6 +55,33 @@ def check_stage(at: State | None, stage: str) -> State | None:
     if found != stage:
         raise ConfigError(f"position: got {found!r} where this dataset has {stage!r}; is it of another dataset?")
     return at
+
+
+class DerivedCursor:
+    """A cursor that reads through that of the stage before."""
+
+    def __init__(self, stage: Any, of: Cursor, at: State | None) -> None:
+        """`at`: the state with which it is opened."""
+        self._stage, self._of = stage, of
+
+    def state(self) -> State:
+        return {"stage": self._stage.name, "of": self._of.state()}
+
+    def close(self) -> None:
+        self._of.close()
+
+
+class DerivedStage:
+    """A stage that reads another one, through cursors of the class `cursor`."""
+
+    name: ClassVar[str]
+    cursor: ClassVar[type[Any]]
+    of: Stage
+
+    def open_cursor(self, epoch: int, at: State | None) -> Cursor:
+        at = check_stage(at, self.name)
+        made: Cursor = self.cursor(self, self.of.open_cursor(epoch, at and at["of"]), at)
+        return made
 
 
 def read_full_block(cursor: Cursor, count: int) -> Block:

@@ -10,59 +10,40 @@ import numpy as np
 
 from dps.data.arrays import Arrays, stack_examples
 from dps.data.sources import call_guarded, function_name
-from dps.data.stage import Block, Cursor, Stage, State, check_stage, read_full_block
+from dps.data.stage import Block, Cursor, DerivedCursor, DerivedStage, Stage, State, check_stage, read_full_block
 
 
-class RowNumbers:
-    """Row numbers as examples: what comes after stages that only choose rows."""
-
-    def __init__(self, cursor: Cursor, arrays: Arrays | None) -> None:
-        self._cursor, self._arrays = cursor, arrays
-
-    def read_examples(self, count: int) -> list[Any]:
-        """Examples, as `Cursor.read_block`."""
-        block = self._cursor.read_block(count)
-        if self._arrays is None:
-            return list(block)
-        return [self._arrays.row(number) for number in block]
+def read_example(cursor: Cursor, arrays: Arrays | None) -> list[Any]:
+    """The next example, or none at the end. `arrays`: those of the stage, of which the cursor gives row numbers."""
+    block = cursor.read_block(1)
+    return list(block) if arrays is None else [arrays.row(number) for number in block]
 
 
-class Map:
+class MapCursor(DerivedCursor):
+    def __init__(self, stage: Map, of: Cursor, at: State | None) -> None:
+        super().__init__(stage, of, at)
+        self._function, self._arrays = stage.function, stage.of.arrays
+        self._parts = takes_parts(stage.function)
+
+    def read_block(self, count: int) -> Block:
+        # One at a time: a failure loses no more than one.
+        return [self._call_function(element) for element in read_example(self._of, self._arrays)]
+
+    def _call_function(self, element: Any) -> Any:
+        function = self._function
+        parts = element if type(element) is tuple and len(element) == self._parts else (element,)
+        return call_guarded(lambda: function(*parts), f"map: {function_name(function)}", lambda: "")
+
+
+class Map(DerivedStage):
     """A function of each element."""
 
     name = "map"
     arrays = None
+    cursor = MapCursor
 
     def __init__(self, of: Stage, function: Callable[..., Any]) -> None:
         self.of, self.function = of, function
-
-    def open_cursor(self, epoch: int, at: State | None) -> MapCursor:
-        at = check_stage(at, self.name)
-        return MapCursor(self, self.of.open_cursor(epoch, at and at["of"]))
-
-
-class MapCursor:
-    def __init__(self, stage: Map, of: Cursor) -> None:
-        self._function, self._of = stage.function, of
-        self._rows = RowNumbers(of, stage.of.arrays)
-        self._parts = takes_parts(stage.function)
-
-    def read_block(self, count: int) -> Block:
-        return [
-            self._call_function(element) for element in self._rows.read_examples(1)
-        ]  # a failure loses no more than one
-
-    def _call_function(self, element: Any) -> Any:
-        function = self._function
-        if type(element) is tuple and len(element) == self._parts:
-            return call_guarded(lambda: function(*element), f"map: {function_name(function)}", lambda: "")
-        return call_guarded(lambda: function(element), f"map: {function_name(function)}", lambda: "")
-
-    def state(self) -> State:
-        return {"stage": Map.name, "of": self._of.state()}
-
-    def close(self) -> None:
-        self._of.close()
 
 
 def takes_parts(function: Callable[..., Any]) -> int:
@@ -76,23 +57,8 @@ def takes_parts(function: Callable[..., Any]) -> int:
     return needed if needed > 1 else 0
 
 
-class BatchStage:
-    """Consecutive examples stacked into arrays with one more axis, in front."""
-
-    name = "batch"
-    arrays = None
-
-    def __init__(self, of: Stage, size: int, drop_remainder: bool) -> None:
-        self.of, self.size, self.drop_remainder = of, size, drop_remainder
-
-    def open_cursor(self, epoch: int, at: State | None) -> BatchCursor:
-        at = check_stage(at, self.name)
-        return BatchCursor(self, self.of.open_cursor(epoch, at and at["of"]))
-
-
-class BatchCursor:
-    def __init__(self, stage: BatchStage, of: Cursor) -> None:
-        self._stage, self._of = stage, of
+class BatchCursor(DerivedCursor):
+    _stage: BatchStage
 
     def read_block(self, count: int) -> Block:
         size, arrays = self._stage.size, self._stage.of.arrays
@@ -101,11 +67,16 @@ class BatchCursor:
             return []
         return [stack_examples(block) if arrays is None else arrays.gather_rows(block)]
 
-    def state(self) -> State:
-        return {"stage": BatchStage.name, "of": self._of.state()}
 
-    def close(self) -> None:
-        self._of.close()
+class BatchStage(DerivedStage):
+    """Consecutive examples stacked into arrays with one more axis, in front."""
+
+    name = "batch"
+    arrays = None
+    cursor = BatchCursor
+
+    def __init__(self, of: Stage, size: int, drop_remainder: bool) -> None:
+        self.of, self.size, self.drop_remainder = of, size, drop_remainder
 
 
 class Repeat:
@@ -121,11 +92,12 @@ class Repeat:
         return RepeatCursor(self, epoch * (self.times or 1), at)
 
 
-class RepeatCursor:
+class RepeatCursor(DerivedCursor):
+    _stage: Repeat
+
     def __init__(self, stage: Repeat, first: int, at: State | None) -> None:
-        self._stage, self._first = stage, first
-        self._pass = 0 if at is None else at["pass"]
-        self._of = stage.of.open_cursor(first + self._pass, at and at["of"])
+        self._first, self._pass = first, 0 if at is None else at["pass"]
+        super().__init__(stage, stage.of.open_cursor(first + self._pass, at and at["of"]), at)
         self._empty = at is None
         """Whether this pass has given nothing yet: then there is nothing to repeat."""
 
@@ -140,29 +112,16 @@ class RepeatCursor:
         return block
 
     def state(self) -> State:
-        return {"stage": Repeat.name, "pass": self._pass, "of": self._of.state()}
-
-    def close(self) -> None:
-        self._of.close()
+        return {**super().state(), "pass": self._pass}
 
 
-class ShardStage:
-    """Every `shards`-th element, from one on."""
+class ShardCursor(DerivedCursor):
+    _stage: ShardStage
 
-    name = "shard"
-
-    def __init__(self, of: Stage, shards: int, shard: int) -> None:
-        self.of, self.shards, self.shard, self.arrays = of, shards, shard, of.arrays
-
-    def open_cursor(self, epoch: int, at: State | None) -> ShardCursor:
-        at = check_stage(at, self.name)
-        return ShardCursor(self, self.of.open_cursor(epoch, at and at["of"]), 0 if at is None else at["next"])
-
-
-class ShardCursor:
-    def __init__(self, stage: ShardStage, of: Cursor, at: int) -> None:
-        self._stage, self._of, self._next = stage, of, at
-        """`_next`: the place of the next element that is read, within a group of `shards` elements."""
+    def __init__(self, stage: ShardStage, of: Cursor, at: State | None) -> None:
+        super().__init__(stage, of, at)
+        self._next = 0 if at is None else at["next"]
+        """The place of the next element that is read, within a group of `shards` elements."""
 
     def read_block(self, count: int) -> Block:
         shards = self._stage.shards
@@ -172,10 +131,17 @@ class ShardCursor:
         return block[skipped::shards]
 
     def state(self) -> State:
-        return {"stage": ShardStage.name, "next": self._next, "of": self._of.state()}
+        return {**super().state(), "next": self._next}
 
-    def close(self) -> None:
-        self._of.close()
+
+class ShardStage(DerivedStage):
+    """Every `shards`-th element, from one on."""
+
+    name = "shard"
+    cursor = ShardCursor
+
+    def __init__(self, of: Stage, shards: int, shard: int) -> None:
+        self.of, self.shards, self.shard, self.arrays = of, shards, shard, of.arrays
 
 
 def sharded(stage: Stage, shards: int, shard: int) -> Stage:
@@ -249,9 +215,8 @@ class Shuffle:
     def open_cursor(self, epoch: int, at: State | None) -> ShuffleCursor:
         at = check_stage(at, self.name)
         of = self.of.open_cursor(epoch, at and at["of"])
-        if at is None:
-            return ShuffleCursor(of, self.size, self.seed, ShuffleBuffer(self.seed, epoch), (0, of.state()))
-        return ShuffleCursor(of, self.size, at["seed"], restore_buffer(of, at, epoch), (at["first"], at["of"]))
+        buffer = ShuffleBuffer(self.seed, epoch) if at is None else restore_buffer(of, at, epoch)
+        return ShuffleCursor(self, of, at, buffer)
 
 
 def restore_buffer(of: Cursor, at: State, epoch: int) -> ShuffleBuffer:
@@ -267,16 +232,18 @@ def restore_buffer(of: Cursor, at: State, epoch: int) -> ShuffleBuffer:
     return buffer
 
 
-class ShuffleCursor:
+class ShuffleCursor(DerivedCursor):
     """A buffer between two stages.
 
     Its state is how much was read and given. The elements in the buffer are read again: from a state of the stage
     before that was noted ahead of all of them.
     """
 
-    def __init__(self, of: Cursor, size: int, seed: int, buffer: ShuffleBuffer, noted: tuple[int, State]) -> None:
-        self._of, self._size, self._seed, self._buffer = of, size, seed, buffer
-        self._noted = [noted]
+    def __init__(self, stage: Shuffle, of: Cursor, at: State | None, buffer: ShuffleBuffer) -> None:
+        super().__init__(stage, of, at)
+        self._size, self._seed = stage.size, stage.seed if at is None else at["seed"]
+        self._buffer = buffer
+        self._noted = [(0, of.state()) if at is None else (at["first"], at["of"])]
         """Element numbers, and the states of the stage before when it was about to give these elements."""
 
     def read_block(self, count: int) -> Block:
@@ -305,9 +272,6 @@ class ShuffleCursor:
     def state(self) -> State:
         buffer, (first, of) = self._buffer, self._noted[0]
         return {
-            "stage": Shuffle.name, "seed": self._seed, "filled": buffer.filled, "given": buffer.given,
+            "stage": self._stage.name, "seed": self._seed, "filled": buffer.filled, "given": buffer.given,
             "drained": buffer.drained, "first": first, "of": of,
         }  # fmt: skip
-
-    def close(self) -> None:
-        self._of.close()

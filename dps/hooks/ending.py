@@ -11,6 +11,7 @@ from dps.hooks.hook import Hook
 from dps.hooks.scalars import as_number
 from dps.messages.replies import Push
 from dps.process.telemetry import log
+from dps.training.definition import whole_number
 
 if TYPE_CHECKING:
     from dps.hooks.hook import Loop
@@ -44,8 +45,8 @@ class StopAtStep(Hook):
         if (last_step is None) == (num_steps is None):
             raise ConfigError(f"StopAtStep: got {last_step=} and {num_steps=}, wanted one of them")
         for name, value in (("last_step", last_step), ("num_steps", num_steps)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-                raise ConfigError(f"StopAtStep: got {name}={value!r}, wanted a whole number from 0")
+            if value is not None:
+                whole_number(f"StopAtStep: got {name}=", value, 0)
         self.last_step, self._num_steps = last_step, num_steps
 
     def after_create_session(self, session: Loop) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dps.errors import ConfigError, DpsError, HookError
 from dps.hooks.scalars import Scalars
 from dps.messages.replies import Push
+from dps.process.telemetry import LoopTimes
 from dps.transport.endpoint import Runtime
 
 if TYPE_CHECKING:
@@ -87,17 +88,20 @@ class Hook:
 
 class Chain:
     """The hooks of the session `name`. `failed` is called with the error's text before it is raised. `shared`: hooks
-    of all sessions of the task, called before those; others may add and remove some at any time.
+    of all sessions of the task, called before those; others may add and remove some at any time. `times`: those of the
+    session's loop, for which hooks are a part of the program.
 
     Raises ConfigError for an object that is not a hook.
     """
 
     def __init__(
-        self, hooks: Sequence[Hook], name: Callable[[], str], failed: Callable[[str], None], shared: Sequence[Hook] = ()
-    ) -> None:
+        self, hooks: Sequence[Hook], name: Callable[[], str], failed: Callable[[str], None],
+        shared: Sequence[Hook] = (), times: LoopTimes | None = None,
+    ) -> None:  # fmt: skip
         if isinstance(hooks, Hook) or not hasattr(hooks, "__iter__"):
             raise ConfigError(f"hooks: got {hooks!r}, wanted a list of them, such as [dps.StopAtStep(last_step=100)]")
         self.hooks, self._name, self._failed, self._shared = list(hooks), name, failed, shared
+        self._times = times
         for hook in self.hooks:
             if not isinstance(hook, Hook):
                 what = f"the class {hook.__name__}" if isinstance(hook, type) else repr(hook)
@@ -109,7 +113,17 @@ class Chain:
         Raises HookError if a hook raises an exception. An error of dps keeps its class; its text begins with the name
         of the hook. StopIteration, and BaseExceptions such as Ctrl-C, are not changed.
         """
-        for hook in [*self._shared, *self.hooks] if self._shared else self.hooks:
+        if self.hooks or self._shared:
+            if self._times is not None:
+                self._times.leave()
+            try:
+                self._call_each(method, arguments)
+            finally:
+                if self._times is not None:
+                    self._times.enter()
+
+    def _call_each(self, method: str, arguments: tuple[Any, ...]) -> None:
+        for hook in [*self._shared, *self.hooks]:
             try:
                 getattr(hook, method)(*arguments)
             except StopIteration:
@@ -152,5 +166,6 @@ class Loop(Protocol):
     def should_stop(self) -> bool: ...
     def request_stop(self) -> None: ...
     def stats(self) -> dict[str, Any]: ...
+    def watch_gradient_norms(self, function: Callable[[float], None]) -> None: ...
     def _chief_caller(self) -> tuple[Caller, str]: ...
     def save(self, timeout: float | None = None, position: bytes = b"") -> str: ...

@@ -10,6 +10,9 @@ from dps.errors import ConfigError
 RESERVED = ("wall_time", "step", "worker", "loss", "staleness", "accepted", "steps_per_s", "examples_per_s", "event")
 """Columns that every row of a summary has."""
 
+TOTALS = "training_totals"
+"""The variable in which `fit` sums losses and metrics over workers. What is pushed for it is no gradient."""
+
 
 def as_number(value: Any, what: str) -> float:
     """A reported value as a float; arrays and tensors of one element (numpy, PyTorch, JAX) are allowed, too.

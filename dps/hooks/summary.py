@@ -1,16 +1,15 @@
-"""Writes training progress to files: JSON lines, and event files for TensorBoard."""
+"""Writes training progress to files: rows of JSON, and event files for TensorBoard at the same moments."""
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import os
-import struct
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dps.checkpoint.storage import Storage
-from dps.errors import CheckpointError, ConfigError, MissingExtra
+from dps.errors import CheckpointError, ConfigError
 from dps.hooks.hook import Hook
 from dps.hooks.scalars import RESERVED, as_number
 from dps.hooks.timer import Timer
@@ -19,14 +18,20 @@ from dps.process.telemetry import log
 from dps.transport.current import runtime
 
 if TYPE_CHECKING:
+    from dps.hooks.event_file import Histogram
     from dps.hooks.hook import Loop
+
+
+STALENESS, GRADIENT_NORM = "pushes/staleness", "pushes/gradient_norm"
+"""Names of histograms. They differ from those of scalars: TensorBoard shows one kind under a name."""
 
 
 class SummaryFile(Protocol):
     """A file that only grows. Each write adds a whole row or, after an error, nothing."""
 
-    def write(self, wall_time: float, row: dict[str, Any]) -> None:
-        """Add a row. Raises CheckpointError if the disk refuses. Blocks."""
+    def write(self, wall_time: float, row: Mapping[str, Any], histograms: Mapping[str, Histogram]) -> None:
+        """Add a row, and where the format has them, histograms by name. Raises CheckpointError if the disk refuses.
+        Blocks."""
 
 
 class JsonLines:
@@ -35,73 +40,31 @@ class JsonLines:
     def __init__(self, storage: Storage, path: str) -> None:
         self._storage, self._path = storage, path
 
-    def write(self, wall_time: float, row: dict[str, Any]) -> None:
-        """As SummaryFile.write."""
+    def write(self, wall_time: float, row: Mapping[str, Any], histograms: Mapping[str, Histogram]) -> None:
+        """As SummaryFile.write; without the histograms."""
         strict = {key: None if _not_finite(value) else value for key, value in row.items()}
+        if "hparams" in row:
+            strict["hparams"] = {key: None if _not_finite(value) else value for key, value in row["hparams"].items()}
         line = json.dumps({"wall_time": wall_time, **strict}, ensure_ascii=False, allow_nan=False)
         self._storage.append(self._path, line.encode() + b"\n")
-
-
-class EventFile:
-    """TensorBoard's format: records of length, its checksum, an `Event` message of protobuf, and its checksum.
-
-    Every number of a row becomes a scalar under its name. A row with `event` becomes a session start at its step, so
-    TensorBoard discards what it has read of that step and later ones.
-    """
-
-    def __init__(self, storage: Storage, path: str) -> None:
-        self.check_installed()
-        self._storage, self._path = storage, path
-        self._begun = False
-
-    @staticmethod
-    def check_installed() -> None:
-        """Raises ConfigError, with the name of the extra, if tensorboardX is missing. Imports it, which may take
-        seconds if torch is installed."""
-        try:
-            importlib.import_module("tensorboardX")
-        except ImportError:
-            raise MissingExtra(
-                "event files need tensorboardX, which is not installed; pip install 'dps[tensorboard]'"
-            ) from None
-
-    def write(self, wall_time: float, row: dict[str, Any]) -> None:
-        """As SummaryFile.write."""
-        from tensorboardX.proto.event_pb2 import Event, SessionLog
-        from tensorboardX.proto.summary_pb2 import Summary
-
-        data = b"" if self._begun else _record(Event(wall_time=wall_time, file_version="brain.Event:2"))
-        if "event" in row:
-            start = SessionLog(status=SessionLog.START)
-            data += _record(Event(wall_time=wall_time, step=row["step"], session_log=start))
-        else:
-            values = [
-                Summary.Value(tag=tag, simple_value=value)
-                for tag, value in row.items()
-                if tag != "step" and isinstance(value, int | float) and not isinstance(value, bool)
-            ]
-            data += _record(Event(wall_time=wall_time, step=row["step"], summary=Summary(value=values)))
-        self._storage.append(self._path, data)
-        self._begun = True
 
 
 def _not_finite(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
-def _record(event: Any) -> bytes:
-    """A TFRecord: little-endian length (uint64), its masked CRC-32C, the bytes, their masked CRC-32C."""
-    data: bytes = event.SerializeToString()
-    length = struct.pack("<Q", len(data))
-    return length + struct.pack("<I", _masked(length)) + data + struct.pack("<I", _masked(data))
+def hyperparameters(given: Mapping[str, Any], who: str) -> dict[str, bool | float | str]:
+    """Hyperparameters as files have them: text, truth values and numbers as they are, anything else as its text.
 
-
-def _masked(data: bytes) -> int:
-    """CRC-32C, rotated right by 15 bits plus a constant, as readers of TFRecord files expect."""
-    from tensorboardX.crc32c import crc32c
-
-    crc = int(crc32c(data))
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    Raises ConfigError, which `who` begins, for something else than a dict with names.
+    """
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) and name for name in given):
+        raise ConfigError(f"{who}: got hparams={given!r:.80}, wanted a dict of values by name, such as vars(args)")
+    found: dict[str, bool | float | str] = {}
+    for name, value in given.items():
+        plain = value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
+        found[name] = plain if isinstance(plain, bool | int | float | str) else str(plain)
+    return found
 
 
 class SummaryWriter:
@@ -135,6 +98,8 @@ class SummaryWriter:
         folder, storage = os.fspath(directory), runtime().storage
         self._files: list[SummaryFile] = [JsonLines(storage, f"{folder}/summaries.jsonl")]
         if tensorboard:
+            from dps.hooks.event_file import EventFile
+
             file = f"events.out.tfevents.{int(runtime().wall()):010d}.{name.replace(':', '-')}"
             self._files.append(EventFile(storage, f"{folder}/{file}"))
 
@@ -158,15 +123,16 @@ class SummaryWriter:
                 raise ConfigError(f"summary: {error}") from None
         self.add(row)
 
-    def add(self, row: dict[str, Any]) -> None:
+    def add(self, row: dict[str, Any], histograms: Mapping[str, Histogram] | None = None) -> None:
         """Add a row as it is.
 
         Args:
             row: Plain values by name, with `step`.
+            histograms: Those of the event file, by name.
         """
         try:
             for file in self._files:
-                file.write(runtime().wall(), row)
+                file.write(runtime().wall(), row, histograms or {})
         except CheckpointError as error:
             if not self._failing:
                 log.error("%s: no summaries from step %d on: %s", self._name, row["step"], error)
@@ -192,8 +158,12 @@ class SummarySaver(Hook):
         seconds: A row every so many seconds.
         batch: Examples in one push of this worker. When given, rows have examples_per_s.
         tensorboard: Whether to write event files for TensorBoard, too (needs dps[tensorboard]). Steps that a rollback
-            undid disappear there.
+            undid disappear there. Beside the scalars they have two histograms of the pushes of this worker since the
+            last row: `pushes/staleness`, and `pushes/gradient_norm`, the Euclidean norm of all gradients of a push.
+            Norms take at most 2 % of the loop's time: of large gradients only some pushes have one.
         all_workers: Whether each worker writes, to DIRECTORY/worker-N. Otherwise only the leading session writes.
+        hparams: Hyperparameters by name, such as `vars(args)`: numbers, truth values and text; anything else becomes
+            text. They are in the row with the start, and TensorBoard shows them under HPARAMS, for this folder.
 
     Raises:
         ConfigError: Bad arguments; or, when the session opens, neither `directory` nor a checkpoint_dir is given.
@@ -218,15 +188,28 @@ class SummarySaver(Hook):
         batch: int | None = None,
         tensorboard: bool = False,
         all_workers: bool = False,
+        hparams: Mapping[str, Any] | None = None,
     ) -> None:
         self._timer = Timer(100 if steps is None and seconds is None else steps, seconds, "SummarySaver")
         if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
             raise ConfigError(f"SummarySaver: got {batch=}, wanted the examples in one push, a whole number from 1")
+        self._hparams = {} if hparams is None else hyperparameters(hparams, "SummarySaver")
         if tensorboard:
+            from dps.hooks.event_file import EventFile
+
             EventFile.check_installed()
         self._directory = directory
         self.batch, self._tensorboard, self._all_workers = batch, tensorboard, all_workers
         self._pushes, self._seen = 0, 0
+        self._histograms: dict[str, Histogram] = {}
+        """Those of the pushes since the last row."""
+        self._clear_histograms()
+
+    def _clear_histograms(self) -> None:
+        if self._tensorboard:
+            from dps.hooks.event_file import Histogram
+
+            self._histograms = {name: Histogram() for name in (STALENESS, GRADIENT_NORM)}
 
     def after_create_session(self, session: Loop) -> None:
         folder = self._directory or session.checkpoint_dir
@@ -236,10 +219,14 @@ class SummarySaver(Hook):
         if self._all_workers:
             folder = f"{folder}/{session.name.replace(':', '-')}"
         self._writer = SummaryWriter(folder, session.name, self._tensorboard)
-        self._write_event(session, "started", session.global_step, {})
+        self._write_event(session, "started", session.global_step, {"hparams": self._hparams} if self._hparams else {})
+        if self._tensorboard:
+            session.watch_gradient_norms(lambda norm: self._histograms[GRADIENT_NORM].add(norm))
 
     def after_run(self, session: Loop, push: Push, loss: Any) -> None:
         self._pushes += 1
+        if self._tensorboard:
+            self._histograms[STALENESS].add(push.staleness)
         if not self._timer.is_due(push.step):
             return
         since = self._timer.record_firing(push.step)
@@ -253,16 +240,20 @@ class SummarySaver(Hook):
                 row["examples_per_s"] = self._pushes * self.batch / since[1]
         row |= session.scalars.values_since(self._seen)
         self._pushes, self._seen = 0, session.scalars.count
-        self._write_row(session, row)
+        self._write_row(session, row, self._histograms)
+        self._clear_histograms()
 
     def rolled_back(self, session: Loop, step: int, lost: int) -> None:
         self._timer.record_firing(step)
         self._pushes = 0
+        self._clear_histograms()
         self._write_event(session, "rolled back", step, {"lost": lost})
 
     def _write_event(self, session: Loop, what: str, step: int, more: dict[str, Any]) -> None:
         self._write_row(session, {"step": step, "worker": session.name, "event": what, **more})
 
-    def _write_row(self, session: Loop, row: dict[str, Any]) -> None:
+    def _write_row(
+        self, session: Loop, row: dict[str, Any], histograms: Mapping[str, Histogram] | None = None
+    ) -> None:  # fmt: skip
         if self._all_workers or session.is_chief:
-            self._writer.add(row)
+            self._writer.add(row, histograms)

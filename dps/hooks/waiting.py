@@ -8,19 +8,13 @@ from typing import TYPE_CHECKING, Any
 from dps.errors import ConfigError, DeadlineExceeded
 from dps.hooks.hook import Hook
 from dps.process.telemetry import LogThrottle, log
+from dps.training.definition import whole_number
 
 if TYPE_CHECKING:
     from dps.hooks.hook import Loop
 
 
 ASK_AGAIN_S = 0.5
-
-
-def check_seconds(whose: str, timeout: object) -> float:
-    """The seconds of a timeout. Raises ConfigError for anything but a number above 0."""
-    if isinstance(timeout, bool | str) or not hasattr(timeout, "__float__") or not float(timeout) > 0:
-        raise ConfigError(f"{whose}: got timeout={timeout!r}, wanted seconds above 0, or dps.FOREVER")
-    return float(timeout)
 
 
 def wait_until(session: Loop, missing: Callable[[], str], timeout: float, renewed: bool = False) -> None:
@@ -30,7 +24,7 @@ def wait_until(session: Loop, missing: Callable[[], str], timeout: float, renewe
     `renewed`: the deadline counts from the last change of that sentence, so that a wait goes on while others do.
     Raises DeadlineExceeded with the sentence.
     """
-    runtime, patience = session.runtime, LogThrottle()
+    runtime, throttle = session.runtime, LogThrottle()
     text, since = "", runtime.now()
     while (now_missing := missing()) and not session.should_stop():
         now = runtime.now()
@@ -39,7 +33,7 @@ def wait_until(session: Loop, missing: Callable[[], str], timeout: float, renewe
         text = now_missing
         if now - since >= timeout:
             raise DeadlineExceeded(f"{session.name} waited {timeout:g} s: {text}")
-        if patience.is_due(now):
+        if throttle.is_due(now):
             log.info("%s waits: %s", session.name, text)
         runtime.sleep(min(ASK_AGAIN_S, timeout))
 
@@ -67,9 +61,10 @@ class GlobalStepWaiter(Hook):
     """
 
     def __init__(self, wait_until_step: int, timeout: float = 60.0) -> None:
-        if isinstance(wait_until_step, bool) or not isinstance(wait_until_step, int) or wait_until_step < 0:
-            raise ConfigError(f"GlobalStepWaiter: got {wait_until_step=}, wanted a whole number from 0")
-        self._step, self._timeout = wait_until_step, check_seconds("GlobalStepWaiter", timeout)
+        self._step = whole_number("GlobalStepWaiter: got wait_until_step=", wait_until_step, 0)
+        if isinstance(timeout, bool | str) or not hasattr(timeout, "__float__") or not float(timeout) > 0:
+            raise ConfigError(f"GlobalStepWaiter: got {timeout=}, wanted seconds above 0, or dps.FOREVER")
+        self._timeout = float(timeout)
 
     def after_create_session(self, session: Loop) -> None:
         def missing() -> str:

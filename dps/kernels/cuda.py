@@ -1,35 +1,105 @@
 """CUDA kernels of a ps: optimizers and reads of `dps.kernels.cpu` with the same arguments, on GPU arrays.
 
-That module documents them. Every function starts kernels on `stream` (0: the default one), in order, and does not wait,
-except `all_finite`. Arrays are those of `dps.kernels.device`, in the scope of their GPU.
-No kernel uses atomic operations, so the same arrays give the same bits in every run.
-
-More than 9 parameters: kernels are compiled for arrays and numbers, not for objects that hold them.
+Every function starts kernels on `stream` (0: the default one), in order, and does not wait, except `all_finite`. Arrays
+are those of `dps.kernels.device`, in the scope of their GPU. No kernel uses atomic operations, so the same arrays give
+the same bits in every run. They have the bits of the CPU, except for powers (only `Ftrl` with another power than -0.5):
+numba has no option that keeps libNVVM from joining a product and a sum, but products by `mul` are never joined.
+In kernels for rows each thread handles one element of a row. Rows are unique, so no two threads write the same element.
 """
 
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from dps.kernels import cuda_rules as rules
-from dps.kernels.cuda_rows import (
-    adagrad_rows,
-    adam_rows,
-    follow_rows,
-    ftrl_rows,
-    gather,
-    momentum_rows,
-    rmsprop_rows,
-    sgd_rows,
-)
 from dps.kernels.cuda_rowwise import adagrad_rowwise, adagrad_rowwise_rows
-from dps.kernels.device import cuda, gpu_kernel, launch_each, to_device, to_host
+from dps.kernels.device import cuda, gpu_kernel, gpu_rule, launch_each, to_device, to_host
+from dps.kernels.passes import PassText, Rule, defined
+from dps.training.optimizers import mul
+
+__all__ = [
+    "adagrad_rowwise",
+    "adagrad_rowwise_rows",
+    "all_finite",
+    "follow",
+    "follow_rows",
+    "gather",
+    "passes",
+]
 
 Array: TypeAlias = Any
+Rows: TypeAlias = Any
+Scalar: TypeAlias = Any
 Stream: TypeAlias = Any
+
+
+class CudaPasses:
+    """The passes of one rule; see `dps.kernels.passes`. Slots and scalars that are None are no arguments of kernels."""
+
+    fused = None
+
+    def __init__(self, rule: Rule) -> None:
+        """Raises ConfigError as `PassText`."""
+        text = PassText(rule)
+        self.slots, self._names, self._n_slots = text.slots, text.slots + text.scalars, len(text.slots)
+        self._rule, self._gpu_rule = rule, gpu_rule(rule)
+        self._kernels: dict[tuple[str, ...], tuple[Any, Any]] = {}
+
+    def dense(self, out: Array, w: Array, *arguments: Any, stream: Stream = 0) -> None:
+        """`arguments`: slots, g, scalars."""
+        kernel = self._made(arguments, 1)[0]
+        launch_each(kernel, w.size, stream, out, w, *(a for a in arguments if a is not None))
+
+    def rows(self, w: Array, *arguments: Any, stream: Stream = 0) -> None:
+        """`arguments`: slots, rows, g, scalars."""
+        kernel, g = self._made(arguments, 2)[1], arguments[self._n_slots + 1]
+        launch_each(kernel, g.size, stream, w, *(a for a in arguments if a is not None))
+
+    def _made(self, arguments: tuple[Any, ...], gradients: int) -> tuple[Any, Any]:
+        """The kernels for the slots and scalars that are there. `gradients`: how many arguments lie between these."""
+        values = arguments[: self._n_slots] + arguments[self._n_slots + gradients :]
+        absent = tuple(name for name, value in zip(self._names, values, strict=True) if value is None)
+        if absent not in self._kernels:
+            text, names = PassText(self._rule, absent), {"cuda": cuda, "rule": self._gpu_rule}
+            self._kernels[absent] = (
+                gpu_kernel(defined(dense_text(text), "dense", self._rule, names)),
+                gpu_kernel(defined(rows_text(text), "rows", self._rule, names)),
+            )
+        return self._kernels[absent]
+
+
+@cache
+def passes(rule: Rule) -> CudaPasses:
+    """The passes of a rule on a GPU."""
+    return CudaPasses(rule)
+
+
+def dense_text(of: PassText) -> str:
+    """The text of the kernel of `CudaPasses.dense`."""
+    return f"""
+def dense({of.arguments("out", "w", gradient="g")}):
+    for i in range(cuda.grid(1), w.size, cuda.gridsize(1)):
+        {of.update("w[i]", "{}[i]", "g[i]")}
+        out[i] = new_w
+        {of.each("{0}[i] = new_{0}")}
+"""
+
+
+def rows_text(of: PassText) -> str:
+    """The text of the kernel of `CudaPasses.rows`."""
+    return f"""
+def rows({of.arguments("w", gradient="rows, g")}):
+    dim = w.shape[1]
+    for k in range(cuda.grid(1), rows.size * dim, cuda.gridsize(1)):
+        i, j = k // dim, k % dim
+        r = rows[i]
+        {of.update("w[r, j]", "{}[r, j]", "g[i, j]")}
+        w[r, j] = new_w
+        {of.each("{0}[r, j] = new_{0}")}
+"""
 
 
 def all_finite(a: Array, stream: Stream = 0) -> bool:
@@ -48,41 +118,6 @@ def _not_finite(found: Array, a: Array) -> None:
             found[0] = 1  # all threads write the same value
 
 
-__all__ = [
-    "adagrad",
-    "adagrad_rows",
-    "adagrad_rowwise",
-    "adagrad_rowwise_rows",
-    "adam",
-    "adam_rows",
-    "all_finite",
-    "follow",
-    "follow_rows",
-    "ftrl",
-    "ftrl_rows",
-    "gather",
-    "momentum",
-    "momentum_rows",
-    "rmsprop",
-    "rmsprop_rows",
-    "sgd",
-    "sgd_rows",
-]
-
-Scalar: TypeAlias = Any
-
-
-def sgd(out: Array, w: Array, g: Array, lr: Scalar, weight_decay: Scalar, stream: Stream = 0) -> None:
-    """out = w - lr * (g + weight_decay * w)."""
-    launch_each(_sgd, w.size, stream, out, w, g, lr, weight_decay)
-
-
-@gpu_kernel
-def _sgd(out: Array, w: Array, g: Array, lr: Scalar, weight_decay: Scalar) -> None:
-    for i in range(cuda.grid(1), w.size, cuda.gridsize(1)):
-        out[i] = rules.sgd(w[i], g[i], lr, weight_decay)
-
-
 def follow(average: Array, w: Array, share: Scalar, stream: Stream = 0) -> None:
     """average -= (average - w) * share."""
     launch_each(_follow, w.size, stream, average, w, share)
@@ -91,103 +126,31 @@ def follow(average: Array, w: Array, share: Scalar, stream: Stream = 0) -> None:
 @gpu_kernel
 def _follow(average: Array, w: Array, share: Scalar) -> None:
     for i in range(cuda.grid(1), w.size, cuda.gridsize(1)):
-        average[i] -= rules.mul(average[i] - w[i], share)
+        average[i] -= mul(average[i] - w[i], share)
 
 
-def momentum(
-    out: Array, w: Array, velocity: Array, g: Array, lr: Scalar, mu: Scalar, nesterov: bool, stream: Stream = 0
-) -> None:
-    """velocity = mu * velocity + g; out = w - lr * velocity, with Nesterov w - lr * (g + mu * velocity)."""
-    launch_each(_momentum, w.size, stream, out, w, velocity, g, lr, mu, nesterov)
-
-
-@gpu_kernel
-def _momentum(out: Array, w: Array, velocity: Array, g: Array, lr: Scalar, mu: Scalar, nesterov: bool) -> None:
-    for i in range(cuda.grid(1), w.size, cuda.gridsize(1)):
-        out[i], velocity[i] = rules.momentum(w[i], velocity[i], g[i], lr, mu, nesterov)
-
-
-def adagrad(
-    out: Array, w: Array, accumulator: Array, g: Array, lr: Scalar, epsilon: Scalar, stream: Stream = 0
-) -> None:
-    """accumulator += g**2; out = w - lr * g / (sqrt(accumulator) + epsilon)."""
-    launch_each(_adagrad, w.size, stream, out, w, accumulator, g, lr, epsilon)
+def follow_rows(average: Array, w: Array, rows: Rows, share: Scalar, stream: Stream = 0) -> None:
+    """`follow` on the named rows."""
+    launch_each(_follow_rows, rows.size * w.shape[1], stream, average, w, rows, share)
 
 
 @gpu_kernel
-def _adagrad(out: Array, w: Array, accumulator: Array, g: Array, lr: Scalar, epsilon: Scalar) -> None:
-    for i in range(cuda.grid(1), w.size, cuda.gridsize(1)):
-        out[i], accumulator[i] = rules.adagrad(w[i], accumulator[i], g[i], lr, epsilon)
+def _follow_rows(average: Array, w: Array, rows: Rows, share: Scalar) -> None:
+    dim = w.shape[1]
+    for k in range(cuda.grid(1), rows.size * dim, cuda.gridsize(1)):
+        i, j = k // dim, k % dim
+        r = rows[i]
+        average[r, j] -= mul(average[r, j] - w[r, j], share)
 
 
-def rmsprop(
-    out: Array, w: Array, square: Array, mean: Array | None, velocity: Array | None, g: Array,
-    lr: Scalar, decay: Scalar, one_minus_decay: Scalar, mu: Scalar, epsilon: Scalar, stream: Stream = 0,
-) -> None:  # fmt: skip
-    """As `cpu.rmsprop`, in one pass: `mean` is None if not centered, `velocity` if there is no momentum."""
-    centered, moving = mean is not None, velocity is not None
-    mean, velocity = (mean if centered else square), (velocity if moving else square)  # unused arguments
-    launch_each(
-        _rmsprop, w.size, stream, out, w, square, mean, velocity, g, lr, decay, one_minus_decay, mu, epsilon,
-        centered, moving,
-    )  # fmt: skip
+def gather(table: Array, rows: Rows, out: Array, stream: Stream = 0) -> None:
+    """out[i] = table[rows[i]]; `out` has shape (len(rows), dim). The row numbers were checked before."""
+    launch_each(_gather, out.size, stream, table, rows, out)
 
 
 @gpu_kernel
-def _rmsprop(
-    out: Array, w: Array, square: Array, mean: Array, velocity: Array, g: Array,
-    lr: Scalar, decay: Scalar, one_minus_decay: Scalar, mu: Scalar, epsilon: Scalar, centered: bool, moving: bool,
-) -> None:  # fmt: skip
-    zero = epsilon - epsilon
-    for i in range(cuda.grid(1), w.size, cuda.gridsize(1)):
-        variance = rules.decayed(square[i], rules.mul(g[i], g[i]), decay, one_minus_decay)
-        square[i] = variance
-        if centered:
-            m = rules.decayed(mean[i], g[i], decay, one_minus_decay)
-            mean[i] = m
-            variance = rules.centered(variance, m, zero)
-        u = rules.scaled(g[i], variance, epsilon)
-        if moving:
-            u = rules.mul(mu, velocity[i]) + u
-            velocity[i] = u
-        out[i] = w[i] - rules.mul(lr, u)
-
-
-def adam(
-    out: Array, w: Array, m: Array, v: Array, g: Array, step_size: Scalar, decay: Scalar,
-    beta1: Scalar, one_minus_beta1: Scalar, beta2: Scalar, one_minus_beta2: Scalar, root: Scalar, epsilon: Scalar,
-    stream: Stream = 0,
-) -> None:  # fmt: skip
-    """out = (w - decay * w) - step_size * m / (sqrt(v) / root + epsilon), after m and v moved towards g and g**2."""
-    launch_each(
-        _adam, w.size, stream, out, w, m, v, g, step_size, decay, beta1, one_minus_beta1, beta2, one_minus_beta2,
-        root, epsilon,
-    )  # fmt: skip
-
-
-@gpu_kernel
-def _adam(
-    out: Array, w: Array, m: Array, v: Array, g: Array, step_size: Scalar, decay: Scalar,
-    beta1: Scalar, one_minus_beta1: Scalar, beta2: Scalar, one_minus_beta2: Scalar, root: Scalar, epsilon: Scalar,
-) -> None:  # fmt: skip
-    for i in range(cuda.grid(1), w.size, cuda.gridsize(1)):
-        out[i], m[i], v[i] = rules.adam(
-            w[i], m[i], v[i], g[i], step_size, decay, beta1, one_minus_beta1, beta2, one_minus_beta2, root, epsilon
-        )
-
-
-def ftrl(
-    out: Array, w: Array, n: Array, z: Array, g: Array,
-    lr: Scalar, power: Scalar, l1: Scalar, twice_l2: Scalar, beta: Scalar, stream: Stream = 0,
-) -> None:  # fmt: skip
-    """out = (sign(z) * l1 - z) / q where |z| > l1, else 0, after n and z moved: see `cpu.ftrl`."""
-    launch_each(_ftrl, w.size, stream, out, w, n, z, g, lr, power, l1, twice_l2, beta, bool(power == 0.5))
-
-
-@gpu_kernel
-def _ftrl(
-    out: Array, w: Array, n: Array, z: Array, g: Array,
-    lr: Scalar, power: Scalar, l1: Scalar, twice_l2: Scalar, beta: Scalar, is_root: bool,
-) -> None:  # fmt: skip
-    for i in range(cuda.grid(1), w.size, cuda.gridsize(1)):
-        out[i], n[i], z[i] = rules.ftrl(w[i], n[i], z[i], g[i], lr, power, l1, twice_l2, beta, is_root)
+def _gather(table: Array, rows: Rows, out: Array) -> None:
+    dim = table.shape[1]
+    for k in range(cuda.grid(1), rows.size * dim, cuda.gridsize(1)):
+        i, j = k // dim, k % dim
+        out[i, j] = table[rows[i], j]

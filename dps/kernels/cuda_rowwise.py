@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numba import from_dtype
 
-from dps.kernels import cuda_rules as rules
 from dps.kernels.device import cuda, gpu_function, gpu_kernel, launch_each
 from dps.kernels.vectors import LINE
+from dps.training.optimizers import mul, sqrt
 
 Array: TypeAlias = Any
 Rows: TypeAlias = Any
@@ -51,7 +51,7 @@ def _accumulate(dtype: str) -> tuple[Any, Any]:
             s[k] = 0
         whole = g.shape[1] // sums * sums
         for j in range(whole):
-            s[j % sums] += rules.mul(g[i, j], g[i, j])
+            s[j % sums] += mul(g[i, j], g[i, j])
         half = sums // 2
         while half > 0:
             for k in range(half):
@@ -59,7 +59,7 @@ def _accumulate(dtype: str) -> tuple[Any, Any]:
             half //= 2
         total = s[0]
         for j in range(whole, g.shape[1]):
-            total += rules.mul(g[i, j], g[i, j])
+            total += mul(g[i, j], g[i, j])
         return total
 
     @gpu_kernel
@@ -81,7 +81,7 @@ def _update(out: Array, w: Array, row_accumulator: Array, g: Array, lr: Scalar, 
     dim = w.shape[1]
     for k in range(cuda.grid(1), w.shape[0] * dim, cuda.gridsize(1)):
         i, j = k // dim, k % dim
-        out[i, j] = w[i, j] - rules.mul(lr, g[i, j]) / (rules.sqrt(row_accumulator[i]) + epsilon)
+        out[i, j] = w[i, j] - mul(lr, g[i, j]) / (sqrt(row_accumulator[i]) + epsilon)
 
 
 @gpu_kernel
@@ -90,4 +90,4 @@ def _update_rows(w: Array, row_accumulator: Array, rows: Rows, g: Array, lr: Sca
     for k in range(cuda.grid(1), rows.size * dim, cuda.gridsize(1)):
         i, j = k // dim, k % dim
         r = rows[i]
-        w[r, j] = w[r, j] - rules.mul(lr, g[i, j]) / (rules.sqrt(row_accumulator[r]) + epsilon)
+        w[r, j] = w[r, j] - mul(lr, g[i, j]) / (sqrt(row_accumulator[r]) + epsilon)

@@ -6,6 +6,7 @@ environment numba's simulator replaces the GPU: the same code, thousands of time
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -13,8 +14,11 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
+from numba import types
+from numba.extending import overload
 
 from dps.errors import ConfigError
+from dps.training.optimizers import above, mul, power, sqrt
 
 ADVICE = "try pip install 'dps[gpu]' and an NVIDIA driver, or NUMBA_ENABLE_CUDASIM=1 in the environment to simulate one"
 
@@ -151,6 +155,37 @@ def gpu_kernel(function: Callable[..., None]) -> Any:
 def gpu_function(function: Callable[..., Any]) -> Any:
     """Make `function` callable from kernels and other such functions."""
     return cuda.jit(function, device=True)
+
+
+def gpu_rule(rule: Callable[..., Any]) -> Any:
+    """Make an optimizer's rule callable from kernels.
+
+    In the simulator it is the rule itself, without numpy's warnings: `above` computes both of its values, and a GPU
+    does not warn."""
+    return np.errstate(divide="ignore", over="ignore", invalid="ignore")(rule) if simulated() else gpu_function(rule)
+
+
+if not simulated():  # there the functions of `dps.training.optimizers` run as they are
+
+    @overload(mul, target="cuda")
+    def _mul(a, b):  # type: ignore[no-untyped-def]  # numba wants the signature of the lambdas, to the letter
+        if (a, b) == (types.float32, types.float32):
+            return lambda a, b: cuda.libdevice.fmul_rn(a, b)  # mul.rn in PTX: with explicit rounding it is never fused
+        if (a, b) == (types.float64, types.float64):
+            return lambda a, b: cuda.libdevice.dmul_rn(a, b)
+        return None
+
+    @overload(sqrt, target="cuda")
+    def _sqrt(a):  # type: ignore[no-untyped-def]
+        return lambda a: math.sqrt(a)
+
+    @overload(power, target="cuda")
+    def _power(a, exponent):  # type: ignore[no-untyped-def]
+        return lambda a, exponent: a**exponent
+
+    @overload(above, target="cuda")
+    def _above(x, limit, then, other):  # type: ignore[no-untyped-def]
+        return lambda x, limit, then, other: then if x > limit else other
 
 
 def launch_each(kernel: Any, n: int, stream: Any, *arguments: Any) -> None:

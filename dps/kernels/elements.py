@@ -1,6 +1,7 @@
 """Reads and writes single elements in kernels: float16 and bfloat16 as float32, other dtypes unchanged.
 
-Indices are not checked. Arrays of halves are C-contiguous; see `dps.kernels.widening`.
+Indices are not checked. Arrays of halves are C-contiguous; see `dps.kernels.widening`. An array may be None, for a slot
+that an optimizer does not use: its elements are None, and writing them does nothing.
 """
 
 from __future__ import annotations
@@ -69,6 +70,8 @@ _write_half: Any = extending.intrinsic(_write)
 
 @overload(number)
 def _number(a, i):  # type: ignore[no-untyped-def]  # numba compares it with the lambdas, to the letter
+    if a is types.none:
+        return lambda a, i: None
     return (lambda a, i: _read_half(a, i)) if is_narrow(a.dtype) else (lambda a, i: a[i])
 
 
@@ -77,11 +80,15 @@ def _put_number(a, i, x):  # type: ignore[no-untyped-def]
     def put(a, i, x):  # type: ignore[no-untyped-def]
         a[i] = x
 
+    if a is types.none:
+        return lambda a, i, x: None
     return (lambda a, i, x: _write_half(a, i, x)) if is_narrow(a.dtype) else put
 
 
 @overload(entry)
 def _entry(a, i, j):  # type: ignore[no-untyped-def]
+    if a is types.none:
+        return lambda a, i, j: None
     return (lambda a, i, j: _read_half(a, i * a.shape[1] + j)) if is_narrow(a.dtype) else (lambda a, i, j: a[i, j])
 
 
@@ -90,4 +97,6 @@ def _put_entry(a, i, j, x):  # type: ignore[no-untyped-def]
     def put(a, i, j, x):  # type: ignore[no-untyped-def]
         a[i, j] = x
 
+    if a is types.none:
+        return lambda a, i, j, x: None
     return (lambda a, i, j, x: _write_half(a, i * a.shape[1] + j, x)) if is_narrow(a.dtype) else put

@@ -32,7 +32,7 @@ def sources() -> str:
     return seen.hexdigest()
 
 
-def compiled(function: F, nogil: bool = True) -> F:
+def compiled(function: F, nogil: bool = True, rule: str | None = "") -> F:
     """`function` compiled by numba at its first call with each combination of dtypes, and cached on disk.
 
     - No fastmath: nothing is contracted or reassociated, so an element's bits do not depend on how its run was cut.
@@ -40,21 +40,24 @@ def compiled(function: F, nogil: bool = True) -> F:
     - `nogil`: other Python threads run meanwhile; False for kernels that read Python objects.
 
     Compiled versions are valid until any kernel's source changes: kernels call each other across files, which numba's
-    own check of one file's time and size misses. They are stored in NUMBA_CACHE_DIR, else beside the source, else in
-    the user's cache folder; several processes may write at once. If none is writable, each process compiles.
+    own check of one file's time and size misses. `rule` is a digest of the file of a rule outside of this folder that
+    the kernel is made from; with None each process compiles. They are stored in NUMBA_CACHE_DIR, else beside the
+    source, else in the user's cache folder; several processes may write at once. If none is writable, each process
+    compiles.
 
     With Intel's SVML installed beside numba, powers (only `ftrl` with another power than -0.5) may round differently
     at the ends of a run; NUMBA_DISABLE_INTEL_SVML=1 in the environment turns that off.
     """
     made = njit(nogil=nogil, error_model="numpy")(function)
     try:
-        made.enable_caching()
+        if rule is not None:
+            made.enable_caching()
     except RuntimeError:  # numba found no folder to write to
         pass
     cache: Any = getattr(made, "_cache", None)
     kept: Any = getattr(cache, "_cache_file", None)
     if hasattr(kept, "_source_stamp"):
-        kept._source_stamp = sources()
+        kept._source_stamp = sources() + (rule or "")
     if LIGHT and hasattr(cache, "_load_overload"):  # numba's object for "no cache" lacks it
         cache.load_overload = functools.partial(_load, cache)
     _kernels.append(made)

@@ -12,19 +12,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from dps.kernels import cpu, fused
-from dps.training.optimizers import SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RMSProp
+from dps.kernels import cpu
+from dps.training.optimizers import Optimizer, optimizer_names
 from dps.training.schedules import rate_at
 
 Array: TypeAlias = npt.NDArray[Any]
-Scalars: TypeAlias = tuple[float, ...]  # in double; a bool stays a bool
+Scalars: TypeAlias = tuple[float | None, ...]  # in double; a bool and None stay what they are
 
 
 def initial_slots(optimizer: Optimizer, n: int, dtype: npt.DTypeLike, rows: int = 0) -> dict[str, Array]:
@@ -37,15 +36,6 @@ def initial_slots(optimizer: Optimizer, n: int, dtype: npt.DTypeLike, rows: int 
         name: np.full(rows if name in optimizer.row_slots else n, start if "accumulator" in name else 0.0, dtype)
         for name in optimizer.slots
     }
-
-
-@dataclass(frozen=True)
-class _Binding:
-    """The kernel of an optimizer (`sgd`, and `sgd_rows`), the slots that it takes, the scalars after the gradient."""
-
-    kernel: str
-    slots: tuple[str, ...]
-    scalars: Callable[[Any, float, int], Scalars]
 
 
 class BoundOptimizer:
@@ -61,26 +51,35 @@ class BoundOptimizer:
         """`kernels`: those of where the arrays are, `dps.kernels.cpu` or `dps.kernels.cuda`.
 
         Raises ValueError for an optimizer without kernels."""
-        bindings, rowwise = (_ROWWISE, "(rowwise=True)") if optimizer.row_slots else (_BINDINGS, "")
-        binding = bindings.get(type(optimizer))
-        if binding is None:
-            known = ", ".join(f"{cls.__name__}{rowwise}" for cls in bindings)
-            wanted = "an optimizer with kernels" + (" for slots with one element per row" if rowwise else "")
-            raise ValueError(f"got {optimizer!r}, wanted {wanted}; try one of {known}")
-        self.optimizer, self._binding, self._number = optimizer, binding, np.dtype(dtype).type
-        self.counts = isinstance(optimizer, Adam)
+        self.optimizer, self._number = optimizer, np.dtype(dtype).type
+        self.counts = optimizer.counts_updates
         """Whether an update depends on `t`."""
         self.by_rows = bool(optimizer.row_slots)
         """Whether arrays are of shape (rows, dim) in dense updates, too, and slots of shape (rows,)."""
-        self._kernel = getattr(kernels, binding.kernel)
-        self._kernel_of_rows = getattr(kernels, f"{binding.kernel}_rows")
-        self.fused: Callable[..., bool | None] | None = getattr(fused, binding.kernel, None) if kernels is cpu else None
+        self.fused: Callable[..., bool | None] | None = None
         """The pass over several gradients, or to another buffer."""
+        if self.by_rows:
+            name = f"{getattr(optimizer, 'name', '')}_rowwise"
+            if not hasattr(kernels, name):
+                wanted = (
+                    "an optimizer with kernels for slots with one element per row; try one of Adagrad(rowwise=True)"
+                )
+                raise ValueError(f"got {optimizer!r}, wanted {wanted}")
+            self._slots = optimizer.slots
+            self._kernel, self._kernel_of_rows = getattr(kernels, name), getattr(kernels, f"{name}_rows")
+        else:
+            if optimizer.rule is Optimizer.rule:
+                raise ValueError(f"got {optimizer!r}, wanted an optimizer with a rule; try one of {optimizer_names()}")
+            passes = kernels.passes(optimizer.rule)
+            if not set(optimizer.slots) <= set(passes.slots):
+                raise ValueError(f"got the slots {optimizer.slots}, wanted those that the rule takes: {passes.slots}")
+            self._slots, self._kernel, self._kernel_of_rows = passes.slots, passes.dense, passes.rows
+            self.fused = passes.fused
         self._scalars: tuple[tuple[float, int], list[Any]] = ((math.nan, 0), [])
 
     def ordered(self, slots: Mapping[str, Array]) -> list[Array | None]:
         """The slots as the kernels take them."""
-        return [slots.get(name) for name in self._binding.slots]
+        return [slots.get(name) for name in self._slots]
 
     def apply(
         self, out: Array, w: Array, slots: Sequence[Array | None], gs: tuple[Array, ...], n: int,
@@ -120,51 +119,13 @@ class BoundOptimizer:
         """The scalars of an update, in the arrays' dtype; none where nothing changes."""
         rate = self.optimizer.learning_rate
         lr = (rate if rate.__class__ is float else rate_at(rate, step)) * scale
-        key = (lr, t if self.counts else 0)
+        key = (lr, t if self.optimizer.counts_updates else 0)
         if key != self._scalars[0]:
-            if lr == 0 and isinstance(self.optimizer, Ftrl):  # its formula divides by the rate
-                return []
-            numbers = self._binding.scalars(self.optimizer, lr, t)
-            self._scalars = key, _cast(numbers, self._number)
+            self._scalars = key, _cast(self.optimizer.scalars(lr, t), self._number)
         return self._scalars[1]
 
 
-def _momentum(optimizer: Momentum, lr: float, t: int) -> Scalars:
-    return lr, optimizer.momentum, optimizer.nesterov
-
-
-def _rmsprop(optimizer: RMSProp, lr: float, t: int) -> Scalars:
-    return lr, optimizer.decay, 1 - optimizer.decay, optimizer.momentum, optimizer.epsilon
-
-
-def _adam(optimizer: Adam, lr: float, t: int) -> Scalars:
-    beta1, beta2 = optimizer.beta1, optimizer.beta2
-    decay = lr * optimizer.weight_decay if isinstance(optimizer, AdamW) else 0.0
-    root = math.sqrt(1 - beta2**t)
-    return lr / (1 - beta1**t), decay, beta1, 1 - beta1, beta2, 1 - beta2, root, optimizer.epsilon
-
-
-def _ftrl(optimizer: Ftrl, lr: float, t: int) -> Scalars:
-    return lr, -optimizer.learning_rate_power, optimizer.l1, 2 * optimizer.l2, optimizer.beta
-
-
-_MOMENTS = ("first_moment", "second_moment")
-_BINDINGS: dict[type[Optimizer], _Binding] = {
-    SGD: _Binding("sgd", (), lambda o, lr, t: (lr, o.weight_decay)),
-    Momentum: _Binding("momentum", ("velocity",), _momentum),
-    Adagrad: _Binding("adagrad", ("accumulator",), lambda o, lr, t: (lr, o.epsilon)),
-    RMSProp: _Binding("rmsprop", ("square", "mean", "velocity"), _rmsprop),
-    Adam: _Binding("adam", _MOMENTS, _adam),
-    AdamW: _Binding("adam", _MOMENTS, _adam),
-    Ftrl: _Binding("ftrl", ("accumulator", "linear"), _ftrl),
-}
-_ROWWISE: dict[type[Optimizer], _Binding] = {
-    Adagrad: _Binding("adagrad_rowwise", ("row_accumulator",), lambda o, lr, t: (lr, o.epsilon)),
-}
-"""The bindings of optimizers that have `row_slots`."""
-
-
 def _cast(scalars: Scalars, dtype: Any) -> list[Any]:
-    if any(scalar is True or scalar is False for scalar in scalars):
-        return [scalar if isinstance(scalar, bool) else dtype(scalar) for scalar in scalars]
+    if any(scalar is True or scalar is False or scalar is None for scalar in scalars):
+        return [scalar if scalar is None or isinstance(scalar, bool) else dtype(scalar) for scalar in scalars]
     return list(np.array(scalars, dtype))  # half the time of one after the other

@@ -40,9 +40,9 @@ def _prefetch_line(context: Any, address: Any) -> Any:
 
 
 @compiled
-def prefetch(table: Array, rows: Rows, i: int) -> None:
+def prefetch(table: Array | None, rows: Rows, i: int) -> None:
     """Prefetch the row that a loop over `rows`, now at i, reaches AHEAD rows later: 1.3 to 1.6 times as fast."""
-    if i + AHEAD < rows.size:
+    if table is not None and i + AHEAD < rows.size:
         nbytes = table.shape[1] * table.itemsize
         start = int(np.int64(table.ctypes.data)) + rows[i + AHEAD] * nbytes
         for offset in range(0, min(nbytes, MOST), LINE):

@@ -1,11 +1,11 @@
 """Vectors of one cache line as a numba type, for kernels that control how memory is written.
 
-Halves are float32 in registers, so half a line of them makes a vector: `dps.kernels.widening`. Arithmetic is
-
-elementwise, and each operation is rounded as on scalars, so a rule of `dps.kernels.rules` gives the same bits for
-vectors as for numbers. LLVM maps a vector to the processor's registers: one of AVX-512, two of AVX2, four of SSE or
-NEON. `stream` stores past the caches (non-temporal): a line that is written whole is not read first, and the caches
-keep their contents. A kernel that streams ends with `fence`; otherwise other threads might see a later store first.
+Halves are float32 in registers, so half a line of them makes a vector: `dps.kernels.widening`. Arithmetic, with the
+operations of `dps.training.optimizers`, is elementwise, and each operation is rounded as on scalars, so a rule of an
+optimizer gives the same bits for vectors as for numbers. LLVM maps a vector to the processor's registers: one of
+AVX-512, two of AVX2, four of SSE or NEON. Where an array is None, a vector of it is None, and storing it does nothing.
+`stream` stores past the caches (non-temporal): a line that is written whole is not read first, and the caches keep
+their contents. A kernel that streams ends with `fence`; otherwise other threads might see a later store first.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from numba.extending import models, overload, register_model
 from dps.kernels.elements import address
 from dps.kernels.jit import compiled
 from dps.kernels.widening import is_narrow, narrowed, wide, widened
+from dps.training.optimizers import above
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -73,6 +74,10 @@ def before_line(array: Array) -> int:
 # ---- memory ----
 
 
+def _nothing(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    return context.get_dummy_value()
+
+
 def _vector_of(array: Any) -> Vector:
     return Vector(wide(array.dtype))
 
@@ -95,6 +100,8 @@ def load(typing: Any, array: Any, index: Any) -> Any:
         found = builder.load(_address(context, builder, array, *args), align=1)
         return widened(builder, array.dtype, found) if is_narrow(array.dtype) else found
 
+    if array is types.none:
+        return array(array, types.intp), _nothing
     return _vector_of(array)(array, types.intp), generate
 
 
@@ -106,7 +113,7 @@ def store(typing: Any, array: Any, index: Any, value: Any) -> Any:
         _stored(context, builder, array, args, 1)
         return context.get_dummy_value()
 
-    return types.void(array, types.intp, value), generate
+    return types.void(array, types.intp, value), _nothing if array is types.none else generate
 
 
 @intrinsic
@@ -134,7 +141,7 @@ def ask(typing: Any, array: Any, index: Any) -> Any:
         builder.call(prefetch, [pointer, read, all_levels, data])
         return context.get_dummy_value()
 
-    return types.void(array, types.intp), generate
+    return types.void(array, types.intp), _nothing if array is types.none else generate
 
 
 @intrinsic
@@ -253,11 +260,6 @@ def _above(typing: Any, x: Any, limit: Any, then: Any, other: Any) -> Any:
     return vector(x, limit, then, other), generate
 
 
-def above(x: Any, limit: Any, then: Any, other: Any) -> Any:
-    """`then` where x > limit, else `other`: for numbers, or lane by lane if one of them is a vector."""
-    raise NotImplementedError("numba compiles this")
-
-
 @overload(above)
 def _choose(x, limit, then, other):  # type: ignore[no-untyped-def]
     if any(isinstance(of, Vector) for of in (x, limit, then, other)):
@@ -302,6 +304,25 @@ def _copysign(x, y):  # type: ignore[no-untyped-def]
 
 @overload(math.sqrt)
 def _sqrt(x):  # type: ignore[no-untyped-def]
-    if isinstance(x, Vector):
-        return lambda x: _root(x)
-    return None
+    return (lambda x: _root(x)) if isinstance(x, Vector) else None
+
+
+@intrinsic
+def _powers(typing: Any, value: Any, exponent: Any) -> Any:
+    """Lane by lane, because LLVM has no powers of vectors."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        of_one = context.get_function(operator.pow, value.dtype(value.dtype, exponent))
+        powers = args[0]
+        for k in range(value.lanes):
+            lane = ir.Constant(ir.IntType(32), k)
+            found = of_one(builder, (builder.extract_element(args[0], lane), args[1]))
+            powers = builder.insert_element(powers, found, lane)
+        return powers
+
+    return value(value, exponent), generate
+
+
+@overload(operator.pow)
+def _power(a, b):  # type: ignore[no-untyped-def]
+    return (lambda a, b: _powers(a, b)) if isinstance(a, Vector) else None

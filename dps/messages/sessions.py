@@ -196,7 +196,9 @@ class Push(Message, kind=20, roles=WORKERS):
     In PARTS `how` is DENSE or ROWS (an array of row numbers, int32 or int64, comes first). The values are the next
     array, or where `place` says, which is a memory of the sender's and an offset in it, or empty. PACKED: the next
     array is bytes, `place` the form of `dps.variables.packed` that they have. VALUE: values as of DENSE, which the
-    part, trained or not, is set to after the gradients; outside of sync mode a push of these alone is no step."""
+    part, trained or not, is set to after the gradients; outside of sync mode a push of these alone is no step.
+
+    More than 12 attributes: what is in each message of a push, and what one may bring along."""
 
     epoch: int
     number: int
@@ -213,11 +215,16 @@ class Push(Message, kind=20, roles=WORKERS):
     """The asker can read the ps's memory and wants the values with the result: see `Pushed.lent`."""
     released: int = 0
     """As of Pull."""
+    times: list[Any] = NOTHING
+    """For the step ps, in some pushes: seconds for which the session's loop has read data, has computed and was in the
+    session's calls since the incarnation began, up to this push; and the session's timeout (0: none)."""
     arrays: tuple[Array, ...] = ()
 
     def compact(self) -> tuple[int, ...] | None:
         """The usual case: gradients of all of a shard, in memory that begins with them."""
-        if self.form != SHARED or self.offsets or self.arrays or len(self.parts) != 2 or self.parts[1] != 0:
+        if self.form != SHARED or self.times or self.offsets or self.arrays:
+            return None
+        if len(self.parts) != 2 or self.parts[1] != 0:
             return None
         if self.parts[0].__class__ is not list:
             return None

@@ -10,7 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dps.errors import ConfigError, DataError
+from dps.process.telemetry import timed_read
 from dps.strategy.values import array_of
+from dps.training.definition import whole_number
+from dps.transport.current import runtime
 
 
 class ModelBatch(NamedTuple):
@@ -46,7 +49,7 @@ class Batches:
             raise DataError(f"{what}: got x without y; wanted the targets, too, or batches (x, y)")
         if y is not None or _is_arrays(x, targets):
             self._whole = self._batch((x, y) if targets else x, f"{what}: x")
-            self._size = whole_from_1(32 if batch_size is None else batch_size, f"{what}: batch_size")
+            self._size = whole_number(f"{what}: batch_size: got ", 32 if batch_size is None else batch_size, 1)
             if not self._whole.size:
                 raise DataError(f"{what}: got no examples")
         elif not hasattr(x, "__iter__"):
@@ -119,7 +122,7 @@ class Batches:
     def _next_batch(self, batches: Iterator[Any]) -> Any:
         """The next batch of an iterable; None at its end. Its errors say whose data it is."""
         with name_source(self.what):
-            return next(batches, None)
+            return timed_read(runtime().now, lambda: next(batches, None))
 
     def _open_source(self) -> Iterator[Any]:
         assert self._source is not None
@@ -158,13 +161,6 @@ def name_source(where: str) -> Iterator[None]:
         if str(error).startswith(where.partition(":")[0]):
             raise
         raise DataError(f"{where}: {error}") from error
-
-
-def whole_from_1(value: Any, what: str) -> int:
-    """A whole number from 1. ConfigError for anything else."""
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
-        raise ConfigError(f"{what}: got {value!r:.40}, wanted a whole number from 1")
-    return int(value)
 
 
 def _after(first: Any, rest: Iterator[Any]) -> Iterator[Any]:

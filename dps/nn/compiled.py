@@ -12,12 +12,6 @@ from dps.nn.losses import Loss, loss_of
 from dps.nn.metrics import Metric, metrics_of, sum_metric
 from dps.training import optimizers as optim
 
-OPTIMIZERS: dict[str, optim.Optimizer] = {
-    "sgd": optim.SGD(0.01), "momentum": optim.Momentum(0.01), "adagrad": optim.Adagrad(0.001),
-    "rmsprop": optim.RMSProp(0.001), "adam": optim.Adam(0.001), "adamw": optim.AdamW(0.001), "ftrl": optim.Ftrl(0.001),
-}  # fmt: skip
-"""By the names and with the rates that Keras users know."""
-
 
 class CompileSettings:
     """The settings of `compile`, checked."""
@@ -48,7 +42,7 @@ def _optimizer(optimizer: Any) -> optim.Optimizer:
     if isinstance(optimizer, optim.Optimizer):
         return optimizer
     name = optimizer.lower() if isinstance(optimizer, str) else None
-    if name not in OPTIMIZERS:
-        known = ", ".join(map(repr, OPTIMIZERS))
+    if name not in optim.KNOWN:
+        known = ", ".join(map(repr, optim.KNOWN))
         raise ConfigError(f"compile: got optimizer={optimizer!r:.60}, wanted one of dps.optim, or {known}")
-    return OPTIMIZERS[name]
+    return optim.KNOWN[name].usual()

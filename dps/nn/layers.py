@@ -12,6 +12,7 @@ from dps import layers
 from dps.errors import ConfigError
 from dps.kernels.layers_cpu import ACTIVATIONS
 from dps.nn.layer import Computation, Layer, one_row
+from dps.training.definition import whole_number
 
 
 class Embedding(Layer):
@@ -44,10 +45,8 @@ class Embedding(Layer):
         self, rows: int, dim: int, name: str | None = None, input_shape: int | Sequence[int] | None = None
     ) -> None:  # fmt: skip
         super().__init__(name, input_shape)
-        for what, value in (("rows", rows), ("dim", dim)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"Embedding: got {what}={value!r}, wanted a whole number from 1")
-        self.rows, self.dim = rows, dim
+        self.rows = whole_number("Embedding: got rows=", rows, 1)
+        self.dim = whole_number("Embedding: got dim=", dim, 1)
         self._inner: layers.Embedding | None = None
 
     def output_shape(self, *shapes: tuple[int, ...]) -> tuple[int, ...]:
@@ -160,9 +159,8 @@ class Dense(Layer):
         input_shape: int | Sequence[int] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(name, input_shape)
-        if isinstance(units, bool) or not isinstance(units, int) or units < 1:
-            raise ConfigError(f"Dense: got units={units!r}, wanted a whole number from 1")
-        self.units, self.activation = units, checked_activation(activation, "Dense")
+        self.units = whole_number("Dense: got units=", units, 1)
+        self.activation = checked_activation(activation, "Dense")
         self._inner: layers.Dense | None = None
 
     def output_shape(self, *shapes: tuple[int, ...]) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dps.errors import ConfigError, DataError
+from dps.hooks.scalars import TOTALS
 from dps.nn import losses
 from dps.nn.losses import LOSSES, Loss, classes, like_outputs
 from dps.process.telemetry import log
@@ -93,7 +94,6 @@ def sum_metric(metric: Metric, name: str, y: Any, out: Any) -> float:
     return float(values.sum(dtype=np.float64))
 
 
-KEY = "training_totals"
 CELLS = 4 + MOST
 """How many parts of batches were trained on, the sum of their epochs' numbers, and what `Compiled.sums` returns."""
 
@@ -105,7 +105,7 @@ class SharedTotals:
     @staticmethod
     def make_variable(optimizer: Optimizer) -> dict[str, Any]:
         """The variable, by its key among the parameters. `optimizer`: one that subtracts gradients as they are."""
-        return {KEY: Variable(np.zeros(CELLS), optimizer=optimizer)}
+        return {TOTALS: Variable(np.zeros(CELLS), optimizer=optimizer)}
 
     def __init__(self, variables: Variables, workers: int) -> None:
         self._variables, self._workers = variables, workers
@@ -124,7 +124,7 @@ class SharedTotals:
         """The numbers that this worker adds in a step."""
         cells = np.zeros(CELLS)
         cells[: 2 + len(sums)] = [1, self._epoch, *sums]
-        return {KEY: -cells}
+        return {TOTALS: -cells}
 
     def end_epoch(self, steps: int, own: Any) -> Any:
         """The sums of all workers over the epoch, which had so many steps; this worker's `own` where some were undone.
@@ -155,4 +155,4 @@ class SharedTotals:
         return 0 if session is None else int(session.version.epoch)
 
     def _read_totals(self) -> Any:
-        return np.array(self._variables.read()[KEY])
+        return np.array(self._variables.read()[TOTALS])

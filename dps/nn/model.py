@@ -9,7 +9,7 @@ import numpy as np
 
 from dps.errors import ConfigError
 from dps.hooks.hook import Hook
-from dps.nn.batches import Batches, ModelBatch, name_source, whole_from_1
+from dps.nn.batches import Batches, ModelBatch, name_source
 from dps.nn.callbacks import Callback, History
 from dps.nn.compiled import CompileSettings
 from dps.nn.layer import Layer
@@ -17,6 +17,7 @@ from dps.nn.layered import LayeredModel
 from dps.nn.network import BuiltModel
 from dps.strategy.default import get_strategy, has_strategy
 from dps.strategy.values import PerReplica
+from dps.training.definition import whole_number
 from dps.transport.current import runtime
 
 
@@ -118,9 +119,9 @@ class Model(LayeredModel):
                 raise ConfigError("fit: got validation_split and validation_data, wanted one of them")
             validation = batches.split_validation(validation_split)
         if steps_per_epoch is not None:
-            whole_from_1(steps_per_epoch, "fit: steps_per_epoch")
+            whole_number("fit: steps_per_epoch: got ", steps_per_epoch, 1)
             batches.continue_pass()
-        epochs = whole_from_1(epochs, "fit: epochs")
+        epochs = whole_number("fit: epochs: got ", epochs, 1)
         network = self.build_for(batches)
         network.check_inputs(batches.peek_batch().xs, "fit: x")
         if validation is not None:

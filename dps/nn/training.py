@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,10 @@ from dps.strategy.values import PerReplica
 from dps.training.optimizers import SGD
 from dps.transport.current import runtime
 from dps.transport.endpoint import Runtime
+from dps.variables.tree import leaves
+
+if TYPE_CHECKING:
+    from dps.hooks.gradient_norms import GradientNorms
 
 
 class LocalLoop:
@@ -33,6 +37,7 @@ class LocalLoop:
     def __init__(self, variables: Variables) -> None:
         self._variables, self._stop = variables, False
         self.scalars, self.global_step = Scalars(), int(getattr(variables, "step", 0))
+        self._norms: list[GradientNorms] = []
 
     @property
     def is_chief(self) -> bool:
@@ -61,6 +66,17 @@ class LocalLoop:
     def summary(self, name: str, value: Any) -> None:
         """Keep a number for hooks."""
         self.scalars.store_value(name, value)
+
+    def watch_gradient_norms(self, function: Callable[[float], None]) -> None:
+        """As of `dps.Session`, for the gradients of each replica of this process."""
+        from dps.hooks.gradient_norms import GradientNorms
+
+        self._norms.append(GradientNorms(function, self.runtime.now))
+
+    def measure_gradients(self, gradients: Mapping[str, Any]) -> None:
+        """A replica has these gradients."""
+        for norms in self._norms:
+            norms.measure([gradient for _, gradient in leaves(gradients) if gradient is not None])
 
     def stats(self) -> dict[str, Any]:
         """There are no ps, and no counters of theirs."""
@@ -171,6 +187,8 @@ class Training:
             made = self._network.train_batch(self._variables.read(), part.xs, scaled)
             sums, grads = self._compiled.sums(part.y, made.out, made.losses), made.grads
             loss = float(sums[1] / sums[0])
+        if isinstance(self._loop, LocalLoop):
+            self._loop.measure_gradients(grads)
         if self._shared is not None:
             grads = {**grads, **self._shared.make_gradient(sums)}
         return [sums, self._variables.apply_gradients(grads, loss=loss)]

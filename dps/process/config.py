@@ -55,12 +55,11 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**inherited, **threads, **malloc, **own, **(extra or {})}
 
 
-def malloc_is_chosen(environ: Mapping[str, str] | None = None) -> bool:
+def malloc_is_chosen() -> bool:
     """Whether the environment configures glibc's malloc differently from `environment`; then dps changes nothing."""
-    env = os.environ if environ is None else environ
     own = {name: str(value) for name, value in MALLOC.items()}
-    return "glibc.malloc" in env.get("GLIBC_TUNABLES", "") or any(
-        name.startswith("MALLOC_") and own.get(name) != value for name, value in env.items()
+    return "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "") or any(
+        name.startswith("MALLOC_") and own.get(name) != value for name, value in os.environ.items()
     )
 
 

@@ -124,7 +124,7 @@ class Script(Program):
 
 
 _of_process: list[Script] = []
-_making = threading.Lock()
+_making = threading.Lock()  # two threads that come first must not register two endings
 
 
 def _script() -> Program:

@@ -1,12 +1,18 @@
-"""The reports of a run on itself: the log, and one progress row for each push."""
+"""The reports of a run on itself: the log, one progress row for each push, and what the time of a loop goes to."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from contextvars import ContextVar
+from math import isfinite
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
     import logging
+
+
+T = TypeVar("T")
 
 
 class _Log:
@@ -39,9 +45,9 @@ on_progress: list[Listener] = []
 push. Must not block."""
 
 on_opened: list[Listener] = []
-"""Called when a session of this process is open, with worker, step, variables (how many the run has), last_step (at
-which its hooks end it) and batch (examples in one push); the last two are None if no hook knows them. Must not
-block."""
+"""Called when a session of this process is open, with worker, step, variables (how many the run has), placement (of
+each ps the task, the bytes of its values and those of their slots), last_step (at which its hooks end it) and batch
+(examples in one push); the last two are None if no hook knows them. Must not block."""
 
 
 def listen(pushed: Listener, opened: Listener) -> None:
@@ -79,6 +85,7 @@ def _tell_listeners(listeners: list[Listener], row: dict[str, Any]) -> None:
 
 FIRST_S = 2.0
 AGAIN_S = 10.0
+"""After how long a wait is told at first, so that usual waits are not, and how often from then on."""
 
 
 class LogThrottle:
@@ -101,3 +108,77 @@ class LogThrottle:
     def end_wait(self) -> None:
         """End the current wait."""
         self._since = None
+
+
+_read_s: ContextVar[float] = ContextVar("dps_read_s", default=0.0)
+"""Seconds for which the running thread has read data. A thread that is started with a copy of this context goes on from
+the same number, and changes only its own."""
+
+
+def timed_read(now: Callable[[], float], read: Callable[[], T]) -> T:
+    """What `read()` returns. The time that it takes is reading data, for the session that this thread uses.
+
+    `now`: the runtime's clock. Of a reading inside another one the outer one counts.
+    """
+    before, began = _read_s.get(), now()
+    try:
+        return read()
+    finally:
+        _read_s.set(before + now() - began)
+
+
+TOLD_S = 0.05
+"""How often a session tells its sums, at most."""
+
+
+class LoopTimes:
+    """What the time of a session's loop goes to: reading data, computing, and the session's calls.
+
+    A loop is in a call of its session (`inside_s`), or outside, where it reads data or computes. `enter` and `leave`
+    are called in turn at each change, or what they do is written there, for it is a part of every step. The code of
+    hooks is outside. The sums grow from the last `begin_sums` on and never fall, so that a sum which is lost or told
+    twice changes nothing. One thread at a time.
+    """
+
+    __slots__ = (
+        "_began", "_outside_told", "_read_seen", "_thread", "at", "computed_s", "due_at", "inside_s", "now",
+        "patience_s", "read_s",
+    )  # fmt: skip
+
+    def __init__(self, now: Callable[[], float], patience_s: float) -> None:
+        """`now`: the runtime's clock. `patience_s`: the longest wait of the session's calls."""
+        self.now, self.patience_s = now, patience_s
+        self.begin_sums()
+
+    def begin_sums(self) -> None:
+        """The session has a new incarnation: all sums begin anew."""
+        self._began = self.at = self.now()
+        self.due_at = self.at + TOLD_S
+        self.inside_s = self.read_s = self.computed_s = self._outside_told = 0.0
+        self._thread, self._read_seen = get_ident(), _read_s.get()
+
+    def enter(self) -> None:
+        """The loop enters a call."""
+        self.at = self.now()
+
+    def leave(self) -> None:
+        """The loop leaves a call."""
+        self.inside_s += self.now() - self.at
+
+    def count_computed(self, seconds: float) -> None:
+        """So much of the time since the loop has entered the call was computing. In the simulator a call stands for
+        it."""
+        self.at += seconds
+
+    def take_told(self) -> list[Any]:
+        """The sums up to the last `enter`, as `Push.times` has them. What this thread has read since it told them last
+        was reading data. Call it in a call of the session, when `due_at` has come."""
+        self.due_at = self.at + TOLD_S
+        outside_s = self.at - self._began - self.inside_s
+        new_s, self._outside_told = max(0.0, outside_s - self._outside_told), max(outside_s, self._outside_told)
+        thread, seen = get_ident(), _read_s.get()
+        read_s = min(new_s, max(0.0, seen - self._read_seen)) if thread == self._thread else 0.0
+        self._thread, self._read_seen = thread, seen
+        self.read_s += read_s
+        self.computed_s += new_s - read_s
+        return [self.read_s, self.computed_s, self.inside_s, self.patience_s if isfinite(self.patience_s) else 0.0]

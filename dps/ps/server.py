@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dps.actors.actor import Actor
 from dps.actors.answers import Waiting
@@ -41,7 +41,7 @@ from dps.messages.sessions import (
     Release,
     Report,
 )
-from dps.ps.intake.intake import IntakeState, Staged
+from dps.ps.intake.intake import Intake, IntakeState, Staged
 from dps.ps.intake.ledger import Ledger
 from dps.ps.intake.receiving import receive
 from dps.ps.modes.asynchronous import AsyncMode, BoundedMode
@@ -55,6 +55,9 @@ from dps.training.update_modes import Async, Bounded, SyncReplicas, Update, from
 from dps.transport.endpoint import Memory
 from dps.transport.shared_memory import ASKED, ASKER, expected, marked, proof
 from dps.variables.plan import Plan, as_applied
+
+if TYPE_CHECKING:
+    from dps.ps.store.making import Making
 
 MODES: dict[type[Update], Callable[[Shard, Any], Mode]] = {
     Async: AsyncMode, Bounded: BoundedMode, SyncReplicas: SyncMode,
@@ -78,6 +81,9 @@ class PsActor(Actor):
         self._ended = 0, 0
         """The last run epoch that trained here and is over, and its last step; 0 if this was not its step ps."""
         self._probe: Memory | None = None
+        self._making: Making | None = None
+        """The first values that this ps is making for its shard."""
+        self._asked_to_make: Sender | None = None
 
     def started(self) -> None:
         self.node.after(self.node.runtime.tuning.intake.credit_s / 2, self._expire_credit)
@@ -94,7 +100,14 @@ class PsActor(Actor):
         if self.shard is None or self.shard.epoch != message.epoch:
             self._configure(message)
         assert self.shard is not None
-        self.node.answer(sender, Configured(message.epoch, self.shard.store.step, *self._ended))
+        if self._making is None:
+            self._answer_configured(self.shard, sender)
+        else:
+            self._asked_to_make = sender
+            self.node.answer(sender, Waiting(self._making.text))
+
+    def _answer_configured(self, shard: Shard, sender: Sender) -> None:
+        self.node.answer(sender, Configured(shard.epoch, shard.store.step, *self._ended))
 
     def _configure(self, message: Configure) -> None:
         plan = as_applied(Plan.from_wire(message.plan), message.settings["update"])
@@ -105,12 +118,17 @@ class PsActor(Actor):
                 self._ended = self.shard.epoch, self.shard.mode.reached
             self.shard.ended = True
             self.shard.store.close()
-        self.epoch, self.shard, self._configuration = message.epoch, None, message
+        self.epoch, self.shard, self._configuration, self._making = message.epoch, None, message, None
         addresses = {int(task): str(address) for task, address in message.addresses}
         self.node.tickets.admit("ps", [(ticket, name, "ps", ()) for ticket, name in message.tickets])
         for address in addresses.values():
             self.node.present(address)
         own = self.device, self.threads
+        makes = not message.restore and any(spec.init is not None for spec in plan.variables)
+        if makes:
+            from dps.ps.store.making import Making, check_room  # here: most runs make none
+
+            check_room(plan.layouts[message.shard].nbytes, self.node.name)
         shard = Shard(self.node, message.epoch, plan, message.shard, addresses, message.settings, *own)
         if message.restore:
             manifest = load_told(self.node.runtime.storage, message.checkpoint_dir, message.restore, self.node.name)
@@ -120,6 +138,32 @@ class PsActor(Actor):
         shard.mode = MODES[type(update)](shard, update)
         warm(shard.layout.arenas, shard.mode.least_pushes)
         self.shard = shard
+        if makes:
+            self._making = Making(shard.store, plan, self.node.runtime.storage)
+            self.node.after(0.0, lambda: self._make_block(shard))
+
+    def _make_block(self, shard: Shard) -> None:
+        """Make a block of first values, and the next one after the messages that are waiting."""
+        making = self._making
+        if shard is not self.shard or making is None:
+            return  # another run epoch has begun
+        try:
+            if making.make_block():
+                self.node.after(self.node.runtime.tuning.store.made_pause_s, lambda: self._make_block(shard))
+                return
+            answer: Exception | None = None
+        except Exception as error:
+            answer, self.shard = error, None
+            shard.ended = True
+            shard.store.close()
+        self._making = None
+        self.node.runtime.record("first values", epoch=shard.epoch)
+        if self._asked_to_make is not None:
+            sender, self._asked_to_make = self._asked_to_make, None
+            if answer is None:
+                self._answer_configured(shard, sender)
+            else:
+                self.node.answer(sender, answer)
 
     def on_Init(self, message: Init, sender: Sender) -> None:
         shard = self._shard(message.epoch)
@@ -170,10 +214,13 @@ class PsActor(Actor):
         shard = self.shard
         if shard is None:
             return {"state": "waits for the chief"}
+        assert self._configuration is not None
+        by_pushes = sorted(ledgers, key=lambda ledger: ledger.done)  # of two sessions of a task the busier one is shown
         return {
             "state": "ready" if shard.is_ready else "filling", "epoch": shard.epoch, "step": shard.store.step,
             "version": shard.store.counter, "nbytes": shard.layout.data_nbytes, "leases": shard.store.leased(),
-            "sessions": {ledger.name: ledger.counters() for ledger in ledgers},
+            "sessions": {ledger.name: ledger.counters() for ledger in by_pushes},
+            "update": self._configuration.settings["update"], "standstill": shard.mode.standstill(),
             "waits": shard.mode.waiting_for(), "refused_messages": self.node.refused_messages, **shard.counts,
         }  # fmt: skip
 
@@ -253,6 +300,8 @@ class PsActor(Actor):
     def on_Push(self, message: Push, sender: Sender) -> None:
         shard = self._shard(message.epoch)
         ledger, number = shard.ledger(sender), message.number
+        if message.times:
+            ledger.record_times(message.times)
         if message.released:
             shard.reading.release_below(sender.incarnation, message.released)
         if shard.mode.at_once(message, ledger, sender):
@@ -266,10 +315,15 @@ class PsActor(Actor):
                 shard.mode.accept_push(came, sender)
                 if (key := (sender.incarnation, number)) in shard.credits.held:
                     self._return_credit(shard, key)
-            elif came.state is IntakeState.LOST:
-                self.node.answer(sender, PushMissing(number))
             else:
-                shard.credits.record_piece((sender.incarnation, number), came.ranges.nbytes, self.node.runtime.now())
+                self._record_piece(shard, came, number, sender)
+
+    def _record_piece(self, shard: Shard, intake: Intake, number: int, sender: Sender) -> None:
+        """A push is not complete yet, or pieces of it are lost."""
+        if intake.state is IntakeState.LOST:
+            self.node.answer(sender, PushMissing(number))
+        else:
+            shard.credits.record_piece((sender.incarnation, number), intake.ranges.nbytes, self.node.runtime.now())
 
     def on_PushStatus(self, message: PushStatus, sender: Sender) -> None:
         shard = self._shard(message.epoch)

@@ -51,9 +51,8 @@ class Shard:
         self._outcomes: dict[int, tuple[int, list[Any]]] = {}
         """What became of the pushes of sessions that have ended, and under which version of the members."""
         self.checks_finite = bool(settings.get("check_finite", True))
-        trained = len(self.layout.arenas) == 1 and bool(self.layout.trained)
-        self.is_small = trained and self.layout.nbytes <= node.runtime.tuning.small_nbytes
-        """Whether the shard has one arena, which is trained, and at most `small_nbytes`."""
+        self.is_small = bool(self.layout.trained) and self.layout.nbytes <= node.runtime.tuning.small_nbytes
+        """Whether something of the shard is trained, and it has at most `small_nbytes`."""
         self.ended = False
         """Whether a newer run epoch has replaced this shard. Answers to its requests are then ignored."""
         self.mode: Mode

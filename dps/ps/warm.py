@@ -8,7 +8,7 @@ is updated once in each way that a push may take.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ DIM = 4
 TRAINED = ("float32", "float64", "float16", "bfloat16")
 """The dtypes for which there are optimizers."""
 LARGE_NBYTES = ORDINARY.store.stream_nbytes
-_ready: set[tuple[str, str, bool, bool, int, bool]] = set()
+_ready: set[tuple[Any, ...]] = set()
 _warming = threading.Lock()
 
 
@@ -42,8 +42,8 @@ def warm(arenas: Iterable[Arena], together: int = 1) -> None:
     for arena in arenas:
         dtype = np.dtype(arena.dtype).name
         if arena.optimizer is not None and dtype in TRAINED:
-            optimizer, averaged = str(arena.optimizer["name"]), "moving_average" in arena.optimizer
-            kind = (dtype, optimizer, averaged, arena.sparse, together, _is_large(arena))
+            averaged = "moving_average" in arena.optimizer
+            kind = (dtype, *_passes(arena.optimizer), averaged, arena.sparse, together, _is_large(arena))
             with _warming:
                 if kind not in _ready:
                     for nbytes in (1, LARGE_NBYTES) if _is_large(arena) else (1,):  # some pushes have small parts only
@@ -54,15 +54,29 @@ def warm(arenas: Iterable[Arena], together: int = 1) -> None:
 def warm_all(progress: Callable[[str, int, int], None]) -> None:
     """Load all kernels of a ps. `progress` gets the name of the next
     step, its number from 1, and how many there are."""
-    optimizers: list[optim.Optimizer] = [
-        optim.SGD(0.1), optim.Momentum(0.1), optim.Adagrad(0.1), optim.RMSProp(0.1), optim.Adam(), optim.AdamW(),
-        optim.Ftrl(0.1),
-    ]  # fmt: skip
+    optimizers = [cls.usual() for cls in optim.KNOWN.values()]
     kinds = [(optimizer, dtype) for optimizer in optimizers for dtype in ("float32", "float64")]
     for number, (optimizer, dtype) in enumerate(kinds, 1):
-        progress(f"{optimizer.name} {dtype}", number, len(kinds))
+        progress(f"{optimizer.name} {dtype}", number, len(kinds) + 1)
         for together in (1, 2, 3, 4):
             warm([_like(dtype, optimizer.to_wire(), sparse, LARGE_NBYTES) for sparse in (False, True)], together)
+    progress("first values", len(kinds) + 1, len(kinds) + 1)
+    _make_once()
+
+
+def _make_once() -> None:
+    """Make first values of both dtypes that have kernels."""
+    from dps.kernels.first_values import FirstValues  # here: most ps make none
+    from dps.training.initializers import Normal
+
+    for dtype in ("float32", "float64"):
+        FirstValues(Normal(1.0), "warm", (DIM,), dtype).fill(np.empty(DIM, dtype), 0)
+
+
+def _passes(wire: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What the passes of an optimizer are compiled for: its rule, the slots that it uses, the scalars that are None."""
+    optimizer = optim.from_wire(wire)
+    return optimizer.name, optimizer.slots, tuple(scalar is None for scalar in optimizer.scalars(1.0, 1))
 
 
 def _is_large(arena: Arena) -> bool:

@@ -50,7 +50,7 @@ class MirroredVariables(Variables):
     ) -> None:  # fmt: skip
         """`homes`: the number of the GPU of each copy, or None for the host."""
         super().__init__(strategy)
-        plan, values = plan_of(params, optimizer, [0], _Here(), None)
+        plan, values = plan_of(params, optimizer, [0], _Here(), None, makes=True)
         self._plan = self._applied_plan(plan)
         self._nesting, self._home_of = Nesting(params), list(home_of)
         settings = {name: leaf for name, leaf in leaves(params) if isinstance(leaf, Variable) and name in values}
@@ -94,12 +94,8 @@ class MirroredVariables(Variables):
         return self._plan.variables[self._plan.by_name[path]].name
 
     def _reduce_on_read(self) -> dict[str, Any]:
-        """The on_read variables of all replicas."""
-        return {
-            name: first if self._aggregation[name] == ONLY_FIRST
-            else np.asarray(reduce_values(str(self._aggregation[name]), [own[name] for own in self._own]), first.dtype)
-            for name, first in self._own[0].items()
-        }  # fmt: skip
+        """The on_read variables of all replicas; those of all workers, where there are several, have to read them."""
+        return {name: self._aggregate_values(name, [own[name] for own in self._own]) for name in self._own[0]}
 
     # -- gradients ------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from dps.cluster.device import Device
 from dps.collectives.group import Group
 from dps.errors import ConfigError
 from dps.strategy.across import AcrossWorkers
-from dps.strategy.one_machine import gpu_of, resolve_devices
+from dps.strategy.one_machine import homes_of, resolve_devices
 from dps.strategy.strategy import Variables
 from dps.task.server import Server
 from dps.training.optimizers import Optimizer
@@ -120,15 +120,13 @@ class MultiWorkerMirrored(AcrossWorkers):
     def _variables(self, params: object, optimizer: Optimizer | None) -> Variables:
         from dps.strategy.worker_variables import WorkerVariables
 
-        gpus = [gpu_of(str(device)) for device in self.devices]
-        homes = list(dict.fromkeys(gpus))
         folder = self.checkpoint_dir
         if self._made and folder is not None:
             raise ConfigError(
                 "variables: called a second time; with a checkpoint_dir one call holds all values: nest them, as "
                 'strategy.variables({"generator": ..., "discriminator": ...})'
             )
-        made = WorkerVariables(self, params, optimizer, homes, [homes.index(gpu) for gpu in gpus])
+        made = WorkerVariables(self, params, optimizer, *homes_of(self.devices))
         self._made.append(made)
         return made
 

@@ -42,6 +42,14 @@ def gpu_of(device: str) -> int | None:
     return int(device.rpartition(":")[2]) if device.startswith("/gpu") else None
 
 
+def homes_of(devices: Sequence[object]) -> tuple[list[int | None], list[int]]:
+    """Where the copies of the replicas on these devices are, None for the CPU, and which one each replica reads: those
+    on one GPU share one, and so do all on the CPU."""
+    gpus = [gpu_of(str(device)) for device in devices]
+    homes = list(dict.fromkeys(gpus))
+    return homes, [homes.index(gpu) for gpu in gpus]
+
+
 def _short(spec: str | Device, strategy: str) -> str:
     try:
         found = Device(spec)
@@ -131,9 +139,7 @@ class Mirrored(Strategy):
     def _variables(self, params: object, optimizer: Optimizer | None) -> Variables:
         from dps.strategy.mirrored_variables import MirroredVariables
 
-        gpus = [gpu_of(str(device)) for device in self.devices]
-        homes = list(dict.fromkeys(gpus))
-        return MirroredVariables(self, params, optimizer, homes, [homes.index(gpu) for gpu in gpus])
+        return MirroredVariables(self, params, optimizer, *homes_of(self.devices))
 
 
 class CentralStorage(Strategy):

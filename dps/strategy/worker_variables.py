@@ -177,12 +177,6 @@ class WorkerVariables(MirroredVariables):
 
     # -- the values of all workers ----------------------------------------------------------------------------------
 
-    def _reduce_on_read(self) -> dict[str, Any]:
-        """The on_read variables of the replicas of all workers, which all have to read them. Blocks."""
-        return {
-            name: self._aggregate_values(name, [own[name] for own in self._own]) for name in self._own[0]
-        }  # fmt: skip
-
     def _aggregate_values(self, name: str, values: Sequence[Array]) -> Array:
         aggregation = self._aggregation.get(name) or ONLY_FIRST
         if aggregation == ONLY_FIRST:

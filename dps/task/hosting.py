@@ -11,8 +11,8 @@ from dps.chief.checkpoint_folder import CheckpointRoot
 from dps.chief.operators import EXAMINER, Examiner, Operators
 from dps.chief.server import ChiefActor
 from dps.cluster.spec import ClusterSpec
-from dps.collectives.keeper import Groups
 from dps.collectives.messages import GROUPS
+from dps.collectives.roster import GroupsActor
 from dps.messages.runs import CHIEF, ENROLMENT, OPERATORS
 from dps.process import config
 from dps.process.telemetry import log
@@ -51,7 +51,7 @@ class HostedChief:
         node.host(DIRECTORY, Directory())
         node.host(EXAMINER, Examiner())
         found = self._actor.cluster
-        node.host(GROUPS, Groups(expected[1], found.use_group, self._left_group, found.helper, found.missing_text))
+        node.host(GROUPS, GroupsActor(expected[1], found.use_group, self._left_group, found.helper, found.missing_text))
         self.operators = Operators(self.drain_run, self.stop_run, found.dialled)
         node.host(OPERATORS, self.operators)
         if node.keys is not None:

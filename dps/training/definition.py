@@ -19,6 +19,14 @@ from dps.process.record import as_dict, fields_of, init_of
 D = TypeVar("D", bound="Definition")
 
 
+def whole_number(got: str, value: Any, least: int) -> int:
+    """The value, if it is a whole number from `least`. Raises ConfigError for anything else; `got` begins its message,
+    such as "Dense: got units="."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
+        raise ConfigError(f"{got}{value!r:.40}, wanted a whole number from {least}")
+    return int(value)
+
+
 class BadArgument(ConfigError, TypeError):
     """An argument that has the wrong type, is missing, or is unknown."""
 

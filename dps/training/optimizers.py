@@ -1,39 +1,114 @@
-"""Optimizers and learning-rate schedules as data: a name and numbers, no arrays and no arithmetic on them.
+"""Optimizers: a name, numbers, and the rule that updates one element. This file imports neither numpy nor numba.
 
 A user writes a definition, it is sent to the ps (`to_wire`, `from_wire`), and definitions of two clients are compared.
-`dps.kernels.optimizers` binds it to kernels; this file imports neither numpy nor numba.
+A ps makes its kernels from the rule: `dps.kernels.passes` for a CPU, `dps.kernels.cuda` for a GPU.
 
 In the formulas `w` is the variable, `g` its gradient, `lr` the rate of the step, `t` the number of updates of the
 variable, from 1. Numbers are kept as Python floats and ints, so equal settings compare equal and have equal hashes. All
 constructors raise ValueError for a number out of range, and TypeError for a value that is not a number.
+
+More than 500 lines: half of them document the public classes, and a rule stands beside its class.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from dps.errors import ConfigError
 from dps.process.record import record
 from dps.training.definition import Definition, build
-from dps.training.schedules import (
-    Schedule,
-    rate_at,
-    schedule_from_wire,
-)
+from dps.training.schedules import Schedule, rate_at, schedule_from_wire
 
 LEAST = 1.1754943508222875e-38
 """The smallest normal float32. A ps may treat smaller numbers as 0."""
 
+Number: TypeAlias = Any
+"""What a rule computes with: a number, or a vector of numbers."""
+
+# ---- the operations of rules beside +, -, /, abs and math.copysign ----
+#
+# `dps.kernels.vectors` defines them for numbers and vectors on a CPU, and `dps.kernels.device` for a GPU. These run in
+# numba's CUDA simulator, and define the bits: each result is rounded once, to the type of the arguments.
+
+
+def mul(a: Number, b: Number) -> Number:
+    """a * b, rounded. CUDA's compiler joins `*` with a sum to one operation with one rounding (fma), but never this."""
+    return a * b
+
+
+def sqrt(a: Number) -> Number:
+    """The square root; NaN for negative numbers."""
+    return type(a)(math.sqrt(a) if a >= 0 else math.nan)
+
+
+def power(a: Number, exponent: Number) -> Number:
+    """a**exponent; `exponent` is never a vector. The bits may differ between a CPU and a GPU."""
+    return a**exponent
+
+
+def above(x: Number, limit: Number, then: Number, other: Number) -> Number:
+    """`then` where x > limit, else `other`."""
+    return then if x > limit else other
+
+
+# ---- the optimizers ----
+
+
+KNOWN: dict[str, type[Optimizer]] = {}
+"""All optimizers by their names. A class with a `name` is entered when it is defined."""
+
 
 class Optimizer(Definition):
-    """Base class of optimizers: a name, a learning rate, and the names of the slots kept for a variable."""
+    """Base class of optimizers: a name, a learning rate, the names of the slots kept for a variable, and a rule."""
 
     learning_rate: float | Schedule
+    usual_rate: ClassVar[float] = 0.001
+    """The rate of `compile(optimizer="name")`: the one that Keras users know."""
+    counts_updates: ClassVar[bool] = False
+    """Whether `scalars` depend on `t`."""
+
+    def __init_subclass__(cls) -> None:
+        if "name" in cls.__dict__:
+            other = KNOWN.setdefault(cls.name, cls)
+            if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+                raise ConfigError(f"{cls.__name__}: the name {cls.name!r} is that of {other!r}; try another one")
+            KNOWN[cls.name] = cls  # a notebook may define a class again
+
+    @staticmethod
+    def rule(*arguments: Any, **named: Any) -> Any:
+        """The update of one element: (w, slots, g, scalars) -> (new w, new slots), or the new w alone without slots.
+
+        The arguments are `w`, the slots under their names, `g`, and the numbers that `scalars` returns. On a CPU they
+        may be vectors. Slots that this optimizer does not use, and scalars that are None, are None: a test of an
+        argument, as `mean is not None`, is decided when the kernel is compiled, and what is returned for such a slot
+        is ignored. Products are made by `mul`, and all numbers are arguments: 1.0 would turn float32 into float64.
+        """
+        raise NotImplementedError("a subclass defines it")
+
+    def scalars(self, lr: float, t: int) -> tuple[float | None, ...]:
+        """The last arguments of the rule, for one update; none if the update changes nothing.
+
+        Args:
+            lr: The learning rate.
+            t: The number of this update of the variable, from 1.
+
+        Returns:
+            The numbers, in double. Kernels convert all but bools and None to the dtype of the slots.
+        """
+        raise NotImplementedError("a subclass defines it")
+
+    @classmethod
+    def usual(cls) -> Optimizer:
+        """The optimizer that `compile(optimizer="name")` stands for."""
+        made: Any = cls
+        optimizer: Optimizer = made(cls.usual_rate)
+        return optimizer
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """Names of the slots, in the order of the kernels' arguments. Each has the variable's shape and dtype, but
+        """Names of the slots, in the order of the rule's arguments. Each has the variable's shape and dtype, but
         float32 for variables of float16 and bfloat16.
 
         Slots in `row_slots` have only one element per row.
@@ -78,12 +153,22 @@ class SGD(Optimizer):
     """
 
     name: ClassVar[str] = "sgd"
+    usual_rate: ClassVar[float] = 0.01
     learning_rate: float | Schedule
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
         self._rate("learning_rate")
         self._at_least_zero("weight_decay", 1e-4)
+
+    @staticmethod
+    def rule(w: Number, g: Number, lr: Number, weight_decay: Number) -> Number:
+        if weight_decay == 0:  # w may be inf, and 0 * inf is nan
+            return w - mul(lr, g)
+        return w - mul(lr, g + mul(weight_decay, w))
+
+    def scalars(self, lr: float, t: int) -> tuple[float | None, ...]:
+        return lr, self.weight_decay
 
 
 @record
@@ -108,6 +193,7 @@ class Momentum(Optimizer):
     """
 
     name: ClassVar[str] = "momentum"
+    usual_rate: ClassVar[float] = 0.01
     learning_rate: float | Schedule
     momentum: float = 0.9
     nesterov: bool = False
@@ -120,6 +206,14 @@ class Momentum(Optimizer):
     @property
     def slots(self) -> tuple[str, ...]:
         return ("velocity",)
+
+    @staticmethod
+    def rule(w: Number, velocity: Number, g: Number, lr: Number, momentum: Number, nesterov: bool) -> Number:
+        velocity = mul(momentum, velocity) + g
+        return (w - mul(lr, g + mul(momentum, velocity)) if nesterov else w - mul(lr, velocity)), velocity
+
+    def scalars(self, lr: float, t: int) -> tuple[float | None, ...]:
+        return lr, self.momentum, self.nesterov
 
 
 @record
@@ -170,6 +264,15 @@ class Adagrad(Optimizer):
     def row_slots(self) -> tuple[str, ...]:
         return self.slots if self.rowwise else ()
 
+    @staticmethod
+    def rule(w: Number, accumulator: Number, g: Number, lr: Number, epsilon: Number) -> Number:
+        # Without `rowwise`, which takes a mean over a row: `dps.kernels.rowwise`.
+        accumulator = accumulator + mul(g, g)
+        return w - mul(lr, g) / (sqrt(accumulator) + epsilon), accumulator
+
+    def scalars(self, lr: float, t: int) -> tuple[float | None, ...]:
+        return lr, self.epsilon
+
 
 @record
 class RMSProp(Optimizer):
@@ -214,6 +317,26 @@ class RMSProp(Optimizer):
         """`mean` only when centered, `velocity` only with momentum: no memory for what is not used."""
         return ("square", *(("mean",) if self.centered else ()), *(("velocity",) if self.momentum else ()))
 
+    @staticmethod
+    def rule(
+        w: Number, square: Number, mean: Number | None, velocity: Number | None, g: Number,
+        lr: Number, decay: Number, one_minus_decay: Number, momentum: Number, epsilon: Number,
+    ) -> Number:  # fmt: skip
+        # More than 9 parameters: kernels are compiled for numbers, not for objects that hold them.
+        square = mul(decay, square) + mul(one_minus_decay, mul(g, g))
+        variance = new_mean = square
+        if mean is not None:
+            new_mean = mul(decay, mean) + mul(one_minus_decay, g)
+            difference, zero = square - mul(new_mean, new_mean), epsilon - epsilon
+            variance = above(zero, difference, zero, difference)  # rounding can make it negative; its root would be nan
+        u = g / (sqrt(variance) + epsilon)
+        if velocity is not None:
+            u = mul(momentum, velocity) + u
+        return w - mul(lr, u), square, new_mean, u
+
+    def scalars(self, lr: float, t: int) -> tuple[float | None, ...]:
+        return lr, self.decay, 1 - self.decay, self.momentum, self.epsilon
+
 
 @record
 class Adam(Optimizer):
@@ -239,6 +362,7 @@ class Adam(Optimizer):
     """
 
     name: ClassVar[str] = "adam"
+    counts_updates: ClassVar[bool] = True
     learning_rate: float | Schedule = 0.001
     beta1: float = 0.9
     beta2: float = 0.999
@@ -253,6 +377,22 @@ class Adam(Optimizer):
     @property
     def slots(self) -> tuple[str, ...]:
         return ("first_moment", "second_moment")
+
+    @staticmethod
+    def rule(
+        w: Number, first_moment: Number, second_moment: Number, g: Number, step_size: Number, decay: Number,
+        beta1: Number, one_minus_beta1: Number, beta2: Number, one_minus_beta2: Number, root: Number, epsilon: Number,
+    ) -> Number:  # fmt: skip
+        # More than 9 parameters: as the rule of RMSProp.
+        m = mul(beta1, first_moment) + mul(one_minus_beta1, g)
+        v = mul(beta2, second_moment) + mul(one_minus_beta2, mul(g, g))
+        return (w - mul(decay, w)) - mul(step_size, m) / (sqrt(v) / root + epsilon), m, v
+
+    def scalars(self, lr: float, t: int) -> tuple[float | None, ...]:
+        # The bias corrections of update t are in the step size and in `root`, computed in double; the decay is 0.
+        beta1, beta2 = self.beta1, self.beta2
+        root = math.sqrt(1 - beta2**t)
+        return lr / (1 - beta1**t), 0.0, beta1, 1 - beta1, beta2, 1 - beta2, root, self.epsilon
 
 
 @record
@@ -284,6 +424,10 @@ class AdamW(Adam):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._at_least_zero("weight_decay", 0.01)
+
+    def scalars(self, lr: float, t: int) -> tuple[float | None, ...]:
+        step_size, _, *others = super().scalars(lr, t)
+        return step_size, lr * self.weight_decay, *others
 
 
 @record
@@ -334,13 +478,30 @@ class Ftrl(Optimizer):
     def slots(self) -> tuple[str, ...]:
         return ("accumulator", "linear")
 
+    @staticmethod
+    def rule(
+        w: Number, accumulator: Number, linear: Number, g: Number,
+        lr: Number, exponent: Number | None, l1: Number, twice_l2: Number, beta: Number,
+    ) -> Number:  # fmt: skip
+        # `exponent` is the negative of the power; None for a half.
+        after = accumulator + mul(g, g)
+        if exponent is None:
+            was, now = sqrt(accumulator), sqrt(after)
+        else:
+            was, now = power(accumulator, exponent), power(after, exponent)
+        z = linear + (g - mul((now - was) / lr, w))
+        q = (now + beta) / lr + twice_l2
+        return above(abs(z), l1, (math.copysign(l1, z) - z) / q, l1 - l1), after, z
 
-_KNOWN: dict[str, type[Optimizer]] = {cls.name: cls for cls in (SGD, Momentum, Adagrad, RMSProp, Adam, AdamW, Ftrl)}
+    def scalars(self, lr: float, t: int) -> tuple[float | None, ...]:
+        # No numbers for a rate of 0, by which the formula divides.
+        exponent = None if self.learning_rate_power == -0.5 else -self.learning_rate_power
+        return (lr, exponent, self.l1, 2 * self.l2, self.beta) if lr else ()
 
 
 def optimizer_names() -> str:
     """The classes of all optimizers, for messages."""
-    return ", ".join(cls.__name__ for cls in _KNOWN.values())
+    return ", ".join(cls.__name__ for cls in KNOWN.values())
 
 
 def from_wire(wire: object) -> Optimizer:
@@ -351,7 +512,7 @@ def from_wire(wire: object) -> Optimizer:
         wire = {field: value for field, value in wire.items() if field not in ("moving_average", "inner")}
         if isinstance(wire.get("learning_rate"), Mapping):
             wire["learning_rate"] = schedule_from_wire(wire["learning_rate"])
-    return build(_KNOWN, "optimizer", wire)
+    return build(KNOWN, "optimizer", wire)
 
 
 def checked(optimizer: object, whose: str) -> Optimizer:
@@ -368,4 +529,4 @@ def checked(optimizer: object, whose: str) -> Optimizer:
 
 def counts_updates(wire: Mapping[str, object] | None) -> bool:
     """Whether the formula of an optimizer, in its wire form, depends on t."""
-    return wire is not None and issubclass(_KNOWN.get(str(wire.get("name")), Optimizer), Adam)
+    return wire is not None and KNOWN.get(str(wire.get("name")), Optimizer).counts_updates

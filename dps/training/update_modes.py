@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dps.errors import ConfigError
 from dps.process.record import as_dict, defaults, made, record
@@ -33,6 +33,8 @@ class Async(metaclass=Checked):
         ```
     """
 
+    is_atomic: ClassVar[bool] = False
+    """Whether all ps apply a push or none does."""
     max_staleness: int | None = None
     damping: float | None = None
     compensation: float = 0.0
@@ -72,6 +74,7 @@ class SyncReplicas(metaclass=Checked):
         ```
     """
 
+    is_atomic: ClassVar[bool] = True
     replicas_to_aggregate: int | None = None
     total_num_replicas: int | None = None
     initial_tokens: int | None = None
@@ -109,6 +112,7 @@ class Bounded(metaclass=Checked):
         ```
     """
 
+    is_atomic: ClassVar[bool] = False
     staleness: int
 
     def __post_init__(self) -> None:
@@ -155,6 +159,7 @@ class Local(metaclass=Checked):
         ```
     """
 
+    is_atomic: ClassVar[bool] = True
     steps: int
     outer: Optimizer = made(default_factory=_mean)
 

@@ -258,8 +258,9 @@ class Runtime(Protocol):
     def spawn(self, name: str, target: Callable[[], None]) -> TaskHandle:
         """Run `target` as a task of this process, with the caller's context variables."""
 
-    def compute(self) -> None:
-        """Stands for one training step's computing: takes virtual time in the simulator, does nothing otherwise."""
+    def compute(self) -> float:
+        """Stands for one training step's computing: takes virtual time in the simulator, does nothing otherwise.
+        Returns how many seconds it took."""
 
     def preempt(self) -> None:
         """A point inside a long pass over memory where the simulator may run other tasks of this process."""

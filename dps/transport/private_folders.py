@@ -71,7 +71,7 @@ def _of_account(parent: str) -> str:
     anything, now or later. `parent` itself, if it is one. Raises OSError."""
     if is_private(os.path.realpath(parent)):
         return parent
-    name = os.path.join(parent, f"dps-of-{os.geteuid()}")
+    name = _usual_of_account(parent)
     if is_private(name):  # the usual case: TMPDIR may be full of others' files
         return name
     for path in (*_of_accounts(parent), name, f"{name}-{os.urandom(8).hex()}"):  # another may have taken the name
@@ -82,9 +82,14 @@ def _of_account(parent: str) -> str:
     raise PermissionError(parent)
 
 
+def _usual_of_account(parent: str) -> str:
+    """The path of that folder, unless another account has taken the name."""
+    return os.path.join(parent, f"dps-of-{os.geteuid()}")
+
+
 def _of_accounts(parent: str) -> list[str]:
     """The folders of this account in `parent`."""
-    name = re.compile(rf"dps-of-{os.geteuid()}(-[0-9a-f]{{16}})?")
+    name = re.compile(rf"{os.path.basename(_usual_of_account(parent))}(-[0-9a-f]{{16}})?")
     with os.scandir(parent) as entries:
         return sorted(entry.path for entry in entries if name.fullmatch(entry.name) and is_private(entry.path))
 
@@ -151,7 +156,7 @@ def remove_left() -> int:
 def _searched() -> Iterator[str]:
     """Where folders may have been left: in those of the account."""
     for parent in _parents():
-        own = os.path.join(parent, f"dps-of-{os.geteuid()}")
+        own = _usual_of_account(parent)
         if is_private(own):
             yield own
             continue

@@ -198,8 +198,9 @@ class RealRuntime:
         """Run `target` in a daemon thread, with the caller's context variables; errors are logged."""
         return ThreadTask(name, target)
 
-    def compute(self) -> None:
+    def compute(self) -> float:
         """Does nothing: real computing takes real time."""
+        return 0.0
 
     def preempt(self) -> None:
         """Does nothing: the operating system does this."""

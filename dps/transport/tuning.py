@@ -130,6 +130,10 @@ class StoreTuning:
     """A pool's pieces begin at multiples of this many elements, so that no two threads write to one cache line."""
     pool_alone: int = 16
     """A pass of up to this many smallest pieces is not divided if no core is idle when it begins."""
+    made_nbytes: int = 16 << 20
+    """First values are made in blocks of so many bytes, between which a ps handles messages: some 10 ms each."""
+    made_pause_s: float = 0.0
+    """The time between two such blocks, s; in the simulator making itself takes none."""
     pool_crowded: int = 2
     """A helper leaves after it found others waiting for a core this many times in a row; most tasks that wake up need
     the core for a shorter time."""
@@ -237,8 +241,9 @@ class Tuning:
     piece_s: float = 0.01
     """Messages are shorter on a connection that needs longer for one, s. While gradients and values move at once, the
     first and the last message each move alone; a message costs both ends 0.1 ms."""
-    shard_nbytes: int = 1 << 10
-    """Shards from this size on are shared with the sessions on a ps's machine."""
+    shard_nbytes: int = 1
+    """Shards from this size on are shared with the sessions on a ps's machine. A shard of biases counts, too: sessions
+    ask several ps in one round trip only if all share."""
     shared_nbytes: int = 1 << 16
     """Rows and single gradients from this size on also go through shared memory; smaller ones go in messages."""
     small_nbytes: int = 1 << 20
@@ -266,7 +271,8 @@ class Tuning:
         at seldom, because each look costs as much as anything else."""
         return Tuning(
             piece_nbytes=64, shard_nbytes=0, shared_nbytes=0, block_nbytes=64, rows=RowListTuning(least=1),
-            store=StoreTuning(pool_threads=1), boards=BoardTuning(watch_s=0.0, last_look_s=1e-2),
+            store=StoreTuning(pool_threads=1, made_nbytes=1 << 16, made_pause_s=1e-3),
+            boards=BoardTuning(watch_s=0.0, last_look_s=1e-2),
         )  # fmt: skip
 
     def where(self, **changes: object) -> Tuning:

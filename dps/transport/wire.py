@@ -98,19 +98,24 @@ def _named(names: bytes) -> tuple[str, str]:
 
 def _plain(header: bytes, frames: Sequence[Buffer]) -> Envelope:
     """The envelope in a plain header."""
-    if header[1:2] != _VERSION:
-        raise ProtocolError(_wrong(list(header[1:2])))
     form = FORMS.get(header[2]) if len(header) > 2 else None
-    if form is None or form.plain is None:
-        raise ProtocolError(f"unknown message kind {list(header[2:3])}, or one that is not plain")
-    if frames:
-        raise ProtocolError(f"{form.cls.__name__} carries no arrays, got {len(frames)}")
+    if form is None or form.plain is None or frames or header[1] != VERSION:
+        raise ProtocolError(_wrong_plain(header, form, frames))
     try:
-        _, _, _, request, incarnation, *fields = form.plain.unpack_from(header)
+        numbers = form.plain.unpack_from(header)
         actor, sender = _named(header[form.plain.size :])
     except (struct.error, ValueError) as error:
         raise ProtocolError(f"a plain {form.cls.__name__} is cut off or wrong: {error}") from None
-    return Envelope(form.made(*fields), actor, request, sender, incarnation)
+    return Envelope(form.made(*numbers[5:]), actor, numbers[3], sender, numbers[4])
+
+
+def _wrong_plain(header: bytes, form: Form | None, frames: Sequence[Buffer]) -> str:
+    """A text that says what is wrong with a plain header of this form."""
+    if header[1:2] != _VERSION:
+        return _wrong(list(header[1:2]))
+    if form is None or form.plain is None:
+        return f"unknown message kind {list(header[2:3])}, or one that is not plain"
+    return f"{form.cls.__name__} carries no arrays, got {len(frames)}"
 
 
 _unpack = functools.partial(msgpack.unpackb, strict_map_key=False, use_list=True)

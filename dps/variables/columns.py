@@ -3,7 +3,8 @@
 The columns: `ps`: the ps tasks. `names`: of the variables. `kinds`: the distinct [shape, dtype, optimizer, sparse];
 `kind`: each variable's index in `kinds`. `cuts`: [variable, rows of each part] for split variables. `places`: the
 distinct [ps, device]; `placed`: each part's index in `places`, variable after variable. `tied`, where there are
-any: [other name, name] of tied variables.
+any: [other name, name] of tied variables. `made`, where there are any: [variable, initializer] of variables whose first
+values the ps make.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class VariableSpec(NamedTuple):
     dtype: str
     optimizer: dict[str, Any] | None
     sparse: bool = False
+    init: dict[str, Any] | None = None
+    """The wire form of the initializer by which the ps make its first values; None: a session sends them."""
 
 
 class Part(NamedTuple):
@@ -116,7 +119,8 @@ def write(variables: Sequence[VariableSpec], all_parts: Sequence[Part], ps: Sequ
     if len(all_parts) > len(variables):
         for part in all_parts:
             cuts.setdefault(part.variable, []).append(part.shape[0] if part.shape else 1)
-    return {
+    made = [[index, v.init] for index, v in enumerate(variables) if v.init is not None]
+    columns: dict[str, Any] = {
         "ps": list(ps),
         "names": [v.name for v in variables],
         "kinds": [[list(shape), dtype, json.loads(text), sparse] for shape, dtype, text, sparse in kinds],
@@ -125,6 +129,7 @@ def write(variables: Sequence[VariableSpec], all_parts: Sequence[Part], ps: Sequ
         "places": [list(place) for place in places],
         "placed": pack(placed),
     }
+    return {**columns, "made": made} if made else columns
 
 
 @config.building()
@@ -139,6 +144,8 @@ def read(data: Mapping[str, Any]) -> Parts:
     kinds = [_kind(*entry) for entry in data["kinds"]]
     kind = unpack(data["kind"], len(names), len(kinds), "kinds")
     variables = tuple([VariableSpec(name, *kinds[k]) for name, k in zip(names, kind, strict=True)])
+    if "made" in data:
+        variables = _made(variables, data["made"])
     rows = _rows_of_cut(variables, cuts)
     known = frozenset(ps)
     places = [_place(known, *entry) for entry in data["places"]]
@@ -177,6 +184,20 @@ def _kind(shape: Any, dtype: Any, optimizer: Any, sparse: Any) -> tuple[tuple[in
         raise ValueError(f"a variable has dtype {kept} and optimizer {optimizer!r:.100}")
     as_json(optimizer)
     return tuple(shape), kept, optimizer, bool(sparse)
+
+
+def _made(variables: Sequence[VariableSpec], made: Any) -> tuple[VariableSpec, ...]:
+    """The variables with their initializers, which are checked."""
+    from dps.training.initializers import checked, from_wire  # here: most plans have none
+
+    found = list(variables)
+    for index, wire in made:
+        if type(index) is not int or not 0 <= index < len(found) or found[index].init is not None:
+            raise ValueError(f"got an initializer of variable {index!r:.100}, which is not there or has one")
+        spec = found[index]
+        init = checked(from_wire(wire), spec.name, spec.shape, np.dtype(spec.dtype).name)
+        found[index] = spec._replace(init=init.to_wire())
+    return tuple(found)
 
 
 def _place(ps: Set[int], task: Any, device: Any) -> tuple[int, str]:

@@ -110,7 +110,13 @@ class Plan:
         return {ps: ShardLayout.of(self.variables, here) for ps, here in parts.items()}
 
     def bytes_per_ps(self) -> dict[int, int]:
+        """Bytes of the values on each ps."""
         return {ps: sum(a.nbytes for a in layout.arenas) for ps, layout in self.layouts.items()}
+
+    def slot_bytes_per_ps(self) -> dict[int, int]:
+        """Bytes of the slots on each ps: those of the optimizers, and moving averages. An optimizer that this process
+        does not know counts as one without slots."""
+        return {ps: sum(map(_slot_bytes, layout.arenas)) for ps, layout in self.layouts.items()}
 
     def differs(self, other: Plan) -> str:
         """The first difference in names, shapes, dtypes or optimizers, as a sentence; "" if there is none."""
@@ -127,6 +133,8 @@ class Plan:
             if (a.shape, a.dtype) != (b.shape, b.dtype):
                 names = [np.dtype(v.dtype).name for v in (a, b)]
                 return f"its {a.name} is {names[0]} {a.shape}, the run's is {names[1]} {b.shape}"
+            if a.init != b.init:
+                return f"its first values of {a.name} are {_begun(a.init)}, the run's are {_begun(b.init)}"
             if a.optimizer != b.optimizer:
                 return f"its optimizer of {a.name} is {_described(a.optimizer)}, the run's is {_described(b.optimizer)}"
         return ""
@@ -166,6 +174,21 @@ def make_plan(
     return Plan(tuple(variables), tuple(parts), ps, tuple((tied or {}).items()))
 
 
+def _slot_bytes(arena: Arena) -> int:
+    if arena.optimizer is None:
+        return 0
+    from dps.training.optimizers import from_wire
+
+    try:
+        optimizer = from_wire(arena.optimizer)
+        slots, row_slots = len(optimizer.slots), len(optimizer.row_slots)
+    except (TypeError, ValueError):
+        slots = row_slots = 0
+    by_element = slots - row_slots + ("moving_average" in arena.optimizer)
+    rows = sum(part.shape[0] if part.shape else 1 for part in arena.parts)
+    return (by_element * arena.size + row_slots * rows) * arena.itemsize
+
+
 def _described(wire: dict[str, Any] | None) -> str:
     """An optimizer in the words of a program."""
     if wire is None:
@@ -179,6 +202,15 @@ def _described(wire: dict[str, Any] | None) -> str:
         return str(wire)
 
 
+def _begun(init: dict[str, Any] | None) -> str:
+    """Where first values come from, in the words of a program."""
+    if init is None:
+        return "an array of the program"
+    from dps.training.initializers import from_wire
+
+    return f"made by {from_wire(init)!r}"
+
+
 def _memory(name: str, placed: int | Device) -> str:
     """The `Part.device` for the result of a placement."""
     if not isinstance(placed, Device) or placed.device_type is None:
@@ -189,18 +221,19 @@ def _memory(name: str, placed: int | Device) -> str:
 
 
 def as_applied(plan: Plan, update: Mapping[str, Any]) -> Plan:
-    """The plan with the optimizers that the ps apply. In local mode that is the outer one for all trained variables,
-    which has the workers' own noted beside it. `update`: the wire form of the mode."""
-    if update["mode"] != "local":
+    """The plan with the optimizers that the ps apply. A mode with an outer optimizer has that applied for all trained
+    variables, with the workers' own noted beside it. `update`: the wire form of the mode."""
+    applied = update.get("outer")
+    if applied is None:
         return plan
 
     def outer(own: dict[str, Any] | None) -> dict[str, Any] | None:
         if own is None:
             return None
         averaged = {key: own[key] for key in ("moving_average",) if key in own}
-        return {**update["outer"], **averaged, "inner": own}
+        return {**applied, **averaged, "inner": own}
 
-    applied = PerObject(outer)
+    optimizers = PerObject(outer)
     return replace(
-        plan, variables=tuple(spec._replace(optimizer=applied.of(spec.optimizer)) for spec in plan.variables)
+        plan, variables=tuple(spec._replace(optimizer=optimizers.of(spec.optimizer)) for spec in plan.variables)
     )

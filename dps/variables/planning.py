@@ -40,11 +40,12 @@ def plan_of(
     placement: Any,
     partitioner: Any,
     average: MovingAverage | None = None,
+    makes: bool = False,
 ) -> tuple[Plan, dict[str, Array]]:
     """The plan, and the first values by name. `ps`: task indices. Raises ConfigError and PlacementError.
 
     `placement` None: the innermost `dps.device(setter)` scope, else round robin. `average`: what is kept beside every
-    variable that is trained.
+    variable that is trained. `makes`: values that an initializer makes are made here; otherwise they are left out.
     """
     specs: list[VariableSpec] = []
     values: dict[str, Array] = {}
@@ -57,8 +58,9 @@ def plan_of(
         if name in ties:
             _check_settings(name, leaf, ties[name], params)
             continue
-        array = to_array(leaf, name)
         settings = leaf if isinstance(leaf, Variable) else PLAIN
+        init = settings.init
+        array: Any = to_array(leaf, name) if init is None or makes else settings
         dtype = wire_name(array.dtype)
         trained = settings.trainable and is_float(array.dtype)
         chosen = settings.optimizer or optimizer
@@ -69,8 +71,10 @@ def plan_of(
         if dtype not in DTYPES:
             raise ConfigError(f"{name} is {array.dtype.name}, which cannot travel; cast it, e.g. to float64")
         wire = written.of(checked(chosen, name)) if trained else None
-        specs.append(VariableSpec(name, tuple(array.shape), dtype, wire, settings.sparse))
-        values[name] = array
+        described = None if init is None else init.to_wire()
+        specs.append(VariableSpec(name, tuple(array.shape), dtype, wire, settings.sparse, described))
+        if init is None or makes:
+            values[name] = array
         scopes[name] = settings.device or here
     if not specs:
         raise ConfigError("params has no arrays; wanted a nested dict, list or tuple of arrays")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,13 +13,16 @@ from dps.process.record import made, record
 from dps.training.optimizers import Optimizer
 from dps.transport.dtypes import BFLOAT16, dtype_of, wire_name
 
+if TYPE_CHECKING:
+    from dps.training.initializers import Initializer
+
 
 @record
 class Variable:
     """A leaf of params with its own settings.
 
     Args:
-        value: The first value: an array of float16, bfloat16, float32, float64, integers or bool.
+        value: The first value: an array of float16, bfloat16, float32, float64, integers or bool. None: with `init`.
         optimizer: The variable's own optimizer. None: the session's.
         trainable: False: the variable gets no gradients.
         sparse: The variable is a table that is read and updated by rows, such as an embedding. It has separate memory
@@ -31,29 +34,44 @@ class Variable:
             replicas. A ps has one value for all, and refuses "on_read".
         aggregation: How values that replicas assign, or have, become one: "sum", "mean" or "only_first_replica". None:
             replicas do not assign it. "on_read" needs one. Gradients are always summed.
+        shape: With `init`: the shape, a tuple of whole numbers, or one number for one axis.
+        dtype: With `init`: "float16", "bfloat16", "float32", "float64", an integer type or "bool". None: "float32".
+        init: An initializer of `dps.init`, by which each ps makes the first values of its rows in its own memory: the
+            worker neither makes nor sends them. They follow from the seed, the variable's name, and the position of
+            the element alone. So any number of ps and parts gives the same bits.
 
     Raises:
-        ConfigError: An unknown synchronization or aggregation, "on_read" without aggregation, or a tuple of whole
-            numbers as the value, which may be meant as a shape.
+        ConfigError: An unknown synchronization or aggregation, "on_read" without aggregation, a tuple of whole numbers
+            as the value, which may be meant as a shape, both a value and `init`, or numbers of `init` that do not fit
+            the shape and the dtype.
 
     Example:
         ```python
         params = {
             "table": dps.Variable(np.zeros((1000, 8), np.float32), sparse=True),
             "out": dps.Variable(np.zeros(8, np.float32), optimizer=dps.optim.SGD(0.1)),
+            "users": dps.Variable(shape=(1000, 8), init=dps.init.Normal(0.01), sparse=True),
         }
         ```
     """
 
-    value: Any
+    value: Any = None
     optimizer: Optimizer | None = None
     trainable: bool = True
     sparse: bool = False
     device: Device | None = made(default_factory=current_device)
     synchronization: str = "on_write"
     aggregation: str | None = None
+    shape: Any = None
+    dtype: Any = None
+    init: Initializer | None = None
 
     def __post_init__(self) -> None:
+        if self.init is not None or self.shape is not None or self.dtype is not None:
+            from dps.variables.made import checked_settings
+
+            for field, checked in checked_settings(self).items():
+                object.__setattr__(self, field, checked)
         if isinstance(self.value, tuple) and all(isinstance(n, int | np.integer) for n in self.value):
             shape = tuple(int(n) for n in self.value)
             raise ConfigError(
@@ -237,6 +255,10 @@ def to_array(value: Any, name: str) -> np.ndarray[Any, np.dtype[Any]]:
     ):
         return value
     if isinstance(value, Variable):
+        if value.init is not None:
+            from dps.variables.made import make_values
+
+            return make_values(value, name)
         value = value.value
     if is_tensor(value):
         value = _of_tensor(value.detach().cpu(), name)

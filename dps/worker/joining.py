@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 from dps.actors.actor import Actor
@@ -85,17 +86,13 @@ def find_chief(runtime: Runtime, address: str, keys: Credentials | None) -> RunI
 
     What this process may do is not shown to the task, which may have any key of the run. Whoever uses the chief's
     address expects the chief's key there."""
-    caller = Caller(runtime, "looks for the chief", keys)
-    try:
+    with contextlib.closing(Caller(runtime, "looks for the chief", keys)) as caller, contextlib.suppress(DpsError):
         caller.expect(address, ANY_TASK)
         answer = caller.ask(Ref(address, AGENT), AskRun(), ANSWER_S)
         assert isinstance(answer, RunIs)
         chief = seen_from(address, answer.chief)
         return None if chief == address else RunIs(chief, answer.job, answer.task)
-    except DpsError:
-        return None
-    finally:
-        caller.close()
+    return None
 
 
 ASK_S = 60.0

@@ -104,7 +104,7 @@ def train(server, images, labels, steps, batch=50):
     settings = {
         "optimizer": dps.optim.Adagrad(0.05),
         "partitioner": dps.partition.Fixed(2),  # each variable in two parts, one for each ps
-        "hooks": [dps.StopAtStep(last_step=steps)],
+        "hooks": [dps.StopAtStep(last_step=steps), dps.LogMetrics(steps=200, batch=batch)],
     }
     pushes = 0
     with dps.Session(server, initial_params(), **settings) as session:
@@ -173,6 +173,20 @@ assert STEPS <= sum(run.results) <= STEPS + 1  # the step counts the pushes of a
 assert np.mean([row["loss"] for row in run.history[-50:]]) < 0.5  # and it has learned
 
 # %% [markdown]
+# You need not draw the history yourself: `run.plot()` does. `LogMetrics` knows how many examples a push has, so it
+# draws examples per second. **How quick is the run, and how many updates of the other worker does a gradient miss?**
+
+# %%
+staleness = [row["staleness"] for row in run.history]
+print(f"staleness: {np.mean(staleness):.2f} updates on average")
+
+assert np.mean(staleness) <= 2  # there is one other worker, and it seldom pushes more than once meanwhile
+
+run.plot()
+
+# %% [markdown]
+# The **staleness** of a push is how many updates the values have had since its worker pulled them.
+#
 # ## Somebody who only reads
 #
 # The workers have ended, and the ps are still there: in a `LocalCluster` only `stop()` ends them. So any other process
@@ -215,21 +229,30 @@ for i, ax in zip(wrong, axes, strict=False):
 more = local.run(train, images, labels, STEPS + 400).wait()
 with local.session() as reader:
     better = np.mean(forward(reader.pull(), test_images)[1].argmax(axis=1) == test_labels)
-    bytes_per_ps = {name: values["nbytes"] for name, values in reader.stats().items() if name != "chief"}
 local.stop()
 
 first = np.mean([row["loss"] for row in more.history[:20]])
 print(f"the second run began at step {more.history[0]['step']} with a loss of {first:.2f}")
 print(f"accuracy on new images: {accuracy:.1%} -> {better:.1%}")
-print("bytes per ps:", bytes_per_ps)
 
 assert more.history[0]["step"] > STEPS and first < 1.0  # it did not begin anew
-assert bytes_per_ps["ps:0"] == bytes_per_ps["ps:1"]
 
 # %% [markdown]
-# Look at the last line: each ps holds half of the model, because the `partitioner` cut every variable in two. Without
-# it, variables go to the ps in turn, `w, b, w, b`: all weights would meet on one ps and all biases on the other.
-# [Sharding](sharding.ipynb) is about that.
+# ## What each ps holds
+#
+# **Do both ps hold the same share of the model?**
+
+# %%
+heights = [bar.get_height() for bar in more.placement().axes[0].patches]
+
+assert np.allclose(heights, heights[0])  # the values of both ps, and their slots
+
+more.placement()
+
+# %% [markdown]
+# They do, because the `partitioner` cut every variable in two. Adagrad keeps a *slot* of the same size beside each
+# variable: the sum of its squared gradients. Without the partitioner, variables go to the ps in turn, `w, b, w, b`: all
+# weights would meet on one ps and all biases on the other. [Sharding](sharding.ipynb) is about that.
 #
 # ## What you have seen
 #

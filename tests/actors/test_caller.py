@@ -98,7 +98,7 @@ def test_several_answers_feed_one_request_until_it_is_complete() -> None:
             seen.append(answer)
             return len(seen) == 3
 
-        request = caller.start(ECHO, Enter(1), feed, again=lambda: None)
+        request = caller.start(ECHO, Enter(1), feed, resend=lambda: None)
         caller.send(request, Enter(2))
         caller.send(request, Credit(1, 1))
         assert caller.wait([request], 5.0)

@@ -25,6 +25,7 @@ from dps.checkpoint import (
 )
 from dps.checkpoint.files import seal, unseal
 from dps.errors import CheckpointError
+from tests.checkpoint.damage import corrupt, truncate
 
 from .model import read_back, save, small_model, write_unfinished
 
@@ -149,11 +150,11 @@ def test_a_byte_turned_over_anywhere_is_skipped_for_the_older_checkpoint(path: s
     older = save(storage, "run", step=100, seed=1)
     save(storage, "run")
     for offset in range(0, storage.size(path), 5):
-        storage.corrupt(path, offset)
+        corrupt(storage, path, offset)
         log: list[str] = []
         assert newest_whole(storage, "run", log.append) == older
         assert len(log) == 1 and "altered" in log[0] and "\n" not in log[0]
-        storage.corrupt(path, offset)
+        corrupt(storage, path, offset)
     newest = newest_whole(storage, "run", lambda line: None)
     assert newest is not None and newest.step == 120
 
@@ -185,7 +186,7 @@ def test_damage_is_found_on_a_local_disk_too(tmp_path: Path) -> None:
 def test_without_verify_the_digests_are_not_read() -> None:
     storage = MemoryStorage()
     manifest = save(storage, "run")
-    storage.corrupt(SHARD, storage.size(SHARD) - 1)
+    corrupt(storage, SHARD, storage.size(SHARD) - 1)
     assert load(storage, "run", NAME, verify=False) == manifest
     with pytest.raises(CheckpointError, match="is altered"):
         load(storage, "run", NAME)
@@ -220,13 +221,13 @@ def test_retention_keeps_the_newest_by_epoch_and_step() -> None:
     assert retain(storage, "run", keep=2) == []
 
 
-def test_retention_spares_what_is_protected_and_foreign(tmp_path: Path) -> None:
+def test_retention_spares_what_is_foreign(tmp_path: Path) -> None:
     storage, directory = LocalStorage(), str(tmp_path)
     for step in [1, 2, 3]:
         save(storage, directory, step)
     storage.write(f"{directory}/notes/mine", [b"x"])
-    assert retain(storage, directory, keep=1, protect={folder_name(1, 3)}) == [folder_name(2, 3)]
-    assert storage.names(directory) == ["notes", folder_name(1, 3), folder_name(3, 3)]
+    assert retain(storage, directory, keep=1) == [folder_name(2, 3), folder_name(1, 3)]
+    assert storage.names(directory) == ["notes", folder_name(3, 3)]
 
 
 def test_retention_deletes_unfinished_checkpoints_only_when_a_newer_one_is_whole() -> None:
@@ -243,7 +244,7 @@ def test_a_damaged_checkpoint_takes_no_place_among_those_to_keep() -> None:
     storage = MemoryStorage()
     for step in [100, 110, 120]:
         save(storage, "run", step)
-    storage.truncate(SHARD, 3)
+    truncate(storage, SHARD, 3)
     assert retain(storage, "run", keep=1) == [folder_name(100, 3)]
     newest = newest_whole(storage, "run", lambda line: None)
     assert newest is not None and newest.step == 110

@@ -27,6 +27,7 @@ from dps.checkpoint import (
 )
 from dps.checkpoint import restore as gathering
 from dps.errors import CheckpointError
+from tests.checkpoint.damage import truncate
 
 from .model import Model, write_unfinished
 from .test_restore import cuts
@@ -114,7 +115,7 @@ def test_a_file_that_was_cut_short_meanwhile_is_told() -> None:
     wanted = RowReader(storage, "run", manifest, None, {})
     for i, variable in enumerate(manifest.variables):
         wanted.add(variable, 0, DIM, i * DIM)
-    storage.truncate(f"run/{manifest.name}/{FILE}", 20_000)
+    truncate(storage, f"run/{manifest.name}/{FILE}", 20_000)
     with pytest.raises(CheckpointError, match="is cut short"):
         list(wanted.runs())
 

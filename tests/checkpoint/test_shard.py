@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from dps.checkpoint import MemoryStorage, check_shard, read_header, read_tensor_rows, write_shard
 from dps.errors import CheckpointError
+from tests.checkpoint.damage import corrupt, truncate
 
 from .model import Array
 
@@ -174,11 +175,11 @@ def test_missing_shortened_and_altered_files_are_told_apart() -> None:
     storage = MemoryStorage()
     shard = write_shard(storage, "f", 0, 1, {"w": np.zeros(4)}, {})
     check_shard(storage, "f", shard)
-    storage.corrupt(PATH, shard.nbytes - 1)
+    corrupt(storage, PATH, shard.nbytes - 1)
     check_shard(storage, "f", shard, digest=False)
     with pytest.raises(CheckpointError, match=r"is altered: its SHA-256 is [0-9a-f]{64}, wanted " + shard.digest):
         check_shard(storage, "f", shard)
-    storage.truncate(PATH, shard.nbytes - 1)
+    truncate(storage, PATH, shard.nbytes - 1)
     with pytest.raises(CheckpointError, match=f"has {shard.nbytes - 1} bytes; its manifest says {shard.nbytes}"):
         check_shard(storage, "f", shard, digest=False)
     storage.remove_tree(PATH)

@@ -11,6 +11,7 @@ import pytest
 
 from dps.checkpoint import LocalStorage, MemoryStorage, Storage
 from dps.errors import CheckpointError
+from tests.checkpoint.damage import corrupt, truncate
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -206,8 +207,8 @@ def test_a_task_killed_while_its_write_waits_leaves_the_simulated_disk_unchanged
 def test_the_simulated_disk_can_lose_and_turn_over_bytes() -> None:
     storage = MemoryStorage()
     storage.write("a", [b"\x00\x01\x02\x03"])
-    storage.corrupt("a", 1)
-    storage.truncate("a", 3)
+    corrupt(storage, "a", 1)
+    truncate(storage, "a", 3)
     assert bytes(storage.read("a")) == b"\x00\xfe\x02"
 
 

@@ -18,9 +18,10 @@ class Question:
     """One that was asked and waits."""
 
     def __init__(
-        self, to: Ref, message: Message, timeout_s: float, then: Callable[[Message | Exception], None]
-    ) -> None:
-        self.to, self.message, self.timeout_s, self._then = to, message, timeout_s, then
+        self, to: Ref, message: Message, timeout_s: float, then: Callable[[Message | Exception], None],
+        waits: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self.to, self.message, self.timeout_s, self._then, self.wait = to, message, timeout_s, then, waits
 
     def answer(self, answer: Message | Exception | None = None) -> None:
         self._then(Done() if answer is None else answer)
@@ -82,8 +83,11 @@ class Desk:
     def post(self, call: Callable[[], None]) -> None:
         call()
 
-    def ask(self, to: Ref, message: Message, timeout_s: float, then: Then) -> Callable[[], None]:
-        self.questions.append(Question(to, message, timeout_s, then))
+    def ask(
+        self, to: Ref, message: Message, timeout_s: float, then: Then,
+        waits: Callable[[str], None] = lambda reason: None,
+    ) -> Callable[[], None]:  # fmt: skip
+        self.questions.append(Question(to, message, timeout_s, then, waits))
         return lambda: None
 
     def tell(self, to: Ref, message: Message) -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import dps
 from dps.actors.answers import Waiting
 from dps.actors.ref import Sender
 from dps.checkpoint import Journal, JournalState, MemoryStorage
 from dps.chief.checkpoint_folder import CheckpointRoot, is_below
 from dps.errors import CheckpointError
 from dps.messages.runs import CloseSession, OpenSession
+from dps.variables.plan import VariableSpec, make_plan
 from tests.chief.led import Led, plan
+from tests.variables.models import SGD
 
 ELSEWHERE = {"checkpoint_dir": "/elsewhere/run"}
 
@@ -93,6 +97,40 @@ def test_a_close_makes_the_chief_read_a_journal_only_where_its_session_might_hav
     led = led_below(root, storage=storage)
     led.tell(CloseSession(5, "", "worker", 1, "/elsewhere/run"), "close")
     assert (led.chief.members.next_incarnation == 2000) == reads
+
+
+def reading(path: str) -> dict[str, Any]:
+    """A plan with a variable whose first values a file has."""
+    spec = VariableSpec("a", (2,), "<f4", SGD, False, dps.init.FromFile(path).to_wire())
+    return make_plan([spec], (0, 1), lambda *_: 0, None).to_wire()
+
+
+@pytest.mark.parametrize(("root", "joined"), [("", False), ("", True), ("/root", False), ("/root", True), (None, True)])
+def test_where_others_may_join_a_session_names_no_file_outside_of_the_root(root: str | None, joined: bool) -> None:
+    led = led_below(root)
+    led.desk.user = "worker a-joined-key" if joined else "worker"
+    for path in "/elsewhere/w", "/root/../elsewhere/w", "relative":
+        answer = led.open(1, plan=reading(path))
+        assert isinstance(answer, CheckpointError) and f"worker:1 asks for first values from {path}" in str(answer)
+        assert "\n" not in str(answer) and led.chief.sessions.known == {}
+    if root:
+        led.open(1, plan=reading("/root/models/w"))
+        assert list(led.chief.sessions.known) == [1]
+
+
+def test_a_run_of_one_account_reads_any_file() -> None:
+    led = led_below(None)
+    led.open(1, plan=reading("/elsewhere/w"))
+    assert list(led.chief.sessions.known) == [1]
+
+
+def test_a_file_below_the_folder_that_the_host_has_named_may_be_read() -> None:
+    led = led_below("", "worker:0")
+    open_of_the_host(led, "/mine/run")
+    led.chief.epochs.run = None
+    assert isinstance(led.open(1, plan=reading("/elsewhere/w"), settings={}), CheckpointError)
+    led.open(1, plan=reading("/mine/run/w"), settings={})
+    assert 1 in led.chief.sessions.known
 
 
 def test_links_are_followed_before_a_path_counts_as_below(tmp_path: Path) -> None:

@@ -179,6 +179,26 @@ def test_a_restore_of_another_model_is_refused_to_who_asked_and_the_run_goes_on(
     assert phase(led) == (RUN, 1)
 
 
+def test_a_ps_that_makes_first_values_is_asked_again_as_long_as_it_makes_some() -> None:
+    led = Led().gather()
+    led.open(0)
+
+    def late() -> None:
+        for question in led.desk.take(Configure):
+            if question.to.address == "ps:1":
+                question.answer(DeadlineExceeded("ps:1 did not answer Configure within 120.0 s"))
+
+    for percent in 10, 20, 30:
+        for question in led.desk.questions:
+            if isinstance(question.message, Configure) and question.to.address == "ps:1":
+                question.wait(f"makes first values, {percent} % of 99.0 MB")
+        assert f"ps:1, which makes first values, {percent} % of 99.0 MB" in led.chief.epochs.text()
+        late()
+        assert phase(led) == (CONFIGURE, 1) and [message.shard for message in configures(led)] == [1]
+    late()
+    assert phase(led) == (FAILED, 1), "it has made none in the last time"
+
+
 def test_a_ps_that_does_not_answer_fails_the_run() -> None:
     led = Led().gather()
     led.open(0)

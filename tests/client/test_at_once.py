@@ -16,6 +16,7 @@ from dps.client.lanes import Lane
 from dps.errors import Unavailable
 from dps.messages.replies import Push
 from dps.ps.serving.reading import ShardReads
+from examples.mnist import initial_params
 from tests.in_process import cluster
 from tests.interrupting import interrupted_at
 from tests.tuned import tune
@@ -91,6 +92,132 @@ def test_the_bits_are_those_of_the_ordinary_way(optimizer: Any, in_place: bool, 
     assert "Push" not in asked and "Pull" not in asked
     for one, other in zip(small, run(False), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+SEVERAL = {
+    "w": dps.Variable(np.ones((30, 20), np.float32), optimizer=dps.optim.Momentum(0.1, 0.9)),
+    "mean": dps.Variable(np.full(7, 5.0, np.float32), trainable=False),
+    "d": dps.Variable(np.ones(9), optimizer=dps.optim.SGD(0.5)),
+    "b": np.ones((11,), np.float32),
+}
+
+
+@pytest.mark.parametrize("update", ["async", "sync"])
+def test_a_shard_of_several_dtypes_and_optimizers_goes_at_once_with_the_same_bits(update: str, asked: Asked) -> None:
+    def run(shared: bool) -> list[Any]:
+        rng, found = np.random.default_rng(7), []
+        with trained(params=SEVERAL, optimizer=dps.optim.Adam(0.01), shared_memory=shared, update=update) as s:
+            for number in range(6):
+                grads = {"w": rng.normal(size=(30, 20)).astype("f"), "d": rng.normal(size=9), "b": np.ones(11, "f")}
+                found.append(s.step(grads) if number % 2 else (s.push(grads), s.pull())[1])
+            with s.view() as seen:
+                found.append({name: value.copy() for name, value in seen.items()})
+            bad = {**grads, "d": np.full(9, np.nan)}
+            with pytest.raises(ValueError, match="the gradient of d has NaN"):
+                s.push(bad)
+        return found
+
+    small = run(True)
+    assert asked.count("Push at once") == 7 and asked.count("Push") == 1  # what is refused goes the ordinary way
+    assert asked.count("Pull") == (0 if update == "async" else 1)  # in sync a view brings no values of a push
+    for one, other in zip(small, run(False), strict=True):
+        assert one.keys() == SEVERAL.keys() and (one["mean"] == 5.0).all()
+        for name in SEVERAL:
+            np.testing.assert_array_equal(one[name], other[name])
+
+
+@pytest.mark.parametrize("partitioner", [None, lambda shape, dtype: 2], ids=["whole", "in parts"])
+@pytest.mark.parametrize("in_place", [False, True], ids=["own arrays", "in place"])
+def test_several_ps_are_asked_at_once_with_the_same_bits(partitioner: Any, in_place: bool, asked: Asked) -> None:
+    def run(shared: bool) -> list[Any]:
+        rng, found = np.random.default_rng(7), list[Any]()
+        with (
+            cluster(2, 1) as (server,),
+            session(server, optimizer=dps.optim.Adam(0.1), partitioner=partitioner, shared_memory=shared) as s,
+        ):
+            given = s.gradients() if in_place else ones()
+            for number in range(6):
+                for array in given.values():
+                    array[...] = rng.normal(size=array.shape)
+                found.append(s.step(given) if number % 2 else (s.push(given), s.pull())[1])
+                assert s.global_step == number + 1
+                assert s.version.counters == ((0, number + 1), (1, number + 1))
+            with s.view() as seen:
+                found.append({name: value.copy() for name, value in seen.items()})
+            assert s.stats()["ps:0"]["applied"] == s.stats()["ps:1"]["applied"] == 6
+        return found
+
+    small = run(True)
+    assert asked.count("Push at once") == 12 and "Push" not in asked and "Pull" not in asked
+    for one, other in zip(small, run(False), strict=True):
+        assert_same(one, other)
+
+
+def assert_same(one: Any, other: Any) -> None:
+    for name in SHAPES:
+        np.testing.assert_array_equal(one[name], other[name])
+
+
+@pytest.mark.parametrize("ps", [1, 2])
+def test_the_model_of_the_demo_goes_this_way(ps: int, asked: Asked) -> None:
+    params = initial_params()
+    with cluster(ps, 1) as (server,), session(server, params=params) as s:
+        s.step(params)
+        s.pull()
+    assert [kind for kind in asked if kind.startswith(("Push", "Pull"))] == ps * ["Push at once"] + ps * [
+        "Pull at once"
+    ]
+
+
+def test_of_several_ps_none_gets_a_push_with_nan(asked: Asked) -> None:
+    with cluster(2, 1) as (server,), session(server) as s:
+        s.push(ones())
+        asked.clear()
+        bad = ones()
+        bad["c"][3] = np.nan
+        with pytest.raises(ValueError, match="the gradient of c has NaN or infinite values"):
+            s.push(bad)
+        assert not asked and values(s) == (-1.0, -1.0)
+
+
+def test_of_several_ps_one_that_does_not_answer_gets_the_same_push_again(
+    monkeypatch: pytest.MonkeyPatch, asked: Asked
+) -> None:
+    hear = Caller.hear
+    with cluster(2, 1) as (server,), session(server) as s:
+        s.push(ones())
+        for deaf in (0, 1):
+            with monkeypatch.context() as patch:
+
+                def forgetful(self: Caller, numbers: Any, wait_s: float, deaf: int = deaf) -> Any:
+                    answers = hear(self, numbers, wait_s)
+                    return {**answers, list(answers)[deaf]: None}
+
+                patch.setattr(Caller, "hear", forgetful)
+                assert float(s.step(ones())["w"][0, 0]) == -2.0 - deaf
+        assert values(s) == (-3.0, -3.0) and s.push(ones()).step == 4
+        assert s.stats()["ps:0"]["applied"] == s.stats()["ps:1"]["applied"] == 4
+
+
+def test_a_result_of_several_ps_says_the_largest_staleness() -> None:
+    with cluster(2, 2) as servers, session(servers[0]) as one, session(servers[1]) as other:
+        one.pull()
+        other.pull()
+        assert other.push({"w": ones()["w"]}).staleness == 0
+        assert one.push(ones()).staleness == 1
+
+
+def test_ctrl_c_at_any_line_neither_loses_nor_doubles_on_several_ps() -> None:
+    with cluster(2, 1) as (server,), session(server) as s:
+        for call in (lambda: s.step(ones(4.0)), lambda: s.push(ones(4.0)), s.pull):
+            before, line, reached = values(s)[0], 1, True
+            while reached and line < 900:
+                reached = interrupted_at(line, call)
+                s._pushes.drain()
+                s.push(ones())
+                after, other = values(s)
+                assert before - after in (1.0, 5.0) and after == other, f"at line {line}"
+                before, line = after, line + 13
 
 
 def test_a_result_says_its_step_and_how_many_came_in_between(asked: Asked) -> None:

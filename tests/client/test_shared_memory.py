@@ -70,7 +70,8 @@ def test_the_bits_are_those_of_the_socket(ps: int) -> None:
     np.testing.assert_array_equal(through_memory["b"][0], through_socket["b"][0])
 
 
-def test_small_models_and_those_who_do_not_want_it_use_the_socket() -> None:
+def test_small_models_and_those_who_do_not_want_it_use_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    tune(monkeypatch, shard_nbytes=1 << 10)
     with cluster(1, 1) as (server,), session(server, params={"a": np.zeros(9, np.float32)}) as s:
         assert not lane_of(s).on
     with cluster(1, 1) as (server,), session(server, shared_memory=False) as s:

@@ -12,7 +12,6 @@ from dps.cluster.device import (
     current_device,
     current_setter,
     device,
-    variable_device,
 )
 from dps.cluster.setter import ReplicaDeviceSetter, replica_device_setter
 
@@ -141,8 +140,7 @@ def test_a_scope_ends_when_its_block_raises() -> None:
 
 def test_a_scope_of_none_changes_nothing() -> None:
     with device("/job:ps"), device(None):
-        assert str(current_device()) == "/job:ps"
-        assert str(variable_device("w")) == "/job:ps"
+        assert str(current_device()) == str(compute_device()) == "/job:ps"
 
 
 def test_a_scope_takes_nothing_but_strings_devices_and_setters() -> None:
@@ -180,25 +178,10 @@ def test_the_innermost_setter_is_the_current_one() -> None:
 
 def test_a_scope_inside_a_setter_wins_over_it_and_one_outside_gives_way() -> None:
     with device("/job:moon/gpu:5"), device(made_setter()):
-        assert str(variable_device("a")) == "/job:ps/task:0/device:GPU:5"
-        with device("/task:2"):
-            assert str(variable_device("b")) == "/job:ps/task:2/device:GPU:5"
-        with device("/job:sun/cpu:0"):
-            assert str(variable_device("c")) == "/job:sun/device:CPU:0"
-        assert str(variable_device("d")) == "/job:ps/task:2/device:GPU:5"
         assert str(compute_device()) == "/job:worker/device:GPU:5"
+        with device("/job:sun/cpu:0"):
+            assert str(compute_device()) == "/job:sun/device:CPU:0"
 
 
-def test_the_default_setter_stands_outermost_and_only_where_no_scope_is_a_setter() -> None:
-    default = made_setter()
-    assert str(variable_device("a", default=default)) == "/job:ps/task:0"
-    with device("/gpu:1"):
-        assert str(variable_device("b", default=default)) == "/job:ps/task:1/device:GPU:1"
-        assert str(compute_device(default)) == "/job:worker/device:GPU:1"
-    with device(made_setter()):
-        assert str(variable_device("c", default=default)) == "/job:ps/task:0"
-    assert str(variable_device("d", default=default)) == "/job:ps/task:2"
-
-
-def test_without_any_scope_a_variable_may_go_anywhere() -> None:
-    assert variable_device("w") == compute_device() == Device()
+def test_without_any_scope_a_program_may_compute_anywhere() -> None:
+    assert compute_device() == Device()

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dps.collectives.keeper import GroupRoster
 from dps.collectives.messages import GroupIs, JoinGroup
+from dps.collectives.roster import GroupRoster
 from dps.errors import ConfigError, TaskLost
 
 

@@ -18,9 +18,9 @@ import dps
 from dps.chief.cluster import Cluster
 from dps.collectives.flow import Flow
 from dps.collectives.group import Group
-from dps.collectives.keeper import GroupRoster
 from dps.collectives.member import GroupMember
 from dps.collectives.memory import BoardSlot, Memories
+from dps.collectives.roster import GroupRoster
 from dps.collectives.sums import ServedGroup, SumOperation
 from dps.errors import DeadlineExceeded, DpsError, TaskLost
 from dps.transport.sim import Kill, Network, Partition, Pause, World

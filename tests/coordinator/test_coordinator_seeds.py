@@ -17,7 +17,7 @@ import pytest
 
 import dps
 from dps.calls import actor as queue
-from dps.calls.actor import Calls
+from dps.calls.actor import CallQueue
 from dps.calls.functions import pack_value
 from dps.calls.messages import Returned
 from dps.coordinator import coordinator as coordinators
@@ -262,7 +262,7 @@ def test_every_call_has_one_outcome_and_was_executed(seeds: range) -> None:
 
 def forgets(self: schedule.CallSchedule, worker: str) -> list[Any]:
     self.running.pop(worker, None)
-    return self._assign()
+    return self._assign_calls()
 
 
 def answers_before_it_runs(self: Worker, call: Any) -> Any:
@@ -271,15 +271,15 @@ def answers_before_it_runs(self: Worker, call: Any) -> Any:
     return outcome(self, call)
 
 
-def runs_copies_again(self: Calls, call: Any, address: str, asker: Any) -> None:
+def runs_copies_again(self: CallQueue, call: Any, address: str, asker: Any) -> None:
     known = self.clients.get(call.client)
     if known is not None:
-        self._unqueue(known)
-    self.clients[call.client] = queue.Client(call, address, asker)
+        self._remove_queued(known)
+    self.clients[call.client] = queue.CallClient(call, address, asker)
     self._queue.append(call)
 
 
-def takes_an_older_outcome(self: Calls, outcome: Any) -> Any:
+def takes_an_older_outcome(self: CallQueue, outcome: Any) -> Any:
     call, self.running = self.running, None
     assert call is not None
     client = self.clients.get(call.client)
@@ -288,9 +288,9 @@ def takes_an_older_outcome(self: Calls, outcome: Any) -> Any:
     return client
 
 
-def does_not_say_what_is_missing(self: Calls, client: int, number: int, asker: Any) -> Any:
+def does_not_say_what_is_missing(self: CallQueue, client: int, number: int, asker: Any) -> Any:
     known = self.clients.get(client)
-    return None if known is None or number > known.call.number else self._answer(known, number, asker)
+    return None if known is None or number > known.call.number else self._outcome_of(known, number, asker)
 
 
 def does_not_wait_for_values(self: schedule.CallSchedule, call: Any) -> None:
@@ -303,22 +303,22 @@ def keeps_the_queue(self: schedule.CallSchedule, why: str) -> None:
     self.waiting.clear()
 
 
-outcome: Callable[..., Any] = Worker._outcome
+outcome: Callable[..., Any] = Worker._run_call
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("cls", "name", "mutant", "first"),
     [
-        (schedule.CallSchedule, "lost", forgets, 0),
-        (Worker, "_outcome", answers_before_it_runs, 0),
+        (schedule.CallSchedule, "remove_worker", forgets, 0),
+        (Worker, "_run_call", answers_before_it_runs, 0),
         (dispatcher.Dispatcher, "lost", lambda self, address, silent_s: None, 15),
-        (schedule.CallSchedule, "cancel", keeps_the_queue, 0),
-        (schedule.CallSchedule, "_look_at_needs", does_not_wait_for_values, 0),
-        (coordinators.Coordinator, "_report", lambda self: None, 0),
-        (Calls, "call", runs_copies_again, 0),
-        (Calls, "ended", takes_an_older_outcome, 44),
-        (Calls, "ask", does_not_say_what_is_missing, 0),
+        (schedule.CallSchedule, "cancel_calls", keeps_the_queue, 0),
+        (schedule.CallSchedule, "_check_needs", does_not_wait_for_values, 0),
+        (coordinators.Coordinator, "_raise_first_error", lambda self: None, 0),
+        (CallQueue, "add_call", runs_copies_again, 0),
+        (CallQueue, "record_outcome", takes_an_older_outcome, 44),
+        (CallQueue, "find_outcome", does_not_say_what_is_missing, 0),
     ],
 )
 def test_planted_bugs_are_found(cls: type, name: str, mutant: Any, first: int, monkeypatch: pytest.MonkeyPatch) -> None:

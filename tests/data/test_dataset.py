@@ -317,7 +317,7 @@ def test_a_shape_that_changes_in_a_batch_is_told_with_the_example() -> None:
 
 def test_arguments_that_make_no_sense_say_what_was_wanted() -> None:
     wrong: list[tuple[Callable[[], Any], str]] = [
-        (lambda: numbers(3).batch(0), "batch: n: got 0, wanted a whole number from 1 on"),
+        (lambda: numbers(3).batch(0), "batch: n: got 0, wanted a whole number from 1"),
         (lambda: numbers(3).batch(True), "batch: n: got True"),
         (lambda: numbers(3).shuffle(-1), "shuffle: buffer: got -1"),
         (lambda: numbers(3).shard(2, 2), "shard: i: got 2, wanted 0 to 1"),

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 import dps
 from dps.data.feeder import Feed
-from dps.queues.line import Action, Ended, Given
+from dps.queues.state import Action, Ended, Given
 
 START = {"from": {"epoch": 0, "at": 0}, "finished": []}
 

@@ -11,7 +11,7 @@ import pytest
 import dps
 from dps import role
 from dps.data.messages import feed_name
-from dps.data.prefetching import Handover
+from dps.data.prefetching import PrefetchQueue
 
 
 def test_workers_share_each_epoch_of_a_served_dataset() -> None:
@@ -59,9 +59,9 @@ def test_bad_use_of_serving_is_told_in_one_line() -> None:
         dataset = dps.data.from_arrays(np.arange(10))
         with pytest.raises(dps.ConfigError, match="serve: got a list, wanted a dataset"):
             dps.data.serve([1, 2], server)  # type: ignore[arg-type]
-        with pytest.raises(dps.ConfigError, match="ahead: got 0, wanted a whole number from 1 on"):
+        with pytest.raises(dps.ConfigError, match="ahead: got 0, wanted a whole number from 1"):
             dps.data.serve(dataset, server, ahead=0)
-        with pytest.raises(dps.ConfigError, match="tasks: got 0, wanted a whole number from 1 on"):
+        with pytest.raises(dps.ConfigError, match="tasks: got 0, wanted a whole number from 1"):
             dps.data.serve(dataset, server, tasks=0)
         with pytest.raises(dps.ConfigError, match="prefetch: got 99, wanted 0 to 32"):
             dps.data.remote(server, prefetch=99)
@@ -86,7 +86,7 @@ def test_a_dataset_task_says_what_it_was_to_serve(tmp_path: Path, capfd: pytest.
 
 
 def test_a_handover_that_is_looked_at_does_not_wait() -> None:
-    line = Handover(1)
+    line = PrefetchQueue(1)
     assert line.poll() is None
     line.put("item")
     assert line.poll() == "item"

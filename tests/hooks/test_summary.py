@@ -9,14 +9,19 @@ import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import dps
 from dps.checkpoint import MemoryStorage
 from dps.errors import ConfigError
-from dps.hooks.summary import EventFile
+from dps.hooks.event_file import EventFile, Histogram
+from dps.hooks.gradient_norms import GradientNorms, norm
 from dps.transport.sim import Kill
 from dps.transport.sim.world import DiskFull
 from tests.hooks.events import crc32c, events
@@ -228,7 +233,7 @@ def test_event_files_hold_the_same_numbers_and_make_tensorboard_forget_what_was_
     assert version.file_version == "brain.Event:2"
     assert (started.session_log.status, started.step) == (started.session_log.START, 0)
     assert (back.session_log.status, back.step) == (back.session_log.START, 1)
-    values = [{v.tag: v.simple_value for v in event.summary.value} for event in found]
+    values = [{v.tag: v.simple_value for v in event.summary.value if v.HasField("simple_value")} for event in found]
     assert [event.step for event in found] == [1, 3, 5]
     assert values[0] == {"loss": 0.0, "staleness": 0.0, "eval/accuracy": 0.0}
     assert [v["loss"] for v in values] == [0.0, 2.0, 4.0] and [v["eval/accuracy"] for v in values] == [0.0, 0.5, 1.0]
@@ -243,3 +248,183 @@ def test_without_tensorboardx_the_extra_is_named(monkeypatch: pytest.MonkeyPatch
         dps.SummarySaver("log", tensorboard=True)
     with pytest.raises(ConfigError, match=r"dps\[tensorboard\]"):
         EventFile(MemoryStorage(), "log/events")
+
+
+# -- TensorBoard's own reader ---------------------------------------------------------------------------------------
+
+
+ALL = {"scalars": 0, "histograms": 0, "compressedHistograms": 0}
+"""The reader keeps every event, not a sample of them."""
+
+
+def simulated_events(tmp_path: Path, *hooks: dps.Hook, pushes: int = 5) -> Path:
+    """The folder with the event file of a run that pushes gradients of norms 0, 5, 10, ... and restarts nothing."""
+
+    def train(server: Any) -> None:
+        with session(server, list(hooks)) as s:
+            for index in range(pushes):
+                s.push({"a": np.array([3.0, 4.0]) * index}, loss=float(index))
+
+    run, _ = simulated(train)
+    assert not run.errors
+    run.save(tmp_path)
+    return tmp_path / "log"
+
+
+def test_tensorboards_reader_gives_back_scalars_histograms_and_hyperparameters(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams.metadata import parse_session_start_info_plugin_data
+
+    hparams = {"rate": 0.5, "layers": 3, "nesterov": True, "model": "wide", "data": Path("mnist"), "decay": None}
+    saver = dps.SummarySaver("log", steps=2, tensorboard=True, hparams=hparams)
+    read = EventAccumulator(str(simulated_events(tmp_path, saver)), ALL)
+    read.Reload()
+    assert [(e.step, e.value) for e in read.Scalars("loss")] == [(1, 0.0), (3, 2.0), (5, 4.0)]
+    first, second, third = [e.histogram_value for e in read.Histograms("pushes/gradient_norm")]
+    assert (first.num, first.max) == (1, 0.0)
+    assert (second.num, second.min, second.max, second.sum, second.sum_squares) == (2, 5.0, 10.0, 15.0, 125.0)
+    assert (third.num, third.min, third.max, third.sum) == (2, 15.0, 20.0, 35.0)
+    for found in (first, second, third):
+        assert sum(found.bucket) == found.num and sorted(found.bucket_limit) == list(found.bucket_limit)
+    assert [e.histogram_value.num for e in read.Histograms("pushes/staleness")] == [1, 2, 2]
+    (content,) = read.PluginTagToContent("hparams").values()
+    kept = parse_session_start_info_plugin_data(content).hparams
+    assert {name: getattr(value, value.WhichOneof("kind")) for name, value in kept.items()} == {
+        "rate": 0.5, "layers": 3.0, "nesterov": True, "model": "wide", "data": "mnist", "decay": "None",
+    }  # fmt: skip
+    assert kept["nesterov"].WhichOneof("kind") == "bool_value"
+
+
+def test_the_hparams_page_of_tensorboard_shows_the_runs_own_folder_with_its_metrics(tmp_path: Path) -> None:
+    """Through the plugin's own server side: one session group for the folder, with the last loss."""
+    from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
+    from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+    from tensorboard.context import RequestContext
+    from tensorboard.plugins.base_plugin import TBContext
+    from tensorboard.plugins.hparams import api_pb2, list_session_groups
+    from tensorboard.plugins.hparams.backend_context import Context
+
+    saver = dps.SummarySaver("log", steps=2, tensorboard=True, hparams={"rate": 0.5})
+    simulated_events(tmp_path, saver)
+    files = EventMultiplexer()
+    files.AddRunsFromDirectory(str(tmp_path))
+    files.Reload()
+    provider = MultiplexerDataProvider(files, str(tmp_path))
+    assert sorted(provider.list_tensors(RequestContext(), experiment_id="", plugin_name="histograms")["log"]) == [
+        "pushes/gradient_norm", "pushes/staleness",
+    ]  # fmt: skip
+    backend = Context(TBContext(logdir=str(tmp_path), data_provider=provider))
+    request = api_pb2.ListSessionGroupsRequest(
+        slice_size=10, allowed_statuses=[api_pb2.STATUS_UNKNOWN, api_pb2.STATUS_RUNNING]
+    )
+    (group,) = list_session_groups.Handler(RequestContext(), backend, "", request).run().session_groups
+    assert (group.name, group.hparams["rate"].number_value) == ("log", 0.5)
+    losses = [m for m in group.metric_values if m.name.tag == "loss"]
+    assert [(m.training_step, m.value) for m in losses] == [(5, 4.0)]
+
+
+def test_a_rollback_takes_back_the_histograms_of_what_it_undid_and_counts_anew(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def train(server: Any) -> None:
+        hooks = [dps.SummarySaver("log", steps=1, tensorboard=True), dps.CheckpointSaver(steps=3)]
+        loop(server, 99, [*hooks, dps.StopAtStep(last_step=7)], checkpoint_dir="run")
+
+    run, _ = simulated(train, ps=2, faults=[Kill("ps:0", at=5.5, restart_after=1.0)])
+    assert not run.errors
+    run.save(tmp_path)
+    read = EventAccumulator(str(tmp_path / "log"), ALL)
+    read.Reload()
+    steps = [event.step for event in read.Histograms("pushes/gradient_norm")]
+    assert steps == sorted(set(steps)) and steps[-1] == 7
+    assert all(event.histogram_value.max == math.sqrt(2) for event in read.Histograms("pushes/gradient_norm"))
+
+
+def test_hyperparameters_are_in_the_row_of_the_start(tmp_path: Path) -> None:
+    _, storage = simulated(loop, 1, [dps.SummarySaver("log", steps=1, hparams={"rate": 0.5, "most": math.inf})])
+    started, row = rows(storage)
+    assert started["hparams"] == {"rate": 0.5, "most": None} and "hparams" not in row
+
+
+@pytest.mark.parametrize("given", [[("rate", 1)], {1: 2}, {"": 1}, "rate"])
+def test_hyperparameters_that_are_no_dict_by_name_are_told(given: Any) -> None:
+    with pytest.raises(ConfigError, match="SummarySaver: got hparams=.*wanted a dict of values by name"):
+        dps.SummarySaver("log", hparams=given)
+
+
+# -- histograms and norms -------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.one_of(st.floats(0, 1e30), st.integers(0, 50), st.sampled_from([math.nan, math.inf, -1.0]))))
+def test_each_number_of_a_histogram_is_in_the_bucket_that_holds_it(values: list[float]) -> None:
+    histogram = Histogram()
+    for value in values:
+        histogram.add(value)
+    kept = [value for value in values if 0 <= value < math.inf]
+    assert histogram.count == len(kept)
+    if not kept:
+        return
+    found = histogram.to_proto()
+    assert (found.num, found.min, found.max) == (len(kept), min(kept), max(kept))
+    assert found.sum == pytest.approx(math.fsum(kept))
+    limits = [0.0, *found.bucket_limit]
+    assert limits == sorted(set(limits))
+    for low, high, count in zip(limits, limits[1:], found.bucket, strict=False):
+        margin = 1e-9  # a value at a limit may be counted on either side of it
+        least = sum(low * (1 + margin) < value < high * (1 - margin) for value in kept)
+        most = sum(low * (1 - margin) <= value <= high * (1 + margin) for value in kept)
+        assert least <= count <= most
+        assert high <= low * 1.1 * (1 + margin) or count == 0 or low == 0.0
+
+
+def test_a_norm_is_that_of_all_elements_in_each_form_of_gradient() -> None:
+    strided = np.arange(12, dtype=np.float32).reshape(3, 4)[:, ::2]
+    found = norm([np.float64(2.0), strided, dps.Rows([4, 1], np.full((2, 3), 0.5)), np.ones((2, 2), np.float16)])
+    assert found == pytest.approx(math.sqrt(4 + (strided**2).sum() + 6 * 0.25 + 4))
+    assert math.isnan(norm([np.array([math.nan])])) and norm([np.array([math.inf])]) == math.inf
+    assert norm([np.full(4, 1e4, np.float16)]) == 2e4
+
+
+def test_norms_take_a_fiftieth_of_the_time_at_most_and_none_is_of_nothing() -> None:
+    clock, found = itertools.count(), []
+    norms = GradientNorms(found.append, lambda: float(next(clock)))  # each reading of the clock is a second later
+    for _ in range(100):
+        norms.measure([np.ones(1)])
+    assert len(found) == 2  # the first one takes a second, and 50 s later comes the second
+    GradientNorms(found.append, lambda: 0.0).measure([])
+    assert len(found) == 2
+
+
+def test_a_model_without_ps_has_histograms_of_its_gradients_too(tmp_path: Path) -> None:
+    model = dps.nn.Sequential([dps.nn.Dense(1)])
+    model.compile(optimizer=dps.optim.SGD(0.01), loss="mse")
+    x = np.ones((8, 2), np.float32)
+    saver = dps.SummarySaver(str(tmp_path), steps=1, tensorboard=True)
+    model.fit(x, x[:, :1], epochs=1, batch_size=4, callbacks=[saver], verbose=0)
+    (path,) = tmp_path.glob("events.out.tfevents.*")
+    (first, *_) = [v for event in events(path) for v in event.summary.value if v.tag == "pushes/gradient_norm"]
+    assert first.histo.num == 1 and first.histo.max > 0
+
+
+def test_the_sums_of_fit_are_no_gradients_and_a_watch_from_before_sees_all_pushes() -> None:
+    class Before:
+        seen: list[Any]
+
+        def __init__(self) -> None:
+            self.seen = []
+
+        def pulled(self, tree: Any) -> None:
+            self.seen.append(tree)
+
+        def pushed(self, plan: Any, gradients: Any) -> bool:
+            self.seen.append(dict(gradients))
+            return len(self.seen) == 3
+
+    before, found = Before(), []
+    plan = SimpleNamespace(by_name={"w": 0, "training_totals": 1})
+    norms = GradientNorms(found.append, lambda: 0.0, before)
+    norms.pulled("values")
+    for _ in range(3):
+        assert not norms.pushed(plan, {0: np.array([3.0, 4.0]), 1: np.full(9, 1e9)})
+    assert found == [5.0] * 3 and [type(seen) for seen in before.seen] == [str, dict, dict]

@@ -91,6 +91,7 @@ cuda.stream, cuda.synchronize = int, lambda: None
 
 from dps.kernels import cuda as kernels  # noqa: E402  after the replacements, which they take up
 from dps.kernels import layers_cpu, layers_cuda, layers_product  # noqa: E402
+from dps.training.optimizers import KNOWN  # noqa: E402
 from tests.kernels import test_twins as twins  # noqa: E402
 
 
@@ -102,7 +103,7 @@ def launch_updates(dtype: Any) -> None:
     for rule, signs, scalars in twins.CASES.values():
         twins.updated(cuda_twin, rule, signs, scalars, 33, dtype, True)
         slots = [None if sign == "." else host_array((10, 4), dtype) for sign in signs]
-        getattr(kernels, f"{rule.__name__}_rows")(table, *slots, rows, g, *twins.cast(scalars, dtype))
+        kernels.passes(KNOWN[rule.__name__].rule).rows(table, *slots, rows, g, *twins.cast(scalars, dtype))
     accumulator, scalars = host_array(10, dtype), [dtype(0.5), dtype(1e-10), dtype(4)]
     kernels.adagrad_rowwise(table, table, accumulator, table, *scalars)
     kernels.adagrad_rowwise_rows(table, accumulator, rows, g, *scalars)

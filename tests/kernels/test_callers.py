@@ -9,11 +9,8 @@ from pathlib import Path
 
 DPS = Path(__file__).parents[2] / "dps"
 KERNELS = DPS / "kernels"
-BINDINGS = KERNELS / "optimizers.py"
 AVERAGES = DPS / "ps" / "store" / "slots.py"
 LAYERS = DPS / "layers", DPS / "nn"
-BOUND = ("cpu", "fused", "cuda")
-"""The modules in which a binding of `BINDINGS` looks its kernels up by their names."""
 
 Name = tuple[str, str]
 """A module of dps/kernels, and a function of it."""
@@ -72,12 +69,13 @@ def used(path: Path, within: ast.AST) -> Iterator[Name]:
 
 
 def bound() -> Iterator[Name]:
-    """The kernels that optimizers are bound to by name, dense and of rows."""
-    texts = {n.value for n in ast.walk(tree(BINDINGS)) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
-    for module in BOUND:
-        for text in texts:
-            yield origin((module, text))
-            yield origin((module, f"{text}_rows"))
+    """What `BoundOptimizer` takes from the kernels of a device; row-wise ones by names that are made of text."""
+    for node in ast.walk(tree(KERNELS / "optimizers.py")):
+        if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "kernels":
+            yield from (origin((module, node.attr)) for module in ("cpu", "cuda"))
+    for module, name in functions():
+        if name.removesuffix("_rows").endswith("_rowwise"):
+            yield module, name
 
 
 def of_layers() -> Iterator[Name]:

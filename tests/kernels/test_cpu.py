@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dps.kernels import cpu
+from dps.training.optimizers import SGD, Adagrad
 
 F = np.float32
+sgd, adagrad = cpu.passes(SGD.rule).dense, cpu.passes(Adagrad.rule).dense
 DTYPES = [np.float32, np.float64]
 
 
@@ -22,7 +24,7 @@ def numbers(n, seed, dtype=np.float32):
 def test_sgd_has_the_bits_of_numpy(n, dtype):
     w, g, lr = numbers(n, 1, dtype), numbers(n, 2, dtype), dtype(0.1)
     expected = w - lr * g
-    cpu.sgd(w, w, g, lr, dtype(0))
+    sgd(w, w, g, lr, dtype(0))
     assert w.dtype == dtype
     assert w.tobytes() == expected.tobytes()
 
@@ -30,13 +32,13 @@ def test_sgd_has_the_bits_of_numpy(n, dtype):
 def test_sgd_with_weight_decay_has_the_bits_of_numpy():
     w, g = numbers(777, 1), numbers(777, 2)
     expected = w - F(0.1) * (g + F(0.01) * w)
-    cpu.sgd(w, w, g, F(0.1), F(0.01))
+    sgd(w, w, g, F(0.1), F(0.01))
     assert w.tobytes() == expected.tobytes()
 
 
 def test_sgd_without_weight_decay_keeps_an_infinite_weight_infinite():
     w = np.array([np.inf], F)
-    cpu.sgd(w, w, np.ones(1, F), F(0.1), F(0))
+    sgd(w, w, np.ones(1, F), F(0.1), F(0))
     assert w[0] == np.inf
 
 
@@ -44,7 +46,7 @@ def test_adagrad_has_the_bits_of_numpy():
     w, g, a = numbers(777, 1), numbers(777, 2), np.full(777, 0.1, F)
     after = a + g * g
     expected = w - F(0.1) * g / (np.sqrt(after) + F(1e-10))
-    cpu.adagrad(w, w, a, g, F(0.1), F(1e-10))
+    adagrad(w, w, a, g, F(0.1), F(1e-10))
     assert w.tobytes() == expected.tobytes()
     assert a.tobytes() == after.tobytes()
 
@@ -53,7 +55,7 @@ def test_arrays_at_unaligned_addresses_give_the_same_bits():
     raw = bytearray(4 * 101)
     w, g = np.frombuffer(raw, F, 100, offset=1), numbers(100, 2)
     w[:] = numbers(100, 1)
-    cpu.sgd(w, w, g, F(0.1), F(0))
+    sgd(w, w, g, F(0.1), F(0))
     assert w.tobytes() == (numbers(100, 1) - F(0.1) * g).tobytes()
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from dps.errors import ConfigError
 from dps.kernels import cuda, device
+from dps.training.optimizers import SGD
 
 
 def test_a_gpu_is_described_in_one_line() -> None:
@@ -64,7 +65,9 @@ def test_threads_launch_kernels_at_the_same_time() -> None:
         with device.device(0):
             total = device.to_device(np.zeros(5))
             for _ in range(10):
-                cuda.sgd(total, total, device.to_device(np.full(5, -value)), np.float64(1), np.float64(0))
+                cuda.passes(SGD.rule).dense(
+                    total, total, device.to_device(np.full(5, -value)), np.float64(1), np.float64(0)
+                )
             found.extend(device.to_host(total))
 
     results: list[list[float]] = [[] for _ in range(4)]

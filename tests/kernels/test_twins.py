@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dps.kernels import cpu, cuda, device
-from dps.training.optimizers import LEAST
+from dps.training.optimizers import KNOWN, LEAST
 
 SIZES = [0, 1, 31, 33, 257]
 TWINS = {
@@ -65,6 +65,7 @@ def adam(w, m, v, g, size, decay, b1, c1, b2, c2, root, epsilon):
 
 
 def ftrl(w, n, z, g, lr, p, l1, twice_l2, beta):
+    p = 0.5 if p is None else p
     after = n + g**2
     z = z + g - (after**p - n**p) / lr * w
     q = (after**p + beta) / lr + twice_l2
@@ -86,7 +87,7 @@ CASES = {
     "rmsprop-both": (rmsprop, "+--", RMSPROP),
     "adam": (adam, "-+", ADAM),
     "adam-decoupled decay": (adam, "-+", (ADAM[0], 0.01, *ADAM[2:])),
-    "ftrl": (ftrl, "+-", (0.1, 0.5, 0.3, 0.2, 1.0)),
+    "ftrl": (ftrl, "+-", (0.1, None, 0.3, 0.2, 1.0)),
     "ftrl-other power": (ftrl, "+-", (0.1, 0.7, 0.3, 0.2, 1.0)),
 }
 each_case = pytest.mark.parametrize(("rule", "signs", "scalars"), CASES.values(), ids=CASES)
@@ -100,7 +101,7 @@ def slots_of(signs: str, n: int, dtype: Any) -> list[Any]:
 
 
 def cast(scalars: tuple[Any, ...], dtype: Any) -> list[Any]:
-    return [s if isinstance(s, bool) else dtype(s) for s in scalars]
+    return [s if s is None or isinstance(s, bool) else dtype(s) for s in scalars]
 
 
 def double(array: Any) -> Any:
@@ -119,7 +120,7 @@ def updated(twin: Any, rule: Any, signs: str, scalars: Any, n: int, dtype: Any, 
     w, g = twin.put(numbers(n, 1, dtype)), twin.put(numbers(n, 2, dtype))
     slots = [None if s is None else twin.put(s) for s in slots_of(signs, n, dtype)]
     out = w if in_place else twin.put(np.full(n, np.nan, dtype))
-    getattr(twin.kernels, rule.__name__)(out, w, *slots, g, *cast(scalars, dtype))
+    twin.kernels.passes(KNOWN[rule.__name__].rule).dense(out, w, *slots, g, *cast(scalars, dtype))
     if not in_place:
         assert twin.get(w).tobytes() == numbers(n, 1, dtype).tobytes()
     return [twin.get(a) for a in (out, *slots) if a is not None]
@@ -136,7 +137,8 @@ def test_adagrad_without_epsilon_divides_by_nothing_that_is_zero(twin, dtype):
         more = [dtype(3)] if kernels.endswith("wise") else []
         out = twin.put(np.zeros(shape, dtype))
         own = [twin.put(twin.get(x).reshape(shape)) for x in (w, g)]
-        getattr(twin.kernels, kernels)(out, own[0], slot, own[1], dtype(0.1), dtype(0), *more)
+        kernel = getattr(twin.kernels, kernels, None) or twin.kernels.passes(KNOWN[kernels].rule).dense
+        kernel(out, own[0], slot, own[1], dtype(0.1), dtype(0), *more)
         assert (twin.get(out) == 1).all() and (twin.get(slot) > 0).all()
 
 
@@ -179,7 +181,7 @@ def test_an_update_of_rows_changes_those_rows_as_the_formula_says_and_no_others(
     for whole, part in zip(expected, [w, *(s for s in after if s is not None)], strict=True):
         whole[rows] = part
     held = [None if a is None else twin.put(a) for a in (table, *slots)]
-    kernel = getattr(twin.kernels, f"{rule.__name__}_rows")
+    kernel = twin.kernels.passes(KNOWN[rule.__name__].rule).rows
     kernel(*held, twin.put(np.array(rows, np.int64)), twin.put(g), *cast(scalars, dtype))
     kept = np.setdiff1d(np.arange(10), rows)
     before = [a for a in (table, *slots) if a is not None]
@@ -233,6 +235,12 @@ def test_an_average_follows_its_variable_by_a_share_of_what_lies_between(twin, d
     twin.kernels.follow_rows(held, twin.put(w.reshape(11, 3)), twin.put(rows), share)
     wanted = np.where(named, (average - (average - w) * share).reshape(11, 3), average.reshape(11, 3))
     assert twin.get(held).tobytes() == wanted.tobytes()
+
+
+def test_each_optimizer_is_among_the_cases():
+    assert {rule.__name__ for rule, _, _ in CASES.values()} == {
+        cls.rule.__qualname__.partition(".")[0].lower() for cls in KNOWN.values() if cls.__module__.startswith("dps.")
+    }
 
 
 def test_each_function_of_cuda_is_one_of_the_cpu():

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from numba import njit
 
-from dps.kernels import cpu, fused
+from dps.kernels import cpu
+from dps.kernels.passes import passes
+from dps.training.optimizers import SGD, Adagrad, Adam, Ftrl, RMSProp
 
 FEATURES = llvm.get_host_cpu_features()
 pytestmark = pytest.mark.skipif(not FEATURES.get("avx2"), reason="packed instructions are looked for by AVX2's names")
@@ -18,13 +20,19 @@ pytestmark = pytest.mark.skipif(not FEATURES.get("avx2"), reason="packed instruc
 ARRAY = np.ones(8, np.float32)
 NUMBER = np.float32(1)
 CASES = {
-    "sgd": (cpu.sgd, (ARRAY,) * 3 + (NUMBER,) * 2, ["mul", "sub"]),
-    "adagrad": (cpu.adagrad, (ARRAY,) * 4 + (NUMBER,) * 2, ["mul", "div", "sqrt"]),
-    "adam": (cpu.adam, (ARRAY,) * 5 + (NUMBER,) * 8, ["mul", "div", "sqrt"]),
+    "sgd": (passes(SGD.rule).dense, (ARRAY,) * 3 + (NUMBER,) * 2, ["mul", "sub"]),
+    "adagrad": (passes(Adagrad.rule).dense, (ARRAY,) * 4 + (NUMBER,) * 2, ["mul", "div", "sqrt"]),
+    "adam": (passes(Adam.rule).dense, (ARRAY,) * 5 + (NUMBER,) * 8, ["mul", "div", "sqrt"]),
     "add_divide": (cpu.add_divide, (ARRAY,) * 3 + (NUMBER,), ["add", "div"]),
     "all_finite": (cpu.all_finite, (ARRAY,), ["sub"]),
-    "fused sgd": (fused.sgd, (ARRAY, ARRAY, (ARRAY, ARRAY), NUMBER, NUMBER, NUMBER), ["add", "div", "mul", "sub"]),
-    "fused adagrad": (fused.adagrad, (ARRAY,) * 3 + ((ARRAY,),) + (NUMBER,) * 3, ["mul", "div", "sqrt"]),
+    "fused sgd": (
+        passes(SGD.rule).fused,
+        (ARRAY, ARRAY, (ARRAY, ARRAY), NUMBER, NUMBER, NUMBER),
+        ["add", "div", "mul", "sub"],
+    ),
+    "fused adagrad": (passes(Adagrad.rule).fused, (ARRAY,) * 3 + ((ARRAY,),) + (NUMBER,) * 3, ["mul", "div", "sqrt"]),
+    "rmsprop": (passes(RMSProp.rule).dense, (ARRAY,) * 3 + (None, None, ARRAY) + (NUMBER,) * 5, ["mul", "div", "sqrt"]),
+    "ftrl": (passes(Ftrl.rule).dense, (ARRAY,) * 5 + (NUMBER, None) + (NUMBER,) * 3, ["mul", "div", "sqrt"]),
 }
 
 
@@ -47,4 +55,4 @@ def test_a_kernel_works_on_vectors_and_never_joins_a_product_with_a_sum(
     past_the_caches = re.search(r"\bvmovntp[sd]\s.*%[yz]mm", code)
     fenced = re.search(r"\bmfence\b|\block\s+or[lq]\s.*\(%rsp\)", code)  # both wait for such stores
     assert bool(past_the_caches) == bool(fenced)
-    assert bool(past_the_caches) == (kernel.py_func.__module__ == fused.__name__)
+    assert bool(past_the_caches) == (kernel.py_func.__name__ == "fused")

@@ -27,7 +27,7 @@ class Sent:
 
     def __init__(self, patch: pytest.MonkeyPatch, large: bool = True) -> None:
         self.now = 50.0
-        tune(patch, store__large_pieces=0 if large else 1 << 30, serving__slow_nbytes_s=PACE)
+        tune(patch, store__large_pieces=0 if large else 1 << 30, serving__slow_nbytes_s=PACE, small_nbytes=0)
         patch.setattr(type(runtime()), "now", lambda _: self.now)
         self.store = Store(plan().layouts[0], runtime())
         self.room = BufferWait(self.store)

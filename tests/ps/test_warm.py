@@ -84,6 +84,32 @@ def test_dps_warm_compiles_everything_once_and_says_where() -> None:
     assert any(file.suffix == ".nbi" for file in Path(again[4]).iterdir())
 
 
+VARIANTS = """
+import numpy as np
+from dps import optim
+from dps.kernels.jit import compiled_here
+from dps.ps import warm
+from dps.ps.store.gradients import Gradient
+from dps.ps.store.store import Store
+from dps.transport.current import runtime
+from dps.variables.plan import Arena, Part, ShardLayout
+
+optimizers = [optim.RMSProp(0.1), optim.RMSProp(0.1, centered=True), optim.Ftrl(0.1), optim.Ftrl(0.1, -0.4)]
+arenas = [Arena("<f4", o.to_wire(), False, 0, 30, (Part(0, 0, "w", (30,), 0, 0),), (0,)) for o in optimizers]
+warm.warm(arenas)
+ready = compiled_here().versions
+for arena in arenas:
+    Store(ShardLayout((arena,), arena.nbytes), runtime()).apply(Gradient([np.ones(30, "f4")], {}, checked=False), 1)
+print(ready, compiled_here().versions)
+"""
+
+
+@pytest.mark.slow
+def test_settings_that_need_passes_of_their_own_find_them_ready() -> None:
+    ready, later = map(int, run(VARIANTS).split())
+    assert ready == later > 0
+
+
 UPDATED = """
 import hashlib, sys
 import numpy as np

@@ -100,7 +100,7 @@ def scenario(mode: str, seed: int, stops: bool = True) -> Scenario:
     """
     draw = random.Random(f"{mode} {seed}")
     ps, workers = draw.randint(1, 3), draw.randint(1, 4)
-    if mode in AT_ONCE:
+    if mode == "steps":
         ps = 1
     rough = draw.random() < 0.5
     network = Network(

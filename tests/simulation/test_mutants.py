@@ -216,10 +216,10 @@ def test_a_push_that_goes_the_ordinary_way_under_another_number_is_caught(
 ) -> None:
     push = at_once.AtOnce._push
 
-    def renumbered(self: at_once.AtOnce, peer: Any, *more: Any) -> Any:
-        number = self._pushes.numbers[peer.ps] + 1
-        found = push(self, peer, *more)
-        self._pushes.numbers[peer.ps] = number
+    def renumbered(self: at_once.AtOnce, peers: Any, *more: Any) -> Any:
+        numbers = {peer.ps: self._pushes.numbers[peer.ps] + 1 for peer in peers}
+        found = push(self, peers, *more)
+        self._pushes.numbers.update(numbers)
         return found
 
     monkeypatch.setattr(at_once.AtOnce, "_push", renumbered)

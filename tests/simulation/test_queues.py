@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import dps
-from dps.queues.line import QueueState
+from dps.queues.state import QueueState
 from dps.transport.sim import Kill, Network, Partition, Pause, World
 from dps.transport.sim.world import Fault
 from tests.seeds import chunks

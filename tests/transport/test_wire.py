@@ -76,7 +76,7 @@ USUAL = (
     st.builds(
         Push, SMALL, SMALL, SMALL, SMALL, FORM, SMALL, st.just([]) | st.lists(SMALL, max_size=2),
         st.tuples(PLACES, st.just(0) | PLAIN).map(list) | st.lists(PLACES, max_size=3), SMALL, st.booleans(), SMALL,
-        ARRAYS,
+        st.just([]) | st.lists(st.floats(allow_nan=False) | SMALL, max_size=4), ARRAYS,
     )
     | st.builds(
         Pushed, SMALL, st.sampled_from(["applied", "dropped"]), SMALL, SMALL, SMALL, st.sampled_from(["", "why"]), LENT,

@@ -40,6 +40,16 @@ def test_parts_are_named_by_number_and_each_takes_a_turn() -> None:
     assert sum(plan.bytes_per_ps().values()) == 13 * 8 + 8 + 4
 
 
+def test_slots_are_counted_for_each_ps_and_those_of_an_unknown_optimizer_are_not() -> None:
+    averaged = {"name": "of another process", "moving_average": {"decay": 0.9}}
+    specs = [
+        VariableSpec("a", (3,), "<f4", ADAM), VariableSpec("b", (), "<f8", ADAM), VariableSpec("c", (5,), "<f4", SGD),
+        VariableSpec("d", (7,), "<f4", averaged), VariableSpec("e", (7,), "<f4", None),
+    ]  # fmt: skip
+    plan = make_plan(specs, (0, 1), lambda name, *_: "ab".find(name) < 0, None)
+    assert plan.slot_bytes_per_ps() == {0: 2 * (3 * 4 + 8), 1: 7 * 4}
+
+
 def test_what_shares_dtype_and_optimizer_lies_together_and_a_sparse_table_alone() -> None:
     specs = [
         VariableSpec("a", (3,), "<f4", SGD), VariableSpec("b", (2,), "<f8", SGD), VariableSpec("c", (5,), "<f4", SGD),

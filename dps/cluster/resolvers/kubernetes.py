@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 
-from dps.cluster.resolvers.ranks import PORT, EngineVariables, Jobs, deal
+from dps.cluster.resolvers.ranks import PORT, Jobs, ResolverVariables, deal
 from dps.cluster.spec import ClusterSpec, Task, job_name
 from dps.errors import ConfigError
 
@@ -50,7 +50,7 @@ def kubernetes(
         ```
     """
     environ = os.environ if environ is None else environ
-    read = EngineVariables("Kubernetes", environ, _ADVICE)
+    read = ResolverVariables("Kubernetes", environ, _ADVICE)
     index, host = read.number("JOB_COMPLETION_INDEX"), read.text("HOSTNAME").partition(".")[0]
     if jobs is None or isinstance(jobs, str) or not any(jobs.values()):
         raise ConfigError(
@@ -75,7 +75,7 @@ def kubernetes(
     return cluster, Task(job_name(pod["job"]), _below(read, index, jobs[pod["job"]]))
 
 
-def _below(read: EngineVariables, index: int, total: int) -> int:
+def _below(read: ResolverVariables, index: int, total: int) -> int:
     if index >= total:
         raise read.error("JOB_COMPLETION_INDEX", f"less than the {total} tasks of jobs", "set completions to as many")
     return index

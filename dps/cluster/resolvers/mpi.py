@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from dps.cluster.resolvers.ranks import PORT, EngineVariables, Hosts, Jobs, deal, read_hosts
+from dps.cluster.resolvers.ranks import PORT, Hosts, Jobs, ResolverVariables, deal, read_hosts
 from dps.cluster.spec import ClusterSpec, Task
 from dps.errors import ConfigError
 
@@ -56,7 +56,7 @@ def mpi(
     if names is None:
         wanted = ", ".join(found[0] for found in _LAUNCHERS)
         raise ConfigError(f"MPI: got no rank, wanted one of the variables {wanted}; {_ADVICE}")
-    read = EngineVariables("MPI", environ, _ADVICE)
+    read = ResolverVariables("MPI", environ, _ADVICE)
     total = read.count(names[1])
     rank = read.rank(names[0], total, names[1])
     places = _hosts_of_ranks(read, environ, names, total, hosts)
@@ -70,11 +70,11 @@ def mpi(
 def rank_of(environ: Mapping[str, str]) -> int | None:
     """The rank in an MPI job, or None outside of one. Raises ConfigError for a rank that is no number."""
     found = next((names[0] for names in _LAUNCHERS if names[0] in environ), None)
-    return None if found is None else EngineVariables("MPI", environ, _ADVICE).number(found)
+    return None if found is None else ResolverVariables("MPI", environ, _ADVICE).number(found)
 
 
 def _hosts_of_ranks(
-    read: EngineVariables, environ: Mapping[str, str], names: Sequence[str], total: int, hosts: Hosts | None
+    read: ResolverVariables, environ: Mapping[str, str], names: Sequence[str], total: int, hosts: Hosts | None
 ) -> list[str]:
     """The host of each rank."""
     given = hosts if hosts is not None else next((environ[name] for name in _FILES if environ.get(name)), None)

@@ -72,7 +72,7 @@ def parse_jobs(text: str) -> dict[str, int]:
     return found
 
 
-class EngineVariables:
+class ResolverVariables:
     """The environment as one engine's resolver reads it: errors name the engine and the variable."""
 
     def __init__(self, engine: str, environ: Mapping[str, str], advice: str) -> None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from dps.cluster.resolvers.mpi import rank_of
-from dps.cluster.resolvers.ranks import PORT, EngineVariables, Jobs, deal, read_hosts
+from dps.cluster.resolvers.ranks import PORT, Jobs, ResolverVariables, deal, read_hosts
 from dps.cluster.spec import ClusterSpec, Task
 
 
@@ -42,6 +42,6 @@ def sge(
         ```
     """
     environ = os.environ if environ is None else environ
-    read = EngineVariables("SGE", environ, "submit the job to a parallel environment: qsub -pe NAME SLOTS")
+    read = ResolverVariables("SGE", environ, "submit the job to a parallel environment: qsub -pe NAME SLOTS")
     hosts = [host for host, slots in read_hosts("SGE", read.text("PE_HOSTFILE")) for _ in range(slots)]
     return deal("SGE", hosts, rank_of(environ) if rank is None else rank, jobs, port_base)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from dps.cluster.resolvers.ranks import PORT, EngineVariables, Jobs, deal
+from dps.cluster.resolvers.ranks import PORT, Jobs, ResolverVariables, deal
 from dps.cluster.spec import ClusterSpec, Task
 
 
@@ -36,7 +36,7 @@ def skypilot(
         ```
     """
     environ = os.environ if environ is None else environ
-    read = EngineVariables("SkyPilot", environ, "run the program in the run section of a task")
+    read = ResolverVariables("SkyPilot", environ, "run the program in the run section of a task")
     nodes = read.text("SKYPILOT_NODE_IPS").split()
     if len(set(nodes)) < len(nodes):
         raise read.error("SKYPILOT_NODE_IPS", "one address a line, each once")

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Mapping
 
-from dps.cluster.resolvers.ranks import PORT, EngineVariables, Jobs, deal
+from dps.cluster.resolvers.ranks import PORT, Jobs, ResolverVariables, deal
 from dps.cluster.spec import ClusterSpec, Task
 from dps.errors import ConfigError
 
@@ -41,7 +41,7 @@ def slurm(
             are not distributed in blocks.
     """
     environ = os.environ if environ is None else environ
-    read = EngineVariables("Slurm", environ, "start the program with srun, which sets " + ", ".join(_NEEDED))
+    read = ResolverVariables("Slurm", environ, "start the program with srun, which sets " + ", ".join(_NEEDED))
     rank, total = read.number("SLURM_PROCID"), read.number("SLURM_STEP_NUM_TASKS")
     nodes = expand_hostlist(read.text("SLURM_STEP_NODELIST"))
     per_node = expand_tasks_per_node(read.text("SLURM_STEP_TASKS_PER_NODE"))

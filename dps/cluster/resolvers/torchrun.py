@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from dps.cluster.resolvers.ranks import PORT, EngineVariables, Jobs, deal
+from dps.cluster.resolvers.ranks import PORT, Jobs, ResolverVariables, deal
 from dps.cluster.spec import ClusterSpec, Task
 from dps.errors import ConfigError
 
@@ -41,7 +41,7 @@ def torchrun(
         ```
     """
     environ = os.environ if environ is None else environ
-    read = EngineVariables("torchrun", environ, "start the program with torchrun")
+    read = ResolverVariables("torchrun", environ, "start the program with torchrun")
     total, here = read.count("WORLD_SIZE"), read.count("LOCAL_WORLD_SIZE")
     rank = read.rank("RANK", total, "WORLD_SIZE")
     local = read.rank("LOCAL_RANK", here, "LOCAL_WORLD_SIZE")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 from dps.launch.clusters.local import LocalCluster
-from dps.launch.clusters.processes import Processes
-from dps.launch.clusters.threads import Threads
+from dps.launch.clusters.processes import ProcessTasks
+from dps.launch.clusters.threads import ThreadTasks
 from dps.launch.engines import make_engine
 from dps.launch.supervision.plan import small_plan
 from dps.training import update_modes as update
@@ -17,17 +17,22 @@ from dps.transport.private_folders import private_folder, remove
 Serve = str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None
 
 
-class _Elsewhere(LocalCluster):
+class _RemoteCluster(LocalCluster):
     """A cluster whose tasks an engine starts on other machines."""
 
+    _on: ClassVar[str]
+    """The name of the engine."""
+    _hosts: Sequence[str] | None = None
+    """Those that were named, for an engine that wants some."""
+
     def __init__(
-        self, settings: Mapping[str, Any], ps: int, workers: int, mode: update.Update | str | None,
-        keys: str | os.PathLike[str] | None, trusted_network: bool, serve: Serve,
-        checkpoint_root: str | os.PathLike[str] | None,
+        self, ps: int = 1, workers: int = 2, update: update.Update | str | None = None,
+        keys: str | os.PathLike[str] | None = None, trusted_network: bool = False, serve: Serve = None,
+        checkpoint_root: str | os.PathLike[str] | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(ps, workers, update=mode, serve=serve)
+        super().__init__(ps, workers, update=update, serve=serve)
         self._checkpoint_root = os.path.abspath(checkpoint_root or "")
-        self._engine = make_engine(settings)
+        self._engine = make_engine({"on": self._on} | ({} if self._hosts is None else {"hosts": self._hosts}))
         self._engine.check(small_plan(ps, workers))
         self._env = {"DPS_TRUSTED_NETWORK": "1"} if trusted_network else {}
         given = os.environ.get("DPS_KEYS") if keys is None else os.path.abspath(os.fspath(keys))
@@ -36,7 +41,7 @@ class _Elsewhere(LocalCluster):
         self._own, self._before = "", os.environ.get("DPS_KEYS")
         """A private folder with keys of this cluster's own, and what this process had for others."""
 
-    def _begun(self) -> Processes | Threads:
+    def _start_tasks(self) -> ProcessTasks | ThreadTasks:
         self._forget_keys()  # of tasks that were ended for fresh ones
         env = dict(self._env)
         if not env:
@@ -49,7 +54,7 @@ class _Elsewhere(LocalCluster):
         if "DPS_KEYS" in env:
             os.environ["DPS_KEYS"] = env["DPS_KEYS"]  # for the sessions of this process
         try:
-            return Processes(self.ps, self.workers, self._update, False, self._engine, env)
+            return ProcessTasks(self.ps, self.workers, self._update, False, self._engine, env)
         except BaseException:
             self._forget_keys()
             raise
@@ -69,7 +74,7 @@ class _Elsewhere(LocalCluster):
             os.environ["DPS_KEYS"] = self._before
 
 
-class SSHCluster(_Elsewhere):
+class SSHCluster(_RemoteCluster):
     """Chief, ps and workers on hosts that are reached by ssh. It is used as `dps.LocalCluster` is.
 
     The hosts need the same Python and dps, and the program, at the same paths as here; ssh must reach them without
@@ -90,16 +95,18 @@ class SSHCluster(_Elsewhere):
         ConfigError: No hosts, too few slots, or no ssh.
     """
 
+    _on = "ssh"
+
     def __init__(
         self, hosts: Sequence[str], ps: int = 1, workers: int = 2, update: update.Update | str | None = None,
         keys: str | os.PathLike[str] | None = None, trusted_network: bool = False, serve: Serve = None,
         checkpoint_root: str | os.PathLike[str] | None = None,
     ) -> None:  # fmt: skip
-        settings = {"on": "ssh", "hosts": hosts}
-        super().__init__(settings, ps, workers, update, keys, trusted_network, serve, checkpoint_root)
+        self._hosts = hosts
+        super().__init__(ps, workers, update, keys, trusted_network, serve, checkpoint_root)
 
 
-class SlurmCluster(_Elsewhere):
+class SlurmCluster(_RemoteCluster):
     """Chief, ps and workers in a job of Slurm, or in the allocation around this process.
 
     It is used as `dps.LocalCluster` is.
@@ -117,16 +124,10 @@ class SlurmCluster(_Elsewhere):
         ConfigError: This machine has no Slurm, or the allocation is too small.
     """
 
-    def __init__(
-        self, ps: int = 1, workers: int = 2, update: update.Update | str | None = None,
-        keys: str | os.PathLike[str] | None = None, trusted_network: bool = False, serve: Serve = None,
-        checkpoint_root: str | os.PathLike[str] | None = None,
-    ) -> None:  # fmt: skip
-        settings = {"on": "slurm"}
-        super().__init__(settings, ps, workers, update, keys, trusted_network, serve, checkpoint_root)
+    _on = "slurm"
 
 
-class RayCluster(_Elsewhere):
+class RayCluster(_RemoteCluster):
     """Chief, ps and workers in actors of Ray. It is used as `dps.LocalCluster` is.
 
     Args:
@@ -142,10 +143,4 @@ class RayCluster(_Elsewhere):
         MissingExtra: Ray is not installed.
     """
 
-    def __init__(
-        self, ps: int = 1, workers: int = 2, update: update.Update | str | None = None,
-        keys: str | os.PathLike[str] | None = None, trusted_network: bool = False, serve: Serve = None,
-        checkpoint_root: str | os.PathLike[str] | None = None,
-    ) -> None:  # fmt: skip
-        settings = {"on": "ray"}
-        super().__init__(settings, ps, workers, update, keys, trusted_network, serve, checkpoint_root)
+    _on = "ray"

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dps.client.session import Session
 from dps.errors import ConfigError, DeadlineExceeded, DpsError
-from dps.launch.clusters.processes import Processes
+from dps.launch.clusters.processes import ProcessTasks
 from dps.launch.clusters.run import LocalRun
-from dps.launch.clusters.threads import Threads
+from dps.launch.clusters.threads import ThreadTasks
 from dps.launch.commands.operating import has_variables
 from dps.launch.supervision.supervisor import Supervisor
 from dps.process.functions import loading
@@ -86,7 +86,7 @@ class LocalCluster:
             from dps.launch.programs.serving import ServedPrograms
 
             self._serving = ServedPrograms(serve)
-        self._tasks: Processes | Threads | None = None
+        self._tasks: ProcessTasks | ThreadTasks | None = None
         self._run: LocalRun | None = None
         self._stopped = False
 
@@ -101,7 +101,7 @@ class LocalCluster:
 
     @property
     def _supervisor(self) -> Supervisor | None:
-        return self._tasks.supervisor if isinstance(self._tasks, Processes) else None
+        return self._tasks.supervisor if isinstance(self._tasks, ProcessTasks) else None
 
     def start(self) -> Self:
         """Start chief and ps. Blocks until the chief listens.
@@ -123,24 +123,24 @@ class LocalCluster:
         if _running is not None:
             _running.stop()
         self._run = None
-        self._tasks = self._begun()
+        self._tasks = self._start_tasks()
         _running = self
         if self._serving is not None:
             program, args = self._serving.program(self.processes)
             self.run(program, *args)
         return self
 
-    def _begun(self) -> Processes | Threads:
+    def _start_tasks(self) -> ProcessTasks | ThreadTasks:
         """Chief and ps, started."""
         made = self.ps, self.workers, self._update
-        return Processes(*made, self._pin) if self.processes else Threads(*made)
+        return ProcessTasks(*made, self._pin) if self.processes else ThreadTasks(*made)
 
     @property
     def target(self) -> str:
         """The chief's address, to which clients connect."""
         return self._started().target
 
-    def _started(self) -> Processes | Threads:
+    def _started(self) -> ProcessTasks | ThreadTasks:
         if self._tasks is None:
             why = "the cluster was stopped" if self._stopped else "the cluster is not started"
             raise ConfigError(f"{why}; use it in a with block or call start()")
@@ -178,7 +178,7 @@ class LocalCluster:
         if fresh:
             self._tasks, goes_on = None, False
             tasks.stop()
-            self._tasks = tasks = self._begun()
+            self._tasks = tasks = self._start_tasks()
         run = LocalRun(getattr(train, "__name__", "a function"), self.workers, tasks, goes_on)
         tasks.run(run, train, args, named)
         self._run = run

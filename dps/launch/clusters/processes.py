@@ -15,7 +15,7 @@ from dps.calls.functions import pack_arguments, unpack_value
 from dps.errors import TaskLost
 from dps.launch.clusters.progress import aside
 from dps.launch.clusters.run import LocalRun
-from dps.launch.clusters.worker import as_number, receive, send
+from dps.launch.clusters.worker import as_number, read_value, write_value
 from dps.launch.supervision.engine import Engine, Started
 from dps.launch.supervision.outcome import describe
 from dps.launch.supervision.output import Output
@@ -25,7 +25,7 @@ from dps.process.functions import path_of, sources
 from dps.training import update_modes as update
 
 
-class Processes:
+class ProcessTasks:
     """Chief, ps and workers as processes. `engine`: starts them, None: on this machine; `env`: their variables. The
     constructor blocks until the chief listens."""
 
@@ -37,7 +37,7 @@ class Processes:
         self._workers, self._output = workers, Output(sys.stdout)
         folder = "" if engine is None else os.getcwd()
         plan = small_plan(ps, workers, update=mode or "", owned=True, pin=pin, env=env or {}, folder=folder)
-        self.supervisor = Supervisor(plan, self._line, engine=engine)
+        self.supervisor = Supervisor(plan, self._print_line, engine=engine)
         try:
             self.supervisor.start()
         except BaseException:
@@ -45,14 +45,14 @@ class Processes:
             raise
         self.target = self.supervisor.chief.address
         self._over = threading.Event()
-        self._watcher = threading.Thread(target=self._watch, name="dps watches tasks", daemon=True)
+        self._watcher = threading.Thread(target=self._watch_tasks, name="dps watches tasks", daemon=True)
         self._watcher.start()
 
-    def _line(self, name: str, text: str) -> None:
+    def _print_line(self, name: str, text: str) -> None:
         with aside(self._output.stream):
             self._output.print_line(name, text)
 
-    def _watch(self) -> None:
+    def _watch_tasks(self) -> None:
         while not self._over.is_set():
             self.supervisor.handle_next_end(0.1)
 
@@ -76,7 +76,7 @@ class Processes:
                 self._start_worker(task, order, run)
             except BaseException:  # no process or descriptor was left: nobody would wait for those before it
                 for earlier in range(task):
-                    self.end(earlier)
+                    self.end_worker(earlier)
                 raise
 
     def _start_worker(self, task: int, order: dict[str, Any], run: LocalRun) -> None:
@@ -95,20 +95,20 @@ class Processes:
             os.close(orders_out)
             os.close(reports_in)
         given = child, task, order, orders_in, reports_out, run
-        threading.Thread(target=self._listen, args=given, name=f"reports of worker:{task}", daemon=True).start()
+        threading.Thread(target=self._read_reports, args=given, name=f"reports of worker:{task}", daemon=True).start()
 
-    def _listen(
+    def _read_reports(
         self, child: Started, task: int, order: dict[str, Any], orders: int, reports: int, run: LocalRun
     ) -> None:
         """Send a worker its order, and pass the worker's reports to the run until it ends."""
         with contextlib.suppress(BrokenPipeError):
-            send(orders, order)
+            write_value(orders, order)
         os.close(orders)
         result, failure = None, None
         heard = False
         try:
             while True:
-                report = receive(reports)
+                report = read_value(reports)
                 if "progress" in report:
                     run.pushed(report["progress"])
                 elif "opened" in report:
@@ -128,13 +128,13 @@ class Processes:
         run.ended(task, result, failure)
 
     def ask_to_stop(self, task: int) -> None:
-        self.supervisor.tasks.children[f"worker:{task}"].signal(signal.SIGTERM)
+        self.supervisor.tasks.children[f"worker:{task}"].send_signal(signal.SIGTERM)
 
-    def end(self, task: int) -> None:
-        self.supervisor.tasks.children[f"worker:{task}"].signal(signal.SIGKILL)
+    def end_worker(self, task: int) -> None:
+        self.supervisor.tasks.children[f"worker:{task}"].send_signal(signal.SIGKILL)
 
     def say(self, text: str) -> None:
-        self._line("dps", text)
+        self._print_line("dps", text)
 
     def stop(self) -> None:
         """End all tasks. Blocks."""

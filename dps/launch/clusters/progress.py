@@ -30,15 +30,19 @@ class RunProgress:
         self.loss: float | None = None
         self.last_step: int | None = None
         """The last step of the sessions' StopAtStep hooks; None if there is none."""
-        self._batches: dict[str, int] = {}
+        self.batches: dict[str, int] = {}
+        """Examples in one push of each worker that a hook has told."""
+        self.placement: list[list[int]] = []
+        """Of each ps the task, the bytes of its values and those of their slots, when the last session opened."""
 
     def opened(self, session: dict[str, Any]) -> None:
         """Note that a worker has opened a session: its step, and the settings of its hooks."""
         self.sessions += 1
+        self.placement = session["placement"]
         self.step = max(self.step, session["step"])
         self.last_step = session["last_step"] if session["last_step"] is not None else self.last_step
         if session["batch"] is not None:
-            self._batches[session["worker"]] = session["batch"]
+            self.batches[session["worker"]] = session["batch"]
 
     @property
     def has_variables(self) -> bool:
@@ -49,7 +53,7 @@ class RunProgress:
         """Note that a worker has pushed."""
         self.step, self.pushes = row["step"], self.pushes + 1
         self.loss = row["loss"] if row["loss"] is not None else self.loss
-        self.examples += self._batches.get(row["worker"], 0)
+        self.examples += self.batches.get(row["worker"], 0)
 
     def __str__(self) -> str:
         of = "" if self.last_step is None else f" of {self.last_step}"
@@ -67,7 +71,7 @@ class Display(Protocol):
         """Called when the wait is over."""
 
 
-class Nothing:
+class NoDisplay:
     """Shows nothing."""
 
     def show(self) -> None:
@@ -77,14 +81,14 @@ class Nothing:
         pass
 
 
-class Speed:
+class RunSpeed:
     """Steps and examples per second, over the last seconds."""
 
     def __init__(self, standing: RunProgress) -> None:
         self._standing = standing
         self._samples: deque[tuple[float, int, int]] = deque(maxlen=SAMPLES)
 
-    def look(self) -> tuple[float, float]:
+    def measure_speed(self) -> tuple[float, float]:
         """Both speeds now; 0 if unknown."""
         self._samples.append((runtime().now(), self._standing.step, self._standing.examples))
         (then, step, examples), (now, step_now, examples_now) = self._samples[0], self._samples[-1]
@@ -92,15 +96,15 @@ class Speed:
         return (max(0, step_now - step) / seconds, (examples_now - examples) / seconds) if seconds > 0 else (0.0, 0.0)
 
 
-class Lines:
+class LineDisplay:
     """A plain line every 10 s."""
 
     def __init__(self, standing: RunProgress, stream: TextIO) -> None:
-        self._standing, self._stream, self._speed = standing, stream, Speed(standing)
+        self._standing, self._stream, self._speed = standing, stream, RunSpeed(standing)
         self._next = runtime().now() + LINE_S
 
     def show(self) -> None:
-        steps, examples = self._speed.look()
+        steps, examples = self._speed.measure_speed()
         if (now := runtime().now()) >= self._next:
             self._next = now + LINE_S
             text = f"{self._standing}, {steps:,.1f} steps/s" + (f", {examples:,.0f} examples/s" if examples else "")
@@ -111,33 +115,33 @@ class Lines:
         pass
 
 
-class Bar:
+class BarDisplay:
     """A tqdm bar, from the first push on, if the wait is not short; plain lines if tqdm is not installed."""
 
     def __init__(self, standing: RunProgress, stream: TextIO, module: str) -> None:
         """`module`: the module of tqdm with the bar for this kind of stream."""
         self._standing, self._stream, self._module = standing, stream, module
-        self._speed = Speed(standing)
+        self._speed = RunSpeed(standing)
         self._from = runtime().now() + DELAY_S
         self._bar: Any = None
-        self._lines: Lines | None = None
+        self._lines: LineDisplay | None = None
 
     def show(self) -> None:
         if self._lines is not None:
             self._lines.show()
             return
-        examples = self._speed.look()[1]
+        examples = self._speed.measure_speed()[1]
         if self._bar is not None:
             self._draw(examples)
         elif self._standing.pushes and runtime().now() >= self._from:
-            self._begin()
+            self._open_bar()
 
-    def _begin(self) -> None:
+    def _open_bar(self) -> None:
         global _aside
         try:
             tqdm = importlib.import_module(self._module).tqdm
         except ImportError:
-            self._lines = Lines(self._standing, self._stream)
+            self._lines = LineDisplay(self._standing, self._stream)
             return
         _aside = tqdm.external_write_mode
         standing = self._standing
@@ -154,7 +158,7 @@ class Bar:
 
     def close(self) -> None:
         if self._bar is not None:
-            self._draw(self._speed.look()[1])
+            self._draw(self._speed.measure_speed()[1])
             self._bar.close()
 
 
@@ -163,8 +167,8 @@ def display(standing: RunProgress, wanted: bool | None) -> Display:
     notebook = in_notebook()
     stream = sys.stdout if notebook else sys.stderr  # a notebook shows stderr in red
     if wanted is False or (wanted is None and not notebook and not stream.isatty()):
-        return Nothing()
-    return Bar(standing, stream, "tqdm.notebook" if notebook and has_widgets() else "tqdm")
+        return NoDisplay()
+    return BarDisplay(standing, stream, "tqdm.notebook" if notebook and has_widgets() else "tqdm")
 
 
 def in_notebook() -> bool:

@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from dps.calls.failures import Failure
 from dps.errors import DeadlineExceeded, DpsError
-from dps.launch.clusters.progress import Display, Nothing, RunProgress, display
+from dps.launch.clusters.progress import Display, NoDisplay, RunProgress, display
 from dps.transport.current import runtime
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-def told(failures: Mapping[int, Failure]) -> str:
+
+def failure_text(failures: Mapping[int, Failure]) -> str:
     """The text of `wait` about failed workers, in the order in which they failed, because others may have failed as a
     consequence of the first."""
     (first, failure), *others = failures.items()
     text = f"worker:{first} failed: {failure.line if failure.place else failure.error}"
     if failure.trace:
         text += f"\n{failure.trace}"
-    same = [task for task, other in others if other.way == failure.way]
+    same = [task for task, other in others if other.cause == failure.cause]
     if same:
-        text += f"{'; ' if failure.place else chr(10)}{names(same)} failed the same way"
+        text += f"{'; ' if failure.place else chr(10)}{worker_names(same)} failed the same way"
     return text + "".join(f"\nworker:{task} failed: {other.line}" for task, other in others if task not in same)
 
 
-def names(tasks: Iterable[int]) -> str:
+def worker_names(tasks: Iterable[int]) -> str:
     """Workers by name: "worker:0, worker:1"."""
     return ", ".join(f"worker:{task}" for task in sorted(tasks))
 
@@ -38,6 +41,7 @@ END_S = 5.0
 FAIL_S = 1.0
 """A failure is reported after this time, while others run; until then others may fail in the same way."""
 TURN_S = 0.2
+"""How often a wait looks whether the display and failures have something to show."""
 
 
 class RunWorkers(Protocol):
@@ -48,7 +52,7 @@ class RunWorkers(Protocol):
     def ask_to_stop(self, task: int) -> None:
         """Make `should_stop` true in a worker's sessions."""
 
-    def end(self, task: int) -> None:
+    def end_worker(self, task: int) -> None:
         """End a worker now, as far as possible."""
 
     def say(self, text: str) -> None:
@@ -129,14 +133,14 @@ class LocalRun:
         """
         clock = runtime()
         deadline = None if timeout is None else clock.now() + timeout
-        shown: Display = Nothing()
+        shown: Display = NoDisplay()
         try:
             shown = display(self.standing, progress)
             while not self._over.wait(TURN_S if deadline is None else max(0.0, min(TURN_S, deadline - clock.now()))):
                 shown.show()
-                self._tell(FAIL_S)
+                self._report_failures(FAIL_S)
                 if deadline is not None and clock.now() >= deadline:
-                    late = f"{names(self._running())} did not end within {timeout} s"
+                    late = f"{worker_names(self._running())} did not end within {timeout} s"
                     raise DeadlineExceeded(f"{late}; run.wait() waits again, run.stop() ends them", self)
         except KeyboardInterrupt as interrupt:
             interrupt.add_note("the workers of this run go on: run.wait() waits for them again, run.stop() ends them")
@@ -144,7 +148,7 @@ class LocalRun:
         finally:
             shown.close()
         if self._failures:
-            text = told(self._failures)
+            text = failure_text(self._failures)
             if self.standing.goes_on and any(failure.place for failure in self._failures.values()):
                 text += "; the cluster keeps the variables of the run before: local.run(..., fresh=True) begins anew"
             raise DpsError(text)
@@ -177,10 +181,11 @@ class LocalRun:
             self._workers.ask_to_stop(task)
         if not self._over.wait(timeout):
             for task in self._running():
-                self._workers.end(task)
+                self._workers.end_worker(task)
             if not self._over.wait(END_S):
+                names = worker_names(self._running())
                 raise DeadlineExceeded(
-                    f"{names(self._running())} did not end: a thread that computes on and calls no session cannot be "
+                    f"{names} did not end: a thread that computes on and calls no session cannot be "
                     "ended from outside; ask session.should_stop() in the loop, or use LocalCluster(processes=True)",
                     self,
                 )
@@ -189,7 +194,53 @@ class LocalRun:
     @property
     def failed(self) -> str:
         """The failure text that `wait` raises; "" while a worker runs, or if none has failed."""
-        return told(self._failures) if self._failures and self.done() else ""
+        return failure_text(self._failures) if self._failures and self.done() else ""
+
+    def plot(self) -> Figure:
+        """Draw the loss over time and over steps, examples/s, and the staleness of the pushes, up to now.
+
+        Needs dps[notebook] (matplotlib). Does not block; may be called while workers train. Examples/s are drawn if a
+        hook of each worker has `batch`, such as `dps.LogMetrics(batch=32)`, else pushes/s.
+
+        Returns:
+            The figure, which a notebook shows if it is the value of a cell. `run.plot().savefig("run.png")` writes it.
+
+        Raises:
+            MissingExtra: matplotlib is not installed.
+
+        Example:
+            ```python
+            def train(server):
+                params, rate = {"w": np.zeros(3)}, dps.optim.SGD(0.1)
+                with dps.Session(server, params, optimizer=rate) as session:
+                    session.push({"w": np.ones(3)}, loss=0.5)
+
+            with dps.LocalCluster(workers=2, processes=False) as local:
+                run = local.run(train).wait(timeout=60)
+            run.plot().savefig("run.png")
+            run.placement().savefig("placement.png")
+            ```
+        """
+        from dps.launch.clusters.plots import plot_history
+
+        name = self._title.partition(" at ")[0]
+        return plot_history(name, list(self.history), self.standing.batches, "time since the run began")
+
+    def placement(self) -> Figure:
+        """Draw the bytes that each ps holds: values, and slots of the optimizers, as the last session found them.
+
+        Needs dps[notebook] (matplotlib). Does not block.
+
+        Returns:
+            The figure, as of `plot`.
+
+        Raises:
+            MissingExtra: matplotlib is not installed.
+            ConfigError: No worker has opened a session yet.
+        """
+        from dps.launch.clusters.plots import plot_placement
+
+        return plot_placement("Bytes of each ps", self.standing.placement)
 
     def _running(self) -> Sequence[int]:
         return [task for task, state in enumerate(self._states) if state == RUNNING]
@@ -213,7 +264,7 @@ class LocalRun:
             self.history.append({"at": runtime().now() - self._began, **row})
             self.standing.pushed(row)
         if self._untold:
-            self._tell(0.0)
+            self._report_failures(0.0)
 
     def ended(self, task: int, result: Any = None, failure: Failure | None = None) -> None:
         """Note that a worker has ended, with a result or a failure."""
@@ -225,14 +276,14 @@ class LocalRun:
                 self._states[task] = STOPPED
             else:
                 self._states[task] = FAILED
-                if failure.way not in {other.way for other in self._failures.values()}:
+                if failure.cause not in {other.cause for other in self._failures.values()}:
                     self._untold[task] = runtime().now(), failure
                 self._failures[task] = failure
             over = not self._running()
         if over:
             self._over.set()
 
-    def _tell(self, after_s: float) -> None:
+    def _report_failures(self, after_s: float) -> None:
         """Report workers that failed `after_s` ago while others run. When none runs any more, `wait` reports all."""
         with self._changing:
             due = runtime().now() - after_s

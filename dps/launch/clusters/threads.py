@@ -9,7 +9,7 @@ from typing import Any
 
 from dps.calls.failures import failure_of
 from dps.launch.clusters.run import LocalRun
-from dps.launch.programs.leaving import leave
+from dps.launch.programs.leaving import report_end
 from dps.launch.supervision.output import Output
 from dps.process import endings, telemetry
 from dps.task.server import Server
@@ -17,7 +17,7 @@ from dps.training.update_modes import Update
 from dps.transport.current import runtime
 
 
-class Threads:
+class ThreadTasks:
     """Chief, ps and workers as servers of this process. They end with it."""
 
     def __init__(self, ps: int, workers: int, update: Update | str | None) -> None:
@@ -34,12 +34,12 @@ class Threads:
             for task in range(ps):
                 self._servers.append(Server(None, "ps", task, chief=self.target, bind=f"{self._name}-ps{task}"))
             for task in range(workers):
-                self.workers.append(self._worker(task))
+                self.workers.append(self._make_worker(task))
         except BaseException:
             self.stop()
             raise
 
-    def _worker(self, task: int) -> Server:
+    def _make_worker(self, task: int) -> Server:
         self._made += 1
         return Server(None, "worker", task, chief=self.target, bind=f"{self._name}-worker{task}-{self._made}")
 
@@ -58,7 +58,7 @@ class Threads:
                 run.ended(server.task, result)
             except BaseException as error:
                 failure = failure_of(error)
-                leave(server.target, server.task, f"failed: {failure.line}", 1)
+                report_end(server.target, server.task, f"failed: {failure.line}", 1)
                 run.ended(server.task, None, failure)
             if run.done():
                 telemetry.forget(run.pushed, run.opened)
@@ -67,13 +67,13 @@ class Threads:
             server.ask_to_stop(False)
             if server.exit_code is not None:  # stopping the previous run ended this server
                 server.stop()
-                server = self.workers[task] = self._worker(task)
+                server = self.workers[task] = self._make_worker(task)
             runtime().spawn(server.name, lambda server=server: work(server))  # type: ignore[misc]
 
     def ask_to_stop(self, task: int) -> None:
         self.workers[task].ask_to_stop()
 
-    def end(self, task: int) -> None:
+    def end_worker(self, task: int) -> None:
         self.workers[task].cancel(f"worker:{task} was ended by run.stop()")
 
     def say(self, text: str) -> None:

@@ -27,34 +27,34 @@ def as_number(leaf: Any) -> tuple[int, Any] | None:
     return (PLAIN, leaf.item()) if isinstance(leaf, np.generic) else None
 
 
-def send(fd: int, value: Any) -> None:
+def write_value(fd: int, value: Any) -> None:
     """Write one value to a pipe: its form with the dtypes and shapes of its arrays, then these. Blocks while the pipe
     is full."""
     form, arrays = pack(value, as_number)
     header = msgpack.packb((form, [(wire_name(array.dtype), array.shape) for array in arrays]))
-    _write(fd, struct.pack("<Q", len(header)) + header)
+    _write_bytes(fd, struct.pack("<Q", len(header)) + header)
     for array in arrays:
-        _write(fd, array.reshape(-1).view(np.uint8).data)
+        _write_bytes(fd, array.reshape(-1).view(np.uint8).data)
 
 
-def _write(fd: int, data: bytes | memoryview) -> None:
+def _write_bytes(fd: int, data: bytes | memoryview) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
 
 
-def receive(fd: int) -> Any:
+def read_value(fd: int) -> Any:
     """Read one value from a pipe; the caller owns its arrays. Raises EOFError if the other end is closed. Blocks."""
-    (n,) = struct.unpack("<Q", _read(fd, 8))
-    form, described = msgpack.unpackb(_read(fd, n))
+    (n,) = struct.unpack("<Q", _read_bytes(fd, 8))
+    form, described = msgpack.unpackb(_read_bytes(fd, n))
     arrays = []
     for name, shape in described:
         dtype = dtype_of(name)
-        arrays.append(np.frombuffer(_read(fd, math.prod(shape) * dtype.itemsize), dtype).reshape(shape))
+        arrays.append(np.frombuffer(_read_bytes(fd, math.prod(shape) * dtype.itemsize), dtype).reshape(shape))
     return unpack(form, arrays)
 
 
-def _read(fd: int, n: int) -> bytes:
+def _read_bytes(fd: int, n: int) -> bytes:
     parts = bytearray()
     while len(parts) < n:
         data = os.read(fd, min(n - len(parts), 1 << 20))
@@ -70,13 +70,13 @@ def main() -> None:
     A failure is reported and not printed, because the process with the cluster prints it, once for all workers.
     """
     orders, reports = map(int, os.environ["DPS_RUN_FDS"].split(","))
-    order = receive(orders)
+    order = read_value(orders)
     os.close(orders)
     sending = threading.Lock()  # a user's threads may push, too
 
     def report(what: dict[str, Any]) -> None:
         with sending:
-            send(reports, what)
+            write_value(reports, what)
 
     def pushed(row: dict[str, Any]) -> None:
         report({"progress": row})
@@ -87,7 +87,7 @@ def main() -> None:
     telemetry.listen(pushed, opened)
     sys.path[:] = [*order["path"], *(p for p in sys.path if p not in order["path"])]
     try:
-        report({"result": _run(order)})
+        report({"result": _run_order(order)})
     except BaseException as error:
         failure = Failure(str(error)) if isinstance(error, _NotLoaded) else failure_of(error)
         report({"failure": [failure.error, failure.trace, failure.place]})
@@ -101,27 +101,27 @@ class _NotLoaded(ConfigError):
     """The function cannot be loaded. The message is sufficient; a traceback of the import would hide it."""
 
 
-def _run(order: dict[str, Any]) -> Any:
+def _run_order(order: dict[str, Any]) -> Any:
     from dps.task.server import Server
 
-    function = _function(order)
+    function = _load_function(order)
     args, named = unpack_arguments(order["form"], order["arrays"])
     with Server.from_env() as server, endings.program():
         value = function(server, *args, **named)
     return pack_value(value, order["name"], as_number)
 
 
-def _function(order: dict[str, Any]) -> Callable[..., Any]:
+def _load_function(order: dict[str, Any]) -> Callable[..., Any]:
     if order["code"]:
         show_sources(order["sources"])
-        return _shipped(order["code"])
+        return _load_shipped(order["code"])
     try:
         return load(order["function"])
     except ConfigError as error:
         raise _NotLoaded(str(error)) from None
 
 
-def _shipped(code: bytes) -> Callable[..., Any]:
+def _load_shipped(code: bytes) -> Callable[..., Any]:
     """A notebook's function, from the parent process on this machine through a private pipe (decision 46)."""
     import importlib
 

@@ -14,9 +14,9 @@ from typing import Any
 from dps.errors import ConfigError, DpsError
 from dps.launch.engines import LOCAL, default, make_engine
 from dps.launch.hosts.machine import this_machine
-from dps.launch.runs import asked, folder, keeper, keeping
+from dps.launch.runs import folder, keeper, keeping, request
 from dps.launch.runs.view import read_run
-from dps.launch.supervision.output import Output, Showing
+from dps.launch.supervision.output import BufferedOutput, Output
 from dps.launch.supervision.plan import DATASET, SERVING, Job, RunPlan, small_plan
 from dps.process import descriptors, own_files
 from dps.process.config import allowed_cpus, parse_threads
@@ -32,7 +32,7 @@ OF_A_FILE = ("set", "metric")
 
 
 @record
-class Wanted:
+class RunRequest:
     """A run to be made. `plan`: its plan, for its id; `asked`: what people see of it later."""
 
     plan: Callable[[str], RunPlan]
@@ -69,7 +69,7 @@ def launch(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     paths = [begin_run(each, not args.json) for each in wanted]
     if args.detach:
         return run_in_background(paths, parallel)
-    show = None if args.json else Showing(os.path.basename(paths[0]))
+    show = None if args.json else BufferedOutput(os.path.basename(paths[0]))
     code = keeping.keep_runs(paths, parallel, show)
     end_output(paths[0], show)
     if len(paths) > 1 or args.json:
@@ -79,7 +79,7 @@ def launch(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     return code
 
 
-def end_output(path: str, show: Showing | None) -> None:
+def end_output(path: str, show: BufferedOutput | None) -> None:
     """Drop lines that could not be written, as on a full disk: a run that is over has its own exit code. Says so,
     unless their reader has gone."""
     error = drop_output(sys.stdout) or (None if show is None else show.trouble)
@@ -90,7 +90,7 @@ def end_output(path: str, show: Showing | None) -> None:
             )
 
 
-def begin_run(wanted: Wanted, say: bool = False) -> str:
+def begin_run(wanted: RunRequest, say: bool = False) -> str:
     """Make a run; returns its folder. `say`: print first where it will write."""
     path = folder.create(folder.root())
     try:
@@ -122,7 +122,7 @@ def run_in_background(paths: Sequence[str], parallel: int) -> int:
     return 0
 
 
-def wanted_of_file(args: argparse.Namespace, env: Mapping[str, str]) -> tuple[list[Wanted], int]:
+def wanted_of_file(args: argparse.Namespace, env: Mapping[str, str]) -> tuple[list[RunRequest], int]:
     """The runs of an experiment file, and how many of them run at one time."""
     from dps.launch.experiment.experiment import load
 
@@ -137,17 +137,17 @@ def wanted_of_file(args: argparse.Namespace, env: Mapping[str, str]) -> tuple[li
         experiment.check(this_machine(os.environ))
     command = shlex.join(["dps", "launch", *(["--on", on] if on != LOCAL else []), os.path.abspath(args.program)])
 
-    def wanted(values: dict[str, str]) -> Wanted:
+    def wanted(values: dict[str, str]) -> RunRequest:
         def plan(run: str) -> RunPlan:
-            made = experiment.at(values, run)
+            made = experiment.make_plan(values, run)
             return RunPlan(made.jobs, made.update, {**env, **made.env}, made.owned, args.pin, made.folder)
 
-        return Wanted(plan, {"name": experiment.name, "command": command, "values": values, "where": where})
+        return RunRequest(plan, {"name": experiment.name, "command": command, "values": values, "where": where})
 
     return [wanted(values) for values in experiment.points()], experiment.parallel
 
 
-def wanted_of_flags(args: argparse.Namespace, env: Mapping[str, str]) -> Wanted:
+def wanted_of_flags(args: argparse.Namespace, env: Mapping[str, str]) -> RunRequest:
     """The run of a program."""
     if given := [name for name in OF_A_FILE if getattr(args, name)]:
         raise ConfigError(f"--{given[0]} is for experiment files; got the program {args.program}")
@@ -173,7 +173,7 @@ def wanted_of_flags(args: argparse.Namespace, env: Mapping[str, str]) -> Wanted:
     own = [args.program] if args.program is not None else []
     command = shlex.join(["dps", "launch", *serves, *own, *(["--", *args.arguments] if args.arguments else [])])
     asked = {"name": name, "command": command, "values": {}, "where": {"on": args.on or LOCAL}}
-    return Wanted(lambda run: plan, asked)
+    return RunRequest(lambda run: plan, asked)
 
 
 def check_flags(args: argparse.Namespace, ps: int, workers: int) -> None:
@@ -218,14 +218,14 @@ def check_serves(args: argparse.Namespace) -> None:
         raise ConfigError("got --serve on a trusted network: without keys, workers serve on their own machine only")
 
 
-def wanted_resumed(args: argparse.Namespace) -> Wanted:
+def wanted_resumed(args: argparse.Namespace) -> RunRequest:
     """The run that goes on from the checkpoint of an earlier one: the same plan and the same OUTPUT_DIR."""
     if args.program is not None or args.arguments:
         raise ConfigError("got --resume and a program; a run goes on with its own program")
     view = read_run(folder.find(args.resume), wall())
     if not view.is_over:
         raise ConfigError(f"run {view.id} goes on: it is {view.state}; dps kill {view.id} ends it")
-    plan = asked.read_plan(view.path)
+    plan = request.read_plan(view.path)
     told = {name: view.asked[name] for name in ("name", "command", "values")}
     told["where"] = view.asked.get("where") or {"on": LOCAL}
-    return Wanted(lambda run: plan, told | {"resumes": view.id})
+    return RunRequest(lambda run: plan, told | {"resumes": view.id})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from types import TracebackType
 from typing import Any, Self
@@ -41,15 +42,13 @@ ANSWER_S = 3.0
 
 def has_variables(chief: str) -> bool:
     """Whether the run has variables, so that readers can pull. False without an answer. Blocks up to 1 s."""
-    caller = Caller(runtime(), "reader", keys_for(chief, "worker", "reader"))
-    try:
-        answer = caller.ask(Ref(chief, CHIEF), AskStats(), ASK_S)
-        assert isinstance(answer, Stats)
-        return answer.values["phase"] not in (GATHER, OPEN)
-    except DpsError:
-        return False
-    finally:
-        caller.close()
+    with contextlib.closing(Caller(runtime(), "reader", keys_for(chief, "worker", "reader"))) as caller:
+        try:
+            answer = caller.ask(Ref(chief, CHIEF), AskStats(), ASK_S)
+        except DpsError:
+            return False
+    assert isinstance(answer, Stats)
+    return answer.values["phase"] not in (GATHER, OPEN)
 
 
 class StatusClient:
@@ -130,13 +129,11 @@ def _ask_actor(chief: str, actor: str, message: Message, wants_keys: bool = True
             f"tokens are for runs with keys: got none for the chief at {chief}; give --keys DIR (DPS_KEYS), and start "
             "the chief with them"
         )
-    caller = Caller(runtime(), "an operator", keys)
-    try:
-        return caller.ask(Ref(chief, actor), message, ANSWER_S)
-    except DeadlineExceeded:
-        raise DeadlineExceeded(f"no chief answered at {chief} for {ANSWER_S:g} s; is a run there?") from None
-    finally:
-        caller.close()
+    with contextlib.closing(Caller(runtime(), "an operator", keys)) as caller:
+        try:
+            return caller.ask(Ref(chief, actor), message, ANSWER_S)
+        except DeadlineExceeded:
+            raise DeadlineExceeded(f"no chief answered at {chief} for {ANSWER_S:g} s; is a run there?") from None
 
 
 def end_run(chief: str, grace_s: float, silent_s: float, kill_s: float) -> None:
@@ -148,23 +145,16 @@ def end_run(chief: str, grace_s: float, silent_s: float, kill_s: float) -> None:
     print(f"the run of {chief} is ending; it is ended at once after {grace_s:g} s", file=sys.stderr)
     if _has_ended(chief, grace_s - silent_s):
         return
-    _order_end_now(chief)
+    with contextlib.suppress(DeadlineExceeded, Unavailable):  # it has ended just now
+        _ask_actor(chief, OPERATORS, EndRun("an operator ended the run", True), False)
     if not _has_ended(chief, kill_s):
         raise DeadlineExceeded(f"the chief at {chief} is still there {kill_s:g} s after it was told to end at once")
-
-
-def _order_end_now(chief: str) -> None:
-    try:
-        _ask_actor(chief, OPERATORS, EndRun("an operator ended the run", True), False)
-    except (DeadlineExceeded, Unavailable):  # it has ended just now
-        pass
 
 
 def _has_ended(chief: str, within_s: float) -> bool:
     """Whether the chief stops answering in time."""
     deadline = now() + within_s
-    caller = Caller(runtime(), "an operator", keys_for(chief, "operator"))
-    try:
+    with contextlib.closing(Caller(runtime(), "an operator", keys_for(chief, "operator"))) as caller:
         while now() < deadline:
             try:
                 caller.ask(Ref(chief, CHIEF), AskCluster(), AWAY_S)
@@ -172,6 +162,4 @@ def _has_ended(chief: str, within_s: float) -> bool:
                 if chief in caller.away or chief not in caller.reached:
                     return True
             pause(LOOK_S)
-    finally:
-        caller.close()
     return False

@@ -1,4 +1,4 @@
-"""The commands about runs: `dps list`, `status`, `logs`, `monitor`, `trace`, `kill`, `prune` and `init`."""
+"""The commands about runs: `dps list`, `status`, `logs`, `monitor`, `watch`, `trace`, `kill`, `prune` and `init`."""
 
 from __future__ import annotations
 
@@ -38,6 +38,14 @@ def add(commands: argparse._SubParsersAction[Any]) -> None:
     add_run(monitor)
     monitor.add_argument("--once", action="store_true", help="print one table; the default where stdout is no terminal")
     monitor.set_defaults(run=run_monitor)
+    watch = commands.add_parser("watch", help="show a run as a page in the browser", epilog=WATCH_EXAMPLE)
+    add_run(watch)
+    watch.add_argument("--port", type=int, default=0, help="the page's port on 127.0.0.1 (default: a free one)")
+    watch.add_argument(
+        "--metrics-token-file", metavar="FILE",
+        help="also answer Prometheus at /metrics, if it shows the token in this file; one that is not there is made",
+    )  # fmt: skip
+    watch.set_defaults(run=run_watch)
     trace = commands.add_parser("trace", help="write what all tasks of a run do as one trace", epilog=TRACE_EXAMPLE)
     traced = trace.add_argument(
         "id", nargs="?", metavar="ID|ADDRESS",
@@ -80,6 +88,7 @@ RUNS = {"bash": "_dps_runs", "zsh": "_dps_runs"}
 """How each shell completes the number of a run; functions of `dps completion`."""
 PRUNE_EXAMPLE = "example: dps prune --older-than 30d --keep 10 --dry-run"
 LOGS_EXAMPLE = "examples: dps logs --follow, dps logs 4 --task worker.1 --since 10m"
+WATCH_EXAMPLE = "examples: dps watch, dps watch 4 --port 8765 --metrics-token-file metrics.token"
 MONITOR_EXAMPLE = "examples: dps monitor, dps monitor 4"
 MANIFEST_EXAMPLE = "example: dps manifest kubernetes experiment.yaml | kubectl apply -f -"
 TRACE_EXAMPLE = "examples: dps trace 4 --steps 100, dps trace 10.0.0.1:2220 --keys keys"
@@ -187,15 +196,13 @@ def run_logs(args: argparse.Namespace) -> int:
 
 
 def run_monitor(args: argparse.Namespace) -> int:
-    from dps.launch.runs import asked, table
-    from dps.launch.runs.keeper import use_keys
+    from dps.launch.runs import table
     from dps.launch.runs.monitor import COLUMNS, Monitor, shown
     from dps.launch.runs.table import screen
     from dps.launch.runs.view import read_run
 
     path = folder_of(args.id, "monitor")
     view = read_run(path, wall())
-    use_keys(path, asked.read_variables(path))
     monitor = Monitor()
     drawn = screen() if sys.stdout.isatty() and not args.once and not args.json else None
     try:
@@ -207,8 +214,9 @@ def run_monitor(args: argparse.Namespace) -> int:
             view = read_run(path, wall())
             rows = monitor.rows(view)
             head = f"run {view.id} {view.asked.get('name', '')}: {view.state}"
+            head += f"\n{monitor.why}" if monitor.why else ""
             if args.json:
-                table.print_json({"id": view.id, "state": view.state, "tasks": rows})
+                table.print_json({"id": view.id, "state": view.state, "why": monitor.why, "tasks": rows})
             elif drawn is None:
                 print(f"{head}\n{table.text(COLUMNS, shown(rows))}")
             else:
@@ -220,6 +228,15 @@ def run_monitor(args: argparse.Namespace) -> int:
         if drawn is not None:
             drawn.close()
         monitor.close()
+
+
+def run_watch(args: argparse.Namespace) -> int:
+    if not 0 <= args.port <= 65535:
+        raise ConfigError(f"got --port {args.port}; wanted 1 to 65535, or 0 for a free one")
+    path = folder_of(args.id, "watch")
+    from dps.launch.commands.watch import watch_run
+
+    return watch_run(path, args.port, args.metrics_token_file)
 
 
 def run_trace(args: argparse.Namespace) -> int:

@@ -7,16 +7,20 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from dps.checkpoint.memory import MemoryStorage
 from dps.errors import DpsError
+from dps.launch.clusters.progress import RunProgress
 from dps.process import endings, own_files, telemetry
 from dps.task.server import Server
 from dps.training.update_modes import Update, parse
 from dps.transport.sim import Compute, Network, World
 from dps.transport.sim.trace import TraceEvent
 from dps.transport.sim.world import Fault
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 CHIEF = "chief:2220"
 
@@ -35,6 +39,7 @@ class SimulatedRun:
         lost: The tasks that were killed and not started again, and those that still ran when the time was over.
         restarted: The tasks that were killed and started again.
         files: What the tasks wrote to the simulated disk: the bytes of each file by its path.
+        standing: What the sessions told when they opened, for `plot` and `placement`.
 
     Example:
         ```pycon
@@ -63,6 +68,8 @@ class SimulatedRun:
     """Tasks that were killed and started again."""
     files: dict[str, bytes] = field(repr=False, default_factory=dict)
     """What the tasks wrote to the simulated disk: the bytes of each file by its path."""
+    standing: RunProgress = field(repr=False, compare=False, default_factory=RunProgress)
+    """What the sessions told when they opened, for `plot` and `placement`."""
 
     def __str__(self) -> str:
         parts = [f"simulated {self.seconds:.3f} s: {self._learned()}"]
@@ -121,6 +128,50 @@ class SimulatedRun:
             written.append(target)
         return written
 
+    def plot(self) -> Figure:
+        """Draw the loss over virtual time and over steps, examples/s, and the staleness of the pushes.
+
+        Needs dps[notebook] (matplotlib). Does not block. Examples/s are drawn if a hook of each worker has `batch`,
+        such as `dps.LogMetrics(batch=32)`, else pushes/s.
+
+        Returns:
+            The figure, which a notebook shows if it is the value of a cell. `run.plot().savefig("run.png")` writes it.
+
+        Raises:
+            MissingExtra: matplotlib is not installed.
+
+        Example:
+            ```python
+            def train(server):
+                params, rate = {"w": np.zeros(3)}, dps.optim.SGD(0.1)
+                with dps.Session(server, params, optimizer=rate) as session:
+                    session.push({"w": np.ones(3)}, loss=0.5)
+
+            run = dps.simulate(train, ps=1, workers=2)
+            run.plot().savefig("run.png")
+            run.placement().savefig("placement.png")
+            ```
+        """
+        from dps.launch.clusters.plots import plot_history
+
+        return plot_history(f"simulated {self.seconds:.3g} s", self.history, self.standing.batches, "virtual time")
+
+    def placement(self) -> Figure:
+        """Draw the bytes that each ps held: values, and slots of the optimizers, as the last session found them.
+
+        Needs dps[notebook] (matplotlib). Does not block.
+
+        Returns:
+            The figure, as of `plot`.
+
+        Raises:
+            MissingExtra: matplotlib is not installed.
+            ConfigError: No worker has opened a session.
+        """
+        from dps.launch.clusters.plots import plot_placement
+
+        return plot_placement("Bytes of each ps", self.standing.placement)
+
 
 class SimulatedCluster:
     """Chief, ps and workers as processes of a simulated world. Use it in a `with` block or `close` it."""
@@ -177,11 +228,12 @@ class SimulatedCluster:
 
     def run(self, until_s: float = 600.0) -> SimulatedRun:
         """Simulate until all tasks have ended, or for `until_s` virtual seconds."""
-        telemetry.on_progress.append(self._progress)
+        standing = RunProgress()
+        telemetry.listen(self._progress, standing.opened)
         try:
             self.world.run(until_s)
         finally:
-            telemetry.on_progress.remove(self._progress)
+            telemetry.forget(self._progress, standing.opened)
         errors = {n: f"{type(p.error).__name__}: {p.error}" for n, p in self.world.processes.items() if p.error}
         codes = {n: p.exit_code for n, p in self.world.processes.items()}
         states = {n: p.state for n, p in self.world.processes.items() if p.state != "ended"}
@@ -189,7 +241,8 @@ class SimulatedCluster:
         files = self.world.storage.files() if isinstance(self.world.storage, MemoryStorage) else {}
         again = [n for n, p in self.world.processes.items() if p.incarnation]
         return SimulatedRun(
-            self.world.now, self.results, errors, codes, self.world.trace, self.history, lost, again, files
+            self.world.now, self.results, errors, codes, self.world.trace, self.history, lost, again, files,
+            standing,
         )  # fmt: skip
 
     def _progress(self, row: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ import sys
 from dps.actors.caller import Caller
 from dps.cluster.address import check_address
 from dps.errors import ConfigError
-from dps.launch.runs import asked
+from dps.launch.runs import request
 from dps.launch.runs.keeper import use_keys
 from dps.launch.runs.view import read_run
 from dps.tracing.gathering import TraceClient, Traced, as_bytes, check_wish
@@ -25,7 +25,7 @@ def trace_run(path: str, args: argparse.Namespace) -> int:
     check_wish(args.steps, args.seconds)
     if not view.values["chief"]:
         raise ConfigError(f"run {view.id} has no chief yet ({view.state}); try again when it runs")
-    use_keys(path, asked.read_variables(path))
+    use_keys(path, request.read_variables(path))
     return trace_chief(str(view.values["chief"]), view.id, args)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dps.launch.hosts.machine import GPUS, this_machine
-from dps.launch.runs.usage import Meter
+from dps.launch.runs.usage import UsageMeter
 from dps.launch.supervision.child import Child
 from dps.launch.supervision.engine import Engine, Line, Notice, Order, Started
 from dps.launch.supervision.plan import RunPlan
@@ -35,12 +35,12 @@ class LocalEngine:
         self._folder = ""
         """The folder of all tasks' sockets, if nothing says that they use a network."""
         self._children: dict[str, Child] = {}
-        self._meter = Meter()
+        self._meter = UsageMeter()
 
     def check(self, plan: RunPlan) -> None:
         """Raise ConfigError if a task wants more than this machine has. Deals out the GPUs."""
         machine = this_machine(self._environ)
-        self._shares = {name: machine.take(name, plan.job(name).resources) for name in plan.tasks()}
+        self._shares = {name: machine.assign_share(name, plan.job(name).resources) for name in plan.tasks()}
 
     def open(self, plan: RunPlan, line: Line, notice: Notice) -> str:
         """Where the chief listens: in a private folder, if nothing says that the run uses a network."""
@@ -63,7 +63,7 @@ class LocalEngine:
     def used(self) -> dict[str, dict[str, float]]:
         """What the tasks use."""
         return self._meter.measure_tasks(
-            {name: child.pid for name, child in list(self._children.items()) if child.alive}
+            {name: child.pid for name, child in list(self._children.items()) if child.is_alive}
         )
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from dps.errors import ConfigError, MissingExtra, TaskLost, Unavailable
 from dps.launch.hosts.engine import HostsEngine
 from dps.launch.hosts.host import BEAT_S
-from dps.launch.hosts.ray_actors import ActorChannel, Attaching, HostActor, check_address
+from dps.launch.hosts.ray_actors import ActorChannel, HostActor, RayConnection, check_address
 from dps.launch.hosts.remote import HostSpec, HostState, RemoteHost
 from dps.launch.supervision.engine import Engine, Line, Notice
 from dps.launch.supervision.plan import Resources, RunPlan
@@ -48,7 +48,7 @@ def label(ray: Any, name: str) -> dict[str, str]:
     return {LABEL: "ps"} if there and name.startswith("ps:") else {}
 
 
-def too_much(bundles: Sequence[Mapping[str, float]], there: Sequence[Mapping[str, float]]) -> str:
+def shortage(bundles: Sequence[Mapping[str, float]], there: Sequence[Mapping[str, float]]) -> str:
     """The resource of which all bundles together, or one of them, want more than the nodes have, as text; "" if they
     have enough."""
     for kind in ("CPU", "GPU", "memory"):
@@ -66,7 +66,7 @@ class PlacementGroup:
     def __init__(self, ray: Any, plan: RunPlan) -> None:
         """Ask for it. Raises ConfigError if Ray has too little for it, even with nothing else to do."""
         bundles = [bundle(plan.job(name).resources) for name in plan.tasks()]
-        if problem := too_much(bundles, [node["Resources"] for node in nodes(ray)]):
+        if problem := shortage(bundles, [node["Resources"] for node in nodes(ray)]):
             raise ConfigError(f"Ray has too little: {problem}; ray status shows its nodes")
         labels = [label(ray, name) for name in plan.tasks()]
         more = {"bundle_label_selector": labels} if any(labels) else {}
@@ -99,6 +99,7 @@ class PlacementGroup:
 RESTART_S, LEAST_S = 10.0, 0.5
 """How long Ray may take to restart an actor in its bundle, from its loss on: those of one node do not add up."""
 AGAIN_S = 0.2
+"""The pause between two calls of an actor that Ray restarts."""
 
 
 def make_engine(settings: Mapping[str, Any]) -> Engine:
@@ -113,7 +114,7 @@ class RayEngine(HostsEngine):
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         super().__init__(settings)
-        self._attaching: Attaching | None = None
+        self._attaching: RayConnection | None = None
         self._ray: Any = None
         self._group: PlacementGroup | None = None
         self._notify: Notice = lambda names, why: None
@@ -133,22 +134,22 @@ class RayEngine(HostsEngine):
 
     # -- reaching --------------------------------------------------------------------------------------------------
 
-    def _reach(self, plan: RunPlan, notice: Notice) -> list[RemoteHost]:
+    def _connect_hosts(self, plan: RunPlan, notice: Notice) -> list[RemoteHost]:
         self._notify, self._draining, names = notice, set(), plan.tasks()
         self._opening = True
         try:
             cpus = sum(bundle(plan.job(name).resources)["CPU"] for name in names)
-            self._attaching = Attaching(max(int(cpus), cores()))
+            self._attaching = RayConnection(max(int(cpus), cores()))
             self._ray = self._attaching.wait(self._given_up)
             self._group = PlacementGroup(self._ray, plan)
             self._group.wait(self._line, self._given_up)
         finally:
             self._opening = False
-        threading.Thread(target=self._look, args=(self._closed,), name="dps watches nodes", daemon=True).start()
-        made = [self._actor(name, index) for index, name in enumerate(names)]
-        return [self._host(name, actor, PLACE_S) for name, actor in zip(names, made, strict=True)]
+        threading.Thread(target=self._watch_nodes, args=(self._closed,), name="dps watches nodes", daemon=True).start()
+        made = [self._make_actor(name, index) for index, name in enumerate(names)]
+        return [self._make_host(name, actor, PLACE_S) for name, actor in zip(names, made, strict=True)]
 
-    def _actor(self, name: str, index: int | None) -> Any:
+    def _make_actor(self, name: str, index: int | None) -> Any:
         """Ask Ray for an actor for a task: in a bundle of the group, or anywhere (None)."""
         assert self._plan is not None and self._group is not None
         job = self._plan.job(name)
@@ -161,9 +162,9 @@ class RayEngine(HostsEngine):
             options["scheduling_strategy"] = self._group.strategy(index)
         return self._ray.remote(concurrency_groups={"orders": 1, "reports": 1})(HostActor).options(**options).remote()
 
-    def _host(self, name: str, actor: Any, patience_s: float) -> RemoteHost:
+    def _make_host(self, name: str, actor: Any, timeout_s: float) -> RemoteHost:
         """A connected host for a task, once its actor is there. Raises Unavailable if it does not come."""
-        node, address = self._place_of(name, actor, patience_s)
+        node, address = self._place_of(name, actor, timeout_s)
         called = {each["NodeID"]: each["NodeName"] for each in self._ray.nodes()}
         host = RemoteHost(
             HostSpec(called.get(node, address), 1, (name.partition(":")[0],), address), self._line, self._notify
@@ -171,9 +172,9 @@ class RayEngine(HostsEngine):
         host.connect(ActorChannel(self._ray, actor, node, host))
         return host
 
-    def _place_of(self, name: str, actor: Any, patience_s: float) -> tuple[str, str]:
+    def _place_of(self, name: str, actor: Any, timeout_s: float) -> tuple[str, str]:
         """The node of an actor, and its address. While Ray restarts it, calls may fail; they are repeated."""
-        deadline, away = now() + patience_s, importlib.import_module("ray.exceptions").ActorUnavailableError
+        deadline, away = now() + timeout_s, importlib.import_module("ray.exceptions").ActorUnavailableError
         while True:
             try:
                 node, address = self._ray.get(actor.place.remote(), timeout=max(0.1, deadline - now()))
@@ -186,28 +187,28 @@ class RayEngine(HostsEngine):
 
     # -- while it lasts --------------------------------------------------------------------------------------------
 
-    def _refill(self, name: str, wanted: Resources) -> None:
+    def _place_again(self, name: str, wanted: Resources) -> None:
         """The actor again, if Ray restarts it; else another one, on a node that is left."""
         before = self._placed[name]
         if before.state is HostState.GOING:
             before.close()  # Ray may take the node as soon as nothing is there
-        host = self._restarted(name, before) or self._host(name, self._actor(name, None), PLACE_S)
+        host = self._find_restarted(name, before) or self._make_host(name, self._make_actor(name, None), PLACE_S)
         self._hosts.append(host)
-        host.greet()
-        super()._refill(name, wanted)
+        host.wait_hello()
+        super()._place_again(name, wanted)
 
-    def _restarted(self, name: str, before: RemoteHost) -> RemoteHost | None:
+    def _find_restarted(self, name: str, before: RemoteHost) -> RemoteHost | None:
         """The host of an actor that was lost, where Ray has restarted it."""
         channel = before.channel
         if not (isinstance(channel, ActorChannel) and channel.may_come_back):
             return None
         try:
-            return self._host(name, channel.actor, max(LEAST_S, channel.lost_at + RESTART_S - now()))
+            return self._make_host(name, channel.actor, max(LEAST_S, channel.lost_at + RESTART_S - now()))
         except Unavailable:
             channel.kill()  # it must not come later
             return None
 
-    def _look(self, closed: threading.Event) -> None:
+    def _watch_nodes(self, closed: threading.Event) -> None:
         """Turn nodes that are drained into notices."""
         state = importlib.import_module("ray._private.state").state
         while not closed.wait(BEAT_S / 2):
@@ -215,7 +216,7 @@ class RayEngine(HostsEngine):
                 for node in set(state.get_draining_nodes()) - self._draining:
                     self._draining.add(node)
                     for host in [host for host in self._hosts if getattr(host.channel, "node", "") == node]:
-                        host.go("Ray drains the node")
+                        host.take_notice("Ray drains the node")
 
     def close(self) -> None:
         """End all actors, give the places back, and leave Ray. While it is opened: have that given up."""

@@ -23,7 +23,7 @@ from dps.cluster.resolvers.slurm import expand_hostlist, expand_tasks_per_node
 from dps.errors import ConfigError, DpsError, TaskLost, Unavailable
 from dps.launch.hosts.engine import HostsEngine, check_slots
 from dps.launch.hosts.host import MODULE
-from dps.launch.hosts.pipe import Pipe, run
+from dps.launch.hosts.pipe import Pipe, run_command
 from dps.launch.hosts.remote import HostSpec, RemoteHost
 from dps.launch.supervision.engine import Engine, Line, Notice
 from dps.launch.supervision.plan import Resources, RunPlan
@@ -71,7 +71,7 @@ class SlurmEngine(HostsEngine):
         self._allocation: Allocation | None = None
 
     @property
-    def _inside(self) -> bool:
+    def _is_inside(self) -> bool:
         """Whether this process is in an allocation."""
         return "SLURM_JOB_ID" in self._environ
 
@@ -79,12 +79,12 @@ class SlurmEngine(HostsEngine):
         """Raise ConfigError without Slurm, or if the allocation around this process is too small."""
         if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
             raise ConfigError(f"--on slurm: this machine has no {missing[0]}; run dps where Slurm's commands are")
-        if self._inside:
+        if self._is_inside:
             check_slots(plan, [place.slots for place, _ in places(self._environ, ())], "the nodes of this allocation")
 
-    def _reach(self, plan: RunPlan, notice: Notice) -> list[RemoteHost]:
+    def _connect_hosts(self, plan: RunPlan, notice: Notice) -> list[RemoteHost]:
         variables, roles = self._environ, list[tuple[str, ...]]()
-        if not self._inside:
+        if not self._is_inside:
             wanted = components(plan)
             roles = [each for each, _, _ in wanted]
             self._allocation = Allocation(flags(wanted), self._line)
@@ -93,12 +93,12 @@ class SlurmEngine(HostsEngine):
         for place, group in places(variables, roles):
             hosts.append(host := RemoteHost(place, self._line, notice))
             words = step(variables["SLURM_JOB_ID"], place.name, group)
-            host.connect(Pipe(words, host.received, partial(_broken, host)))
+            host.connect(Pipe(words, host.take_report, partial(_broken, host)))
         return hosts
 
     def go_on(self) -> bool:
         """Whether another allocation can be asked for."""
-        return not self._inside
+        return not self._is_inside
 
     def close(self) -> None:
         """End all steps, and give the allocation back."""
@@ -167,7 +167,7 @@ def address_of(node: str) -> str:
     """The numeric address of a node, as Slurm knows it."""
     from dps.transport.sockets.addresses import resolve
 
-    text = run(["scontrol", "--oneliner", "show", "node", node], f"the address of {node}")
+    text = run_command(["scontrol", "--oneliner", "show", "node", node], f"the address of {node}")
     words = dict(word.partition("=")[::2] for word in text.split() if "=" in word)
     return resolve(words.get("NodeAddr", node))
 
@@ -186,7 +186,7 @@ def _broken(host: RemoteHost, code: int, said: list[str]) -> None:
     last = said[-1] if said else f"exit code {code}"
     none = any("No module named" in text or "execve" in text for text in said)
     why = f"srun says: {last}" + (f"; {sys.executable} and dps are expected at the same path" if none else "")
-    host.broken(why, ConfigError if none else TaskLost)
+    host.mark_lost(why, ConfigError if none else TaskLost)
 
 
 class Allocation:
@@ -199,17 +199,17 @@ class Allocation:
             stderr=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
         self._said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._noting = threading.Thread(target=self._note, name="errors of salloc", daemon=True)
-        self._noting.start()
-        threading.Thread(target=self._read, name="dps holds a job", daemon=True).start()
+        self._error_reader = threading.Thread(target=self._read_errors, name="errors of salloc", daemon=True)
+        self._error_reader.start()
+        threading.Thread(target=self._read_output, name="dps holds a job", daemon=True).start()
 
-    def _read(self) -> None:
+    def _read_output(self) -> None:
         assert self._process.stdout is not None
         for text in self._process.stdout:
             self._said.put(text.rstrip("\n"))
         self._said.put(None)
 
-    def _note(self) -> None:
+    def _read_errors(self) -> None:
         assert self._process.stderr is not None
         for text in self._process.stderr:
             self._errors.append(text.strip().removeprefix("salloc: "))
@@ -224,22 +224,22 @@ class Allocation:
             try:
                 text = self._said.get(timeout=LOOK_S)
             except queue.Empty:
-                told = self._look(told)
+                told = self._tell_why(told)
                 continue
             if text is None:
-                raise self._refused()
+                raise self._refused_error()
             if text == READY:
                 return found
             name, _, value = text.partition("=")
             found[name] = value
 
-    def _look(self, told: str) -> str:
+    def _tell_why(self, told: str) -> str:
         """Say why the job waits, if that is not what was told last; returns it. ConfigError if it waits for ever."""
         pending = next((words[-1] for text in self._errors if (words := text.split())[:1] == ["Pending"]), "")
         if not pending:
             return told
         why = sorted(
-            set(run(["squeue", "-h", "-j", pending, "-o", "%r"], f"why job {pending} waits").split()) - {"None"}
+            set(run_command(["squeue", "-h", "-j", pending, "-o", "%r"], f"why job {pending} waits").split()) - {"None"}
         )
         if never := [reason for reason in why if reason in NEVER]:
             raise ConfigError(f"Slurm gives no job: {never[0]}; wanted less than the partition allows (sinfo shows it)")
@@ -248,9 +248,9 @@ class Allocation:
             self._line("dps", text)
         return text if why else told
 
-    def _refused(self) -> DpsError:
+    def _refused_error(self) -> DpsError:
         self._process.wait()
-        self._noting.join(1.0)
+        self._error_reader.join(1.0)
         errors = [text.removeprefix("error: ") for text in self._errors if text.startswith("error: ")]
         if any(AWAY.search(text) for text in errors):
             return Unavailable(f"Slurm cannot be reached: {errors[-1]}; try: sinfo")

@@ -52,19 +52,19 @@ class SSHEngine(HostsEngine):
         if shutil.which("ssh") is None:
             raise ConfigError("--on ssh: this machine has no ssh; install it (Debian: apt install openssh-client)")
 
-    def _reach(self, plan: RunPlan, notice: Notice) -> list[RemoteHost]:
-        hosts = [RemoteHost(place, self._line, notice) for place in self._left()]
+    def _connect_hosts(self, plan: RunPlan, notice: Notice) -> list[RemoteHost]:
+        hosts = [RemoteHost(place, self._line, notice) for place in self._hosts_left()]
         for host in hosts:
-            host.connect(Pipe(command(host.name), host.received, partial(_broken, host)))
+            host.connect(Pipe(command(host.name), host.take_report, partial(_broken, host)))
         return hosts
 
-    def _left(self) -> list[HostSpec]:
-        gone = {host.name for host in self._hosts if host.gone}
+    def _hosts_left(self) -> list[HostSpec]:
+        gone = {host.name for host in self._hosts if host.is_gone}
         return [place for place in self._places if place.name not in gone]
 
     def go_on(self) -> bool:
         """Whether hosts are left."""
-        return bool(self._left())
+        return bool(self._hosts_left())
 
 
 def command(host: str) -> list[str]:
@@ -74,7 +74,7 @@ def command(host: str) -> list[str]:
 
 def _broken(host: RemoteHost, code: int, said: list[str]) -> None:
     """Tell a host why its connection has ended."""
-    host.broken(*reason(host.name, code, said))
+    host.mark_lost(*reason(host.name, code, said))
 
 
 def reason(host: str, code: int, said: list[str]) -> tuple[str, type[DpsError]]:

@@ -83,7 +83,7 @@ OUTPUT = "OUTPUT_DIR"
 
 @record
 class Experiment:
-    """A checked file. `jobs` and `env` still have `{{ name }}` in their texts; `at` fills in the values.
+    """A checked file. `jobs` and `env` still have `{{ name }}` in their texts; `make_plan` fills in the values.
 
     `elsewhere`: what only some engines use, by key: hosts, sync, image, volumes."""
 
@@ -104,7 +104,7 @@ class Experiment:
         names = list(self.parameters)
         return [dict(zip(names, values, strict=True)) for values in itertools.product(*self.parameters.values())]
 
-    def at(self, values: Mapping[str, str], run: str) -> RunPlan:
+    def make_plan(self, values: Mapping[str, str], run: str) -> RunPlan:
         """The plan of the run with this id and these values. Raises ConfigError for an `output` that leaves the folder
         of the file, which a link that is there may make it do."""
         known = {**values, "id": run, "name": self.name}
@@ -123,7 +123,7 @@ class Experiment:
         plan = RunPlan(self.jobs)
         for name in plan.tasks():
             try:
-                machine.take(name, plan.job(name).resources)
+                machine.assign_share(name, plan.job(name).resources)
             except ConfigError as error:
                 self.wants[name.partition(":")[0]].fail(str(error))
 
@@ -311,7 +311,7 @@ class Loading:
         """Raise the error for an output that leaves the file's folder, with any of the values."""
         for values in made.points() if made.output else ():
             try:
-                made.at(values, "0")
+                made.make_plan(values, "0")
             except ConfigError as error:
                 self._top["output"].fail(str(error))
 

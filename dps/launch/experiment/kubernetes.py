@@ -40,7 +40,7 @@ def manifests(experiment: Experiment) -> list[dict[str, Any]]:
     names = [base] if len(points) == 1 else [f"{base}-{number}" for number in range(1, len(points) + 1)]
     made = []
     for name, values in zip(names, points, strict=True):
-        plan = experiment.at(values, name)
+        plan = experiment.make_plan(values, name)
         made += [*secrets(name, plan), manifest(name, plan, experiment.elsewhere)]
     return made
 

@@ -49,7 +49,7 @@ class HostsEngine:
         """Raise ConfigError if the hosts that are named cannot take the tasks."""
         raise NotImplementedError
 
-    def _reach(self, plan: RunPlan, notice: Notice) -> list[RemoteHost]:
+    def _connect_hosts(self, plan: RunPlan, notice: Notice) -> list[RemoteHost]:
         """Begin to connect to the hosts. Does not wait."""
         raise NotImplementedError
 
@@ -64,18 +64,18 @@ class HostsEngine:
         self._plan, self._line = plan, line
         self._closed = threading.Event()
         self._placed, self._shares = {}, {}
-        self._hosts = self._reach(plan, notice)
+        self._hosts = self._connect_hosts(plan, notice)
         for host in self._hosts:
-            host.greet()
+            host.wait_hello()
             if host.version != __version__:
                 raise ConfigError(
                     f"{host.name} has dps {host.version}, and this machine {__version__}; install the same version"
                 )
-        threading.Thread(target=self._watch, args=(self._closed,), name="dps watches hosts", daemon=True).start()
+        threading.Thread(target=self._watch_hosts, args=(self._closed,), name="dps watches hosts", daemon=True).start()
         for name in plan.tasks():
-            self._place(name, plan.job(name).resources)
+            self._place_task(name, plan.job(name).resources)
         if self._settings.get("sync"):
-            self._copy(plan)
+            self._copy_project(plan)
         return plan.env.get("DPS_BIND") or f"{self._chief_host()}:0"
 
     def _chief_host(self) -> str:
@@ -89,59 +89,59 @@ class HostsEngine:
             )
         return f"[{own}]" if ":" in own else own
 
-    def _copy(self, plan: RunPlan) -> None:
+    def _copy_project(self, plan: RunPlan) -> None:
         """Copy the project's folder to every host."""
         folder = private_folder()
         archive = os.path.join(folder, "project.tar.gz")
         try:
             project.pack(plan.folder or os.getcwd(), archive, plan.env.get("OUTPUT_DIR", ""))
             for host in self._hosts:
-                host.copy(project.pieces(archive))
+                host.copy_project(project.pieces(archive))
         finally:
             remove(folder)
 
-    def _watch(self, closed: threading.Event) -> None:
+    def _watch_hosts(self, closed: threading.Event) -> None:
         """Cut the connections of hosts that are silent."""
         while not closed.wait(BEAT_S / 4):
             for host in self._hosts:
-                if host.usable and now() - host.heard_at > SILENT_S:
-                    host.cut(f"it was silent for {SILENT_S:.0f} s")
+                if host.is_usable and now() - host.heard_at > SILENT_S:
+                    host.cut_connection(f"it was silent for {SILENT_S:.0f} s")
 
     # -- where tasks go --------------------------------------------------------------------------------------------
 
-    def _place(self, name: str, wanted: Resources) -> RemoteHost:
+    def _place_task(self, name: str, wanted: Resources) -> RemoteHost:
         """Choose a host for a task. Raises ConfigError or TaskLost if none can take it."""
         role = name.partition(":")[0]
         again = name in self._shares
-        free = [host for host in self._hosts if host.usable and host.takes(role) and (again or host.has_room)]
+        free = [host for host in self._hosts if host.is_usable and host.takes_role(role) and (again or host.has_room)]
         why: DpsError = TaskLost(f"no {self.where} is left for {name}")
         for host in sorted(free, key=lambda host: (not host.has_room, host.load)) if name != "chief" else free[:1]:
             try:
-                self._shares[name] = host.take(name, wanted)
+                self._shares[name] = host.assign_share(name, wanted)
             except ConfigError as error:
                 why = error
                 continue
             before = self._placed.get(name)
             if before is not None:
-                before.give_back(name)
+                before.take_share_back(name)
             self._placed[name] = host
             return host
         raise why
 
-    def _refill(self, name: str, wanted: Resources) -> None:
+    def _place_again(self, name: str, wanted: Resources) -> None:
         """Find another place for a task whose host is lost or about to go."""
-        self._place(name, wanted)
+        self._place_task(name, wanted)
 
     def start(self, order: Order, line: Line, ended: Callable[[Started], None]) -> Started:
         """Start a task where it has its place; in another one if its host is lost or about to go."""
         assert self._plan is not None
         name, role = order.name, order.name.partition(":")[0]
         if name not in self._placed:
-            self._place(name, self._plan.job(name).resources)
-        elif not self._placed[name].usable:
+            self._place_task(name, self._plan.job(name).resources)
+        elif not self._placed[name].is_usable:
             if name == "chief":  # it is known by its address
                 raise TaskLost(f"the chief's {self.where} {self._placed[name].name} is lost")
-            self._refill(name, self._plan.job(name).resources)
+            self._place_again(name, self._plan.job(name).resources)
             self._line("dps", f"{name} is started on {self._placed[name].name}")
         host, env = self._placed[name], self._shares[name] | dict(order.env)
         if keys := env.pop("DPS_KEYS", ""):

@@ -31,9 +31,9 @@ from typing import Any
 from dps import __version__
 from dps.errors import DpsError
 from dps.launch.hosts.machine import this_machine
-from dps.launch.hosts.project import Unpacking
+from dps.launch.hosts.project import ProjectUnpacker
 from dps.launch.runs.identity import start_of
-from dps.launch.runs.usage import Meter
+from dps.launch.runs.usage import UsageMeter
 from dps.launch.supervision.child import Child
 from dps.launch.supervision.engine import Order, Started
 from dps.transport.clock import now
@@ -44,8 +44,8 @@ SWEEP = 'exec 3<&0; { trap "" HUP INT TERM; read _ <&3; rm -rf "$0"; } &'
 session of its own, and its parent has ended, so signals to that process and its children do not reach it."""
 
 
-class OwnFolder:
-    """A new folder. `end` removes it.
+class HostFolder:
+    """A new folder. `remove_folder` removes it.
 
     If this process is killed, another one removes the folder at once. If both are killed together, as by the end of a
     Slurm job or of the machine, the next process of this user that makes one removes it. Why both: docs/decisions/0049.
@@ -59,7 +59,7 @@ class OwnFolder:
         )  # fmt: skip
         self._sweeper.wait()
 
-    def end(self) -> None:
+    def remove_folder(self) -> None:
         """Remove the folder."""
         remove(self.path)
         assert self._sweeper.stdin is not None
@@ -86,14 +86,14 @@ class Host:
         self._tasks: dict[str, Child] = {}
         self._orders: dict[str, int] = {}
         """Pipes to tasks that a launcher sends data."""
-        self._folder: OwnFolder | None = None
+        self._folder: HostFolder | None = None
         """For keys and the project's files."""
-        self._unpacking: Unpacking | None = None
-        self._meter = Meter()
+        self._unpacking: ProjectUnpacker | None = None
+        self._meter = UsageMeter()
         self.all_told = False
         """Whether the tasks have got SIGTERM, too. A second one would end them at once."""
 
-    def hello(self) -> Message:
+    def hello_message(self) -> Message:
         """The first report."""
         machine = this_machine(self._environ)
         return {
@@ -101,45 +101,45 @@ class Host:
             "name": os.uname().nodename,
         }  # fmt: skip
 
-    def take(self, message: Message) -> None:
+    def handle_order(self, message: Message) -> None:
         """Do what an order says. Errors go back as a report."""
         try:
-            getattr(self, f"_{message['do']}")(message)
+            getattr(self, f"_do_{message['do']}")(message)
         except (DpsError, OSError) as error:
             text = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else str(error)
             self._send({"is": "failed", "name": message.get("name", ""), "text": text})
 
-    def _beat(self, message: Message) -> None:
+    def _do_beat(self, message: Message) -> None:
         """The launcher is there."""
 
-    def _own(self, part: str) -> str:
-        self._folder = self._folder or OwnFolder()
+    def _own_path(self, part: str) -> str:
+        self._folder = self._folder or HostFolder()
         return os.path.join(self._folder.path, part)
 
-    def _keys(self, message: Message) -> None:
+    def _do_keys(self, message: Message) -> None:
         """Write keys that only this user may read."""
-        path = self._own("keys")
+        path = self._own_path("keys")
         os.makedirs(path, mode=0o700, exist_ok=True)
         for name, text in message["files"].items():
             file = os.open(os.path.join(path, os.path.basename(name)), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with open(file, "w", encoding="ascii") as out:
                 out.write(text)
 
-    def _project(self, message: Message) -> None:
-        self._unpacking = self._unpacking or Unpacking(self._own("project"))
+    def _do_project(self, message: Message) -> None:
+        self._unpacking = self._unpacking or ProjectUnpacker(self._own_path("project"))
         self._unpacking.add(base64.b64decode(message["data"]))
         if message["last"]:
             self._unpacking.finish()
             self._send({"is": "project", "path": self._unpacking.path})
 
-    def _start(self, message: Message) -> None:
+    def _do_start(self, message: Message) -> None:
         name, env = message["name"], dict(message["env"])
-        keys = self._own("keys") if self._folder is not None else ""
+        keys = self._own_path("keys") if self._folder is not None else ""
         if os.path.isdir(keys):
             env["DPS_KEYS"] = keys
         own: list[int] = []
         if message["pipes"]:
-            own = self._pipes(name)
+            own = self._open_pipes(name)
             env["DPS_RUN_FDS"] = f"{own[0]},{own[1]}"
         order = Order(name, message["arguments"], env, message["folder"], message["waits"], own)
         started = threading.Event()
@@ -150,7 +150,7 @@ class Host:
 
         def ended(task: Started) -> None:
             started.wait()
-            self._close_orders(name)
+            self._close_pipe(name)
             self._send({"is": "ended", "name": name, "code": task.code})
 
         try:
@@ -161,48 +161,48 @@ class Host:
         self._send({"is": "started", "name": name, "pid": child.pid, "start": start_of(child.pid)})
         started.set()
 
-    def _pipes(self, name: str) -> list[int]:
+    def _open_pipes(self, name: str) -> list[int]:
         """Pipes to and from a task, whose other ends pass on what the launcher and the task write."""
         orders_out, orders_in = os.pipe()
         reports_out, reports_in = os.pipe()
         self._orders[name] = orders_in
-        threading.Thread(target=self._pass_on, args=(name, reports_out), daemon=True).start()
+        threading.Thread(target=self._send_reports, args=(name, reports_out), daemon=True).start()
         return [orders_out, reports_in]
 
-    def _pass_on(self, name: str, reports: int) -> None:
+    def _send_reports(self, name: str, reports: int) -> None:
         while data := os.read(reports, 1 << 16):
             self._send({"is": "report", "name": name, "data": base64.b64encode(data).decode()})
         os.close(reports)
 
-    def _order(self, message: Message) -> None:
+    def _do_order(self, message: Message) -> None:
         """Data for a task; without any, the end of it."""
         name = message["name"]
         data = base64.b64decode(message["data"])
         if not data:
-            self._close_orders(name)
+            self._close_pipe(name)
         elif name in self._orders:
             with contextlib.suppress(BrokenPipeError), open(self._orders[name], "wb", closefd=False) as pipe:
                 pipe.write(data)
 
-    def _close_orders(self, name: str) -> None:
+    def _close_pipe(self, name: str) -> None:
         descriptor = self._orders.pop(name, -1)
         if descriptor >= 0:
             os.close(descriptor)
 
-    def _tell(self, message: Message) -> None:
-        self._tasks[message["name"]].tell(message["chief"])
+    def _do_tell(self, message: Message) -> None:
+        self._tasks[message["name"]].send_chief(message["chief"])
 
-    def _signal(self, message: Message) -> None:
+    def _do_signal(self, message: Message) -> None:
         if message["number"] == signal.SIGTERM and self.all_told:
             return
-        self._tasks[message["name"]].signal(message["number"])
+        self._tasks[message["name"]].send_signal(message["number"])
 
-    def beat(self) -> None:
+    def send_beat(self) -> None:
         """Tell the launcher that this machine is there, and what its tasks use."""
-        living = {name: child.pid for name, child in list(self._tasks.items()) if child.alive}
+        living = {name: child.pid for name, child in list(self._tasks.items()) if child.is_alive}
         self._send({"is": "beat", "used": self._meter.measure_tasks(living)})
 
-    def end(self) -> None:
+    def end_tasks(self) -> None:
         """Kill all tasks, and remove what was written for them."""
         for child in self._tasks.values():
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -211,7 +211,7 @@ class Host:
         for child in self._tasks.values():
             child.wait(max(0.0, deadline - now()))
         if self._folder is not None:
-            self._folder.end()
+            self._folder.remove_folder()
 
 
 def own_address(environ: Mapping[str, str]) -> str:
@@ -242,26 +242,26 @@ def main() -> int:
         signal.signal(number, lambda *_: None)  # not SIG_IGN, which tasks would inherit
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
     over, heard = threading.Event(), [now()]
-    send(host.hello())
-    for work in (lambda: guard(host, heard, over), lambda: report(host, send, noticed, over)):
+    send(host.hello_message())
+    for work in (lambda: end_if_silent(host, heard, over), lambda: send_signs(host, send, noticed, over)):
         threading.Thread(target=work, daemon=True).start()
     for text in sys.stdin.buffer:
         heard[0] = now()
-        host.take(json.loads(text))
+        host.handle_order(json.loads(text))
     over.set()
-    host.end()
+    host.end_tasks()
     return 0
 
 
-def guard(host: Host, heard: list[float], over: threading.Event) -> None:
+def end_if_silent(host: Host, heard: list[float], over: threading.Event) -> None:
     """End everything when the launcher gives no sign of life any more. Sends nothing, because stdout may be stuck."""
     while not over.wait(0.2):
         if now() - heard[0] > SILENT_S:
-            host.end()
+            host.end_tasks()
             os._exit(1)
 
 
-def report(host: Host, send: Callable[[Message], None], noticed: list[int], over: threading.Event) -> None:
+def send_signs(host: Host, send: Callable[[Message], None], noticed: list[int], over: threading.Event) -> None:
     """Send signs of life and notices."""
     beat_at, told = 0.0, 0
     while not over.wait(0.2):
@@ -271,7 +271,7 @@ def report(host: Host, send: Callable[[Message], None], noticed: list[int], over
             send({"is": "notice", "why": f"it got {signal.Signals(noticed[-1]).name}"})
         if now() >= beat_at:
             beat_at = now() + BEAT_S
-            host.beat()
+            host.send_beat()
 
 
 if __name__ == "__main__":

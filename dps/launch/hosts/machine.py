@@ -23,7 +23,7 @@ class Machine:
         self._gpus: dict[str, list[str]] = {}
         """The GPUs of each task."""
 
-    def take(self, task: str, wanted: Resources) -> dict[str, str]:
+    def assign_share(self, task: str, wanted: Resources) -> dict[str, str]:
         """Give a task what it wants; returns the variables that tell it. Raises ConfigError if there is less."""
         for what in ("cpus", "memory", "gpus"):
             want, there = getattr(wanted, what), getattr(self._has, what)
@@ -32,7 +32,7 @@ class Machine:
                 raise ConfigError(f"{task} wants {what}: {want}; {self.name} has {there}; ask for less")
         found: dict[str, str] = {}
         if wanted.gpus is not None:
-            self.give_back(task)
+            self.take_share_back(task)
             if wanted.gpus > len(self._free):
                 raise ConfigError(
                     f"the tasks of this run want more GPUs than {self.name} has ({self._has.gpus}); {task} gets none"
@@ -43,7 +43,7 @@ class Machine:
             found |= dict.fromkeys(THREADS, str(wanted.cpus))
         return found
 
-    def give_back(self, task: str) -> None:
+    def take_share_back(self, task: str) -> None:
         """A task needs its GPUs no more."""
         self._free += self._gpus.pop(task, [])
 

@@ -26,22 +26,22 @@ class Pipe:
     ) -> None:  # fmt: skip
         self._received, self._broken = received, broken
         self._errors: deque[str] = deque(maxlen=KEPT)
-        self._sending = threading.Lock()
+        self._sending = threading.Lock()  # orders come on several threads, and must not mix in one line
         self._process = subprocess.Popen(
             list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             errors="replace", start_new_session=True,
         )  # fmt: skip
-        self._noting = threading.Thread(target=self._note, name=f"errors of {command[0]}", daemon=True)
-        self._noting.start()
-        threading.Thread(target=self._read, name=f"messages of {command[0]}", daemon=True).start()
+        self._error_reader = threading.Thread(target=self._read_errors, name=f"errors of {command[0]}", daemon=True)
+        self._error_reader.start()
+        threading.Thread(target=self._read_messages, name=f"messages of {command[0]}", daemon=True).start()
 
-    def _note(self) -> None:
+    def _read_errors(self) -> None:
         assert self._process.stderr is not None
         for text in self._process.stderr:
             self._errors.append(text.strip())
         self._process.stderr.close()
 
-    def _read(self) -> None:
+    def _read_messages(self) -> None:
         assert self._process.stdout is not None
         for text in self._process.stdout:
             with contextlib.suppress(ValueError):  # a login shell may print something before
@@ -50,7 +50,7 @@ class Pipe:
                     self._received(message)
         self._process.stdout.close()
         code = self._process.wait()
-        self._noting.join(1.0)
+        self._error_reader.join(1.0)
         self._broken(code, [text for text in self._errors if text])
 
     def send(self, message: dict[str, Any]) -> None:
@@ -68,10 +68,10 @@ class Pipe:
         with self._sending, contextlib.suppress(OSError):
             stdin.close()
 
-    def wait(self, patience_s: float) -> None:
+    def wait(self, timeout_s: float) -> None:
         """Wait until the command has ended, and kill it if it does not. Blocks."""
         try:
-            self._process.wait(patience_s)
+            self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self.kill()
             self._process.wait()
@@ -81,10 +81,13 @@ class Pipe:
         self._process.kill()
 
 
-def run(command: Sequence[str], wanted: str, timeout_s: float = 60.0) -> str:
+COMMAND_S = 60.0
+
+
+def run_command(command: Sequence[str], wanted: str) -> str:
     """What a command prints. Raises DpsError if it is not there, fails or takes too long."""
     try:
-        done = subprocess.run(list(command), capture_output=True, text=True, timeout=timeout_s, check=False)
+        done = subprocess.run(list(command), capture_output=True, text=True, timeout=COMMAND_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise DpsError(f"{wanted}: {command[0]} cannot be run: {error}") from None
     if done.returncode:

@@ -49,7 +49,7 @@ def pieces(archive: str) -> Iterator[tuple[bytes, bool]]:
             yield data, left == 0
 
 
-class Unpacking:
+class ProjectUnpacker:
     """Takes the pieces of an archive, and unpacks it into a new folder, `path`."""
 
     def __init__(self, path: str) -> None:

@@ -25,7 +25,7 @@ class HostActor:
         self._reports: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._host = Host(self._reports.put, os.environ)
         self._heard_at, self._over = now(), threading.Event()
-        self._reports.put(self._host.hello())
+        self._reports.put(self._host.hello_message())
         threading.Thread(target=self._guard, name="dps guards tasks", daemon=True).start()
 
     def place(self) -> tuple[str, str]:
@@ -36,27 +36,27 @@ class HostActor:
     def do(self, message: Message) -> None:
         """Take an order."""
         self._heard_at = now()
-        self._host.take(message)
+        self._host.handle_order(message)
 
-    def reports(self, patience_s: float) -> list[Message]:
+    def reports(self, timeout_s: float) -> list[Message]:
         """The reports since the last call. Blocks until there is one."""
         found: list[Message] = []
         with contextlib.suppress(queue.Empty):
-            found.append(self._reports.get(timeout=patience_s))
+            found.append(self._reports.get(timeout=timeout_s))
             while True:
                 found.append(self._reports.get_nowait())
         return found
 
-    def end(self) -> None:
+    def end_tasks(self) -> None:
         """End all tasks."""
         self._over.set()
-        self._host.end()
+        self._host.end_tasks()
 
     def _guard(self) -> None:
         while not self._over.wait(BEAT_S):
-            self._host.beat()
+            self._host.send_beat()
             if now() - self._heard_at > SILENT_S:
-                self._host.end()
+                self._host.end_tasks()
                 os._exit(1)
 
 
@@ -83,11 +83,11 @@ class ActorChannel:
             while not self._over.is_set():
                 call = self.actor.reports.options(concurrency_group="reports").remote(TAKE_S)
                 for message in self._ray.get(call):
-                    self._host.received(message)
+                    self._host.take_report(message)
         except Exception as error:
             why = f"Ray says: {type(error).__name__}"
             self._broken, self.lost_at = True, now()
-        self._host.broken(why)
+        self._host.mark_lost(why)
 
     def send(self, message: Message) -> None:
         """Send an order, in the order of the calls."""
@@ -100,11 +100,11 @@ class ActorChannel:
         if not (self._broken or self._over.is_set()):
             self._over.set()
             with contextlib.suppress(Exception):
-                self._ray.get(self.actor.end.options(concurrency_group="orders").remote(), timeout=SILENT_S)
+                self._ray.get(self.actor.end_tasks.options(concurrency_group="orders").remote(), timeout=SILENT_S)
         self.kill()
 
-    def wait(self, patience_s: float) -> None:
-        self._thread.join(patience_s)
+    def wait(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
 
     def kill(self) -> None:
         """End the actor."""
@@ -139,7 +139,7 @@ def check_address() -> None:
         raise ConfigError(f"--on ray: got RAY_ADDRESS={wanted()}, wanted HOST:PORT of Ray's head")
 
 
-class Attaching:
+class RayConnection:
     """Ray, on a thread of its own that stays until `leave`: attaching may hang, it would take the signals of the main
     thread, and what Ray starts here dies with the thread that has started it."""
 

@@ -25,7 +25,9 @@ from dps.transport.clock import now
 GREET_S = 60.0
 """How long a host may take until it answers at first."""
 START_S = 20.0
+"""How long it may take to start a task."""
 COPY_S = 120.0
+"""How long it may take to unpack the project's files."""
 
 HOST = re.compile(r"([\w.][\w.@:%-]*)(?:\s+slots\s*=\s*([1-9][0-9]{0,5}))?")
 Message = dict[str, Any]
@@ -40,7 +42,7 @@ class Channel(Protocol):
     def close(self) -> None:
         """End the connection, so that the host process ends."""
 
-    def wait(self, patience_s: float) -> None:
+    def wait(self, timeout_s: float) -> None:
         """Wait until it has ended, and end it by force if it does not. Blocks."""
 
     def kill(self) -> None:
@@ -84,7 +86,7 @@ class RemoteHost:
         self.name, self.address, self._place = place.name, place.address, place
         self._line, self._notice = line, notice
         self.state = HostState.UP
-        self.gone = False
+        self.is_gone = False
         """Whether it has given notice, or was lost."""
         self.heard_at = now()
         self.version = ""
@@ -104,11 +106,11 @@ class RemoteHost:
     # -- the connection --------------------------------------------------------------------------------------------
 
     def connect(self, channel: Channel) -> None:
-        """Use a channel, whose messages go to `received` and whose end goes to `broken`."""
+        """Use a channel, whose messages go to `take_report` and whose end goes to `mark_lost`."""
         self.channel = channel
-        threading.Thread(target=self._beat, name=f"beats to {self.name}", daemon=True).start()
+        threading.Thread(target=self._send_beats, name=f"beats to {self.name}", daemon=True).start()
 
-    def _beat(self) -> None:
+    def _send_beats(self) -> None:
         while self.state in (HostState.UP, HostState.GOING):
             self._send({"do": "beat"})
             threading.Event().wait(SILENT_S / 4)
@@ -117,49 +119,49 @@ class RemoteHost:
         if self.channel is not None:
             self.channel.send(message)
 
-    def received(self, message: Message) -> None:
+    def take_report(self, message: Message) -> None:
         """Handle a report. Called on the channel's thread."""
         self.heard_at = now()
         kind, task = message["is"], self._tasks.get(message.get("name", ""))
         if kind == "line" and task is not None:
             task.line(task.name, message["text"])
         elif kind == "report" and task is not None:
-            task.report(base64.b64decode(message["data"]))
+            task.write_report(base64.b64decode(message["data"]))
         elif kind == "ended" and task is not None:
             self.used.pop(task.name, None)
-            task.finish(message["code"])
+            task.record_end(message["code"])
         elif kind == "beat":
             self.used = message["used"]
         elif kind == "notice":
-            self.go(message["why"])
+            self.take_notice(message["why"])
         else:
             self._answers.put(message)
 
-    def go(self, why: str) -> None:
+    def take_notice(self, why: str) -> None:
         """It has given notice that it is about to go."""
         if self.state is HostState.UP:
-            self.state, self.gone = HostState.GOING, True
+            self.state, self.is_gone = HostState.GOING, True
             self._line("dps", f"{self.name} is about to go: {why}")
-            self._notice([task.name for task in self._tasks.values() if task.alive], self.name)
+            self._notice([task.name for task in self._tasks.values() if task.is_alive], self.name)
 
-    def broken(self, why: str, error: type[DpsError] = TaskLost) -> None:
+    def mark_lost(self, why: str, error: type[DpsError] = TaskLost) -> None:
         """The connection has ended. Its tasks end with it, if they have not yet."""
         before = self.state
         if before is not HostState.CLOSED:
-            self.state, self.gone = HostState.LOST, True
+            self.state, self.is_gone = HostState.LOST, True
         self._answers.put({"is": "lost", "text": why, "error": error})
-        living = [task for task in self._tasks.values() if task.alive]
+        living = [task for task in self._tasks.values() if task.is_alive]
         if before is not HostState.CLOSED and living:
             self._line("dps", f"{self.name} is lost: {why}")
         for task in living:
             if before is not HostState.CLOSED:
                 task.line(task.name, f"the log ends here: {self.name} is lost: {why}")
-            task.finish(-signal.SIGKILL)
+            task.record_end(-signal.SIGKILL)
 
-    def cut(self, why: str) -> None:
+    def cut_connection(self, why: str) -> None:
         """Give the host up."""
         assert self.channel is not None
-        self.broken(why)
+        self.mark_lost(why)
         self.channel.kill()
 
     def close(self) -> None:
@@ -169,42 +171,42 @@ class RemoteHost:
         if self.channel is not None:
             self.channel.close()
 
-    def wait(self, patience_s: float) -> None:
+    def wait(self, timeout_s: float) -> None:
         """Wait until it has ended. Blocks."""
         if self.channel is not None:
-            self.channel.wait(patience_s)
+            self.channel.wait(timeout_s)
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
-    def _answer(self, kind: str, patience_s: float) -> Message:
+    def _wait_report(self, kind: str, timeout_s: float) -> Message:
         """Wait for the report of this kind. Raises DpsError if the host fails, is lost, or does not answer."""
         try:
-            while (found := self._answers.get(timeout=patience_s))["is"] != kind:
+            while (found := self._answers.get(timeout=timeout_s))["is"] != kind:
                 if found["is"] == "failed":
                     raise ConfigError(f"{self.name}: {found['text']}")
                 if found["is"] == "lost":
                     raise found["error"](f"{self.name}: {found['text']}")
         except queue.Empty:
-            raise TaskLost(f"{self.name} did not answer within {patience_s:.0f} s; wanted its {kind!r}") from None
+            raise TaskLost(f"{self.name} did not answer within {timeout_s:.0f} s; wanted its {kind!r}") from None
         return found
 
-    def greet(self) -> None:
+    def wait_hello(self) -> None:
         """Wait for its first report. Blocks."""
-        said = self._answer("hello", GREET_S)
+        said = self._wait_report("hello", GREET_S)
         self.version = said["version"]
         self.address = self.address or said["address"]
         self._machine = Machine(self.name, **said["machine"])
 
-    def copy(self, pieces: Iterator[tuple[bytes, bool]]) -> None:
+    def copy_project(self, pieces: Iterator[tuple[bytes, bool]]) -> None:
         """Send the project's files. Blocks."""
         for data, last in pieces:
             self._send({"do": "project", "data": base64.b64encode(data).decode(), "last": last})
-        self._folder = self._answer("project", COPY_S)["path"]
+        self._folder = self._wait_report("project", COPY_S)["path"]
 
     # -- tasks ---------------------------------------------------------------------------------------------------
 
     @property
-    def usable(self) -> bool:
+    def is_usable(self) -> bool:
         return self.state is HostState.UP
 
     @property
@@ -216,21 +218,21 @@ class RemoteHost:
     def has_room(self) -> bool:
         return self._place.slots is None or self.load < self._place.slots
 
-    def takes(self, role: str) -> bool:
+    def takes_role(self, role: str) -> bool:
         """Whether tasks of a role may be here."""
         return not self._place.roles or role in self._place.roles
 
-    def take(self, name: str, wanted: Resources) -> dict[str, str]:
+    def assign_share(self, name: str, wanted: Resources) -> dict[str, str]:
         """Give a task its place; returns the variables that tell it what it has. ConfigError if there is too little."""
-        share = self._machine.take(name, wanted)
+        share = self._machine.assign_share(name, wanted)
         if name != "chief":
             self._dealt.add(name)
         return share
 
-    def give_back(self, name: str) -> None:
+    def take_share_back(self, name: str) -> None:
         """A task has its place elsewhere now."""
         self._dealt.discard(name)
-        self._machine.give_back(name)
+        self._machine.take_share_back(name)
 
     def give_keys(self, path: str, role: str) -> None:
         """Send it the keys that a role needs, once."""
@@ -251,9 +253,9 @@ class RemoteHost:
         }  # fmt: skip
         self._send(message)
         if order.pass_fds:
-            task.pass_on(*map(os.dup, order.pass_fds))
+            task.connect_pipes(*map(os.dup, order.pass_fds))
         try:
-            said = self._answer("started", START_S)
+            said = self._wait_report("started", START_S)
         except ConfigError as error:
             raise ConfigError(
                 f"{error}; a project is expected at the same path on every host, or sync: true in the file copies it"
@@ -261,7 +263,7 @@ class RemoteHost:
         task.pid, task.start = said["pid"], said["start"]
         return task
 
-    def tell(self, task: str, what: str, **more: Any) -> None:
+    def send_order(self, task: str, what: str, **more: Any) -> None:
         """Send an order for a task."""
         self._send({"do": what, "name": task, **more})
 
@@ -282,47 +284,47 @@ class RemoteTask:
         return self._at.name
 
     @property
-    def displaced(self) -> bool:
-        return self._at.gone
+    def is_displaced(self) -> bool:
+        return self._at.is_gone
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         return not self._over.is_set()
 
     @property
     def code(self) -> int | None:
         return self._code
 
-    def tell(self, chief: str) -> None:
+    def send_chief(self, chief: str) -> None:
         """Give a waiting task the chief's address; "" ends it."""
         if not self._told:
             self._told = True
-            self._at.tell(self.name, "tell", chief=chief)
+            self._at.send_order(self.name, "tell", chief=chief)
 
-    def signal(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
         """Send a signal to it."""
-        if self.alive:
-            self._at.tell(self.name, "signal", number=int(number))
+        if self.is_alive:
+            self._at.send_order(self.name, "signal", number=int(number))
 
-    def wait(self, patience_s: float | None) -> bool:
+    def wait(self, timeout_s: float | None) -> bool:
         """Wait for its end; returns whether it has ended."""
-        return self._over.wait(patience_s)
+        return self._over.wait(timeout_s)
 
     def tell_to_end(self) -> None:
         """Ask it to end."""
-        self.signal(signal.SIGTERM if runs_program(self.name) else TEARDOWN)
+        self.send_signal(signal.SIGTERM if runs_program(self.name) else TEARDOWN)
 
-    def end(self, patience_s: float) -> None:
-        """Ask it to end, and SIGKILL it after `patience_s`. Blocks until it has ended, or its host is given up."""
+    def end_task(self, timeout_s: float) -> None:
+        """Ask it to end, and SIGKILL it after `timeout_s`. Blocks until it has ended, or its host is given up."""
         self.tell_to_end()
-        if not self.wait(patience_s):
-            self.signal(signal.SIGKILL)
+        if not self.wait(timeout_s):
+            self.send_signal(signal.SIGKILL)
             if not self.wait(SILENT_S):
-                self._at.cut("a task there cannot be ended")
+                self._at.cut_connection("a task there cannot be ended")
 
-    def finish(self, code: int) -> None:
+    def record_end(self, code: int) -> None:
         """It has ended."""
-        if self.alive:
+        if self.is_alive:
             self._code = code
             self._over.set()
             if self._reports >= 0:
@@ -331,20 +333,20 @@ class RemoteTask:
 
     # -- pipes of a function that runs as this task ----------------------------------------------------------------
 
-    def pass_on(self, orders: int, reports: int) -> None:
+    def connect_pipes(self, orders: int, reports: int) -> None:
         """Pass on what is written for it, and write what it reports. The two descriptors belong to it from now on."""
         self._reports = reports
-        threading.Thread(target=self._pass_orders, args=(orders,), name=f"orders of {self.name}", daemon=True).start()
+        threading.Thread(target=self._send_orders, args=(orders,), name=f"orders of {self.name}", daemon=True).start()
 
-    def _pass_orders(self, orders: int) -> None:
+    def _send_orders(self, orders: int) -> None:
         while True:
             data = os.read(orders, 1 << 16)
-            self._at.tell(self.name, "order", data=base64.b64encode(data).decode())
+            self._at.send_order(self.name, "order", data=base64.b64encode(data).decode())
             if not data:
                 break
         os.close(orders)
 
-    def report(self, data: bytes) -> None:
+    def write_report(self, data: bytes) -> None:
         """It has reported this."""
         with contextlib.suppress(OSError):
             while data:

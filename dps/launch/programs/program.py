@@ -20,7 +20,7 @@ def run_program(program: str, arguments: list[str], verbose: bool) -> int:
     sys.argv = [program, *arguments]
     try:
         with endings.program():
-            _execute(program)
+            _execute_program(program)
         return 0
     except DpsError as error:
         if verbose:
@@ -32,14 +32,14 @@ def run_program(program: str, arguments: list[str], verbose: bool) -> int:
     except SystemExit as error:
         return exit_code(error)
     except Exception as error:
-        show(error)
+        print_error(error)
         return 1
 
 
-def _execute(program: str) -> None:
+def _execute_program(program: str) -> None:
     import runpy
 
-    if _parted(program)[1]:
+    if _split_program(program)[1]:
         from dps.process.functions import load
 
         load(program)()
@@ -57,7 +57,7 @@ def _execute(program: str) -> None:
 
 def check_program(program: str) -> None:
     """Raise ConfigError for a program that is not there, or a file without its function. Runs nothing of it."""
-    target, function = _parted(program)
+    target, function = _split_program(program)
     if target.endswith(".py") or os.path.exists(target):
         _check_file(program, target)
         if function:
@@ -70,7 +70,7 @@ def check_program(program: str) -> None:
         sys.path.pop(0)
 
 
-def _parted(program: str) -> tuple[str, str]:
+def _split_program(program: str) -> tuple[str, str]:
     """The file or module of a program, and the name of its function; "" if it names none."""
     target, _, function = program.rpartition(":")
     return (target, function) if target and function.isidentifier() else (program, "")
@@ -106,7 +106,7 @@ def check_module(name: str) -> None:
         raise ConfigError(f"--program {name}: no such file or module; wanted FILE, package.module, or either:function")
 
 
-def show(error: Exception) -> None:
+def print_error(error: Exception) -> None:
     """Print a program's traceback, from the program's own frames on."""
     import traceback
 
@@ -126,12 +126,12 @@ def exit_code(error: SystemExit) -> int:
     return 1
 
 
-def hear_of_the_end() -> None:
+def handle_run_end() -> None:
     """Handle the launcher's signal from now on. Only on the main thread."""
-    signal.signal(OVER, lambda number, frame: _heard())
+    signal.signal(OVER, lambda number, frame: _start_ending())
 
 
-def _heard() -> None:
+def _start_ending() -> None:
     """Called by a signal handler, between any two lines of the program: the thread takes the locks, this does not."""
     _thread.start_new_thread(_end_tasks, ())
 

@@ -47,14 +47,14 @@ def schedule() -> None:
     program, *arguments = sys.argv[1:]
     os.environ["DPS_JOB"] = "client"  # with keys: those of a worker, who may send calls
     code = run_program(program, arguments, verbose=False)
-    dismiss(os.environ["DPS_CHIEF"])
+    stop_workers(os.environ["DPS_CHIEF"])
     sys.exit(0 if config.stop_requested.is_set() else code)  # a run that Ctrl-C has ended has not failed
 
 
-def dismiss(chief: str) -> None:
+def stop_workers(chief: str) -> None:
     """Tell all workers to stop serving. Blocks up to 2 s for each that does not answer."""
-    caller = Caller(runtime(), "dps launch", keys_for(chief, "worker"))
-    try:
+    made = contextlib.closing(Caller(runtime(), "dps launch", keys_for(chief, "worker")))
+    with contextlib.suppress(DpsError), made as caller:  # else the run has ended
         found = caller.ask(Ref(chief, CHIEF), AskCluster(), TELL_S)
         assert isinstance(found, ClusterIs)
         for address in found.cluster.get("worker", {}).values():
@@ -62,10 +62,6 @@ def dismiss(chief: str) -> None:
                 caller.expect(address, found.keys.get(address, "worker"))
             with contextlib.suppress(DpsError):
                 caller.ask(Ref(address, CALLS), StopServing(), TELL_S)
-    except DpsError:
-        pass  # the run has ended
-    finally:
-        caller.close()
 
 
 class ServedPrograms:
@@ -80,22 +76,15 @@ class ServedPrograms:
         self.functions = {import_path(each): each for each in given if not isinstance(each, str)}
 
     def program(self, processes: bool) -> tuple[Callable[..., None], tuple[Any, ...]]:
-        """What workers run, and its arguments. `processes`: they are not threads of this process."""
-        return self.for_processes() if processes else (self.in_process(), ())
-
-    def in_process(self) -> Callable[[Server], None]:
-        """The function that workers run if they are threads of this process."""
-        entries, functions = self.entries, self.functions
-        return lambda server: serve(server, ServedFunctions(entries, functions))
-
-    def for_processes(self) -> tuple[Callable[..., None], tuple[Any, ...]]:
-        """What worker processes run, and its arguments. A notebook's functions travel with it, through the private pipe
-        of each worker (decision 46); all others by their paths."""
+        """What workers run, and its arguments. `processes`: they are not threads of this process, and a notebook's
+        functions travel through the private pipe of each worker (decision 46), all others by their paths."""
+        if not processes:
+            return _serve_given(self.entries, self.functions), ()
         own = {path: each for path, each in self.functions.items() if path.startswith("__main__:")}
         entries = [*self.entries, *(path for path in self.functions if path not in own)]
-        return (_with(entries, own), ()) if own else (serve_entries, tuple(entries))
+        return (_serve_given(entries, own), ()) if own else (serve_entries, tuple(entries))
 
 
-def _with(entries: Sequence[str], functions: Mapping[str, Callable[..., Any]]) -> Callable[[Server], None]:
-    """Serves functions that come with it: it has no path by which it could be imported."""
+def _serve_given(entries: Sequence[str], functions: Mapping[str, Callable[..., Any]]) -> Callable[[Server], None]:
+    """Serves functions that it is given: it has no path by which it could be imported."""
     return lambda server: serve(server, ServedFunctions(entries, functions))

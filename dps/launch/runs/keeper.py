@@ -11,7 +11,7 @@ from typing import Any
 
 from dps.errors import DpsError
 from dps.launch.engines import make_engine
-from dps.launch.runs import asked, folder
+from dps.launch.runs import folder, request
 from dps.launch.runs.identity import identity, start_of
 from dps.launch.runs.logs import Log
 from dps.launch.runs.states import States
@@ -46,7 +46,7 @@ class RunFiles:
     def __init__(self, path: str, show: Print | None) -> None:
         self._path, self._show = path, show
         self._logs: dict[str, Log] = {}
-        self._locked = threading.Lock()
+        self._locked = threading.Lock()  # lines of tasks come on a thread of each, and a log is for one at a time
         self._trouble = ""
         self._identity = identity()
 
@@ -126,7 +126,7 @@ def prepare_run(path: str, plan: RunPlan, told: dict[str, Any]) -> RunPlan:
     plan = plan_with_output(path, plan)
     output = plan.env["OUTPUT_DIR"]
     own_files.make_folder(output)
-    asked.write_asked(path, plan, told | {"dps": __version__, "created": utc(wall()), "output": output})
+    request.write_request(path, plan, told | {"dps": __version__, "created": utc(wall()), "output": output})
     states = States(plan.tasks(), wall())
     folder.write(os.path.join(path, "state.json"), states.values | {"keeper": identity()})
     reserve_room(path, len(plan.tasks()))
@@ -144,8 +144,8 @@ class Keeper:
     """Keeps one run that `prepare_run` has prepared. `show` prints the lines of its tasks, if anybody looks."""
 
     def __init__(self, path: str, show: Print | None = None) -> None:
-        self._where = folder.read(os.path.join(path, asked.RUN)).get("where") or {}
-        self.path, self._plan = path, asked.read_plan(path)
+        self._where = folder.read(os.path.join(path, request.RUN)).get("where") or {}
+        self.path, self._plan = path, request.read_plan(path)
         self._engine = make_engine(self._where)
         self.states = States(self._plan.tasks(), wall())
         self._files = RunFiles(path, show)
@@ -207,7 +207,7 @@ class Keeper:
                 code = supervisor.wait(self._interrupts)
             finally:
                 supervisor.stop()
-            if not supervisor.moving.may_begin_again or self._interrupts.count:
+            if not supervisor.evictions.may_begin_again or self._interrupts.count:
                 return code
             if not self._engine.go_on():
                 run = os.path.basename(self.path)

@@ -18,7 +18,7 @@ from dps.launch.runs.keeper import Keeper
 from dps.launch.runs.states import CREATED, OVER, PENDING, States
 from dps.launch.runs.view import View, kill_orders, read_run
 from dps.launch.supervision.interrupts import Interrupts
-from dps.launch.supervision.output import Showing, tell_if_slow
+from dps.launch.supervision.output import BufferedOutput, tell_if_slow
 from dps.process.flags import guarded
 from dps.process.own_files import opener
 from dps.transport.clock import now, pause, wall
@@ -29,7 +29,7 @@ UP_S = 60.0
 MODULE = "dps.launch.runs.keeping"
 
 
-def keep_runs(paths: Sequence[str], parallel: int = 1, show: Showing | None = None) -> int:
+def keep_runs(paths: Sequence[str], parallel: int = 1, show: BufferedOutput | None = None) -> int:
     """Keep one run in this process, or several, `parallel` at a time, in a process each. Returns the exit code: of
     several runs the worst. Blocks until all are over."""
     if len(paths) == 1:
@@ -149,7 +149,7 @@ def main(argv: Sequence[str]) -> int:
     args = made.parse_args(argv)
     if args.with_parent is not None:
         end_with(args.with_parent)
-    show = Showing(os.path.basename(args.paths[0]), several=True) if args.shown else None
+    show = BufferedOutput(os.path.basename(args.paths[0]), several=True) if args.shown else None
     return guarded(lambda: keep_runs(args.paths, args.parallel, show))
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dps.errors import DpsError
-from dps.launch.commands.operating import StatusClient
 from dps.launch.runs import folder
+from dps.launch.runs.reports import RunReader, RunReports
+from dps.launch.runs.status import training_of
 from dps.launch.runs.view import View
 from dps.launch.supervision.output import full_name
 from dps.transport.clock import now
@@ -31,14 +30,22 @@ class Monitor:
     """Reads a run again and again; rates are those since the last reading."""
 
     def __init__(self) -> None:
-        self._asking: StatusClient | None = None
+        self._reader = RunReader("dps monitor", ANSWER_S)
         self._before: dict[tuple[str, ...], tuple[float, float]] = {}
         """The time and value of each counter's last reading."""
+        self.why = ""
+        """Why the training is slow or stands still, as of the last reading; "" if there is nothing to say."""
 
     def rows(self, view: View) -> list[dict[str, Any]]:
         """The rows of a run as it is now; None for what is not known. Blocks for up to some seconds if chief or ps do
         not answer."""
-        chief, stats = self._stats(view)
+        return self.rows_of(self._reader.read(view))
+
+    def rows_of(self, reports: RunReports) -> list[dict[str, Any]]:
+        """The rows of a run as it was read."""
+        view, chief = reports.view, reports.chief
+        self.why = training_of(chief, reports.ps)["why"] if chief else ""
+        stats = {f"ps:{task}": values for task, values in reports.ps.items()}
         progress, batches = chief.get("progress", {}), chief.get("batches", {})
         flows = {ps: self._flows(ps, values) for ps, values in stats.items()}
         used = {} if view.is_over else folder.read(os.path.join(view.path, "usage.json"))
@@ -80,19 +87,8 @@ class Monitor:
         self._before[counter] = at, value
         return None if before is None or at <= before[0] else max(0.0, value - before[1]) / (at - before[0])
 
-    def _stats(self, view: View) -> tuple[dict[str, Any], Stats]:
-        """The reports of the chief and of the ps that answer; nothing without an answer of the chief."""
-        address = "" if view.is_over else view.values["chief"]
-        if address:
-            self._asking = self._asking or StatusClient(address, "dps monitor", ANSWER_S)
-            with contextlib.suppress(DpsError):
-                chief = self._asking.ask_chief()
-                return chief, {f"ps:{task}": values for task, values in self._asking.ask_ps(chief).items()}
-        return {}, {}
-
     def close(self) -> None:
-        if self._asking is not None:
-            self._asking.close()
+        self._reader.close()
 
 
 def _of_worker(progress: Sequence[Any] | None, batch: int | None) -> dict[str, Any]:

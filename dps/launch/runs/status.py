@@ -8,12 +8,13 @@ from statistics import fmean
 from typing import Any
 
 from dps.cluster.identity import DEFAULT_CHIEF
-from dps.errors import DeadlineExceeded, DpsError
+from dps.errors import DeadlineExceeded
 from dps.launch.commands.operating import StatusClient
-from dps.launch.runs import asked, folder, table
-from dps.launch.runs.keeper import use_keys
+from dps.launch.runs import folder, table
+from dps.launch.runs.reports import RunReader, RunReports
 from dps.launch.runs.times import local
-from dps.launch.runs.view import View, find_live_runs, read_run
+from dps.launch.runs.view import find_live_runs, read_run
+from dps.launch.runs.why import STILL_S, sentence, worker_times
 from dps.launch.supervision.output import tell_if_slow
 from dps.messages.runs import RUN
 from dps.transport.clock import wall
@@ -44,42 +45,36 @@ def show_live(as_json: bool) -> int:
 def show_run(path: str, as_json: bool) -> int:
     """A run and its tasks."""
     view = read_run(path, wall())
-    training, trouble = training_now(view)
+    with RunReader("dps status", ANSWER_S) as reader, tell_if_slow(f"asks the chief of run {view.id} and its ps"):
+        reports = reader.read(view)
+    told = run_values(reports)
+    training = told["training"]
     if as_json:
-        table.print_json(view.as_dict() | {"training": training})
+        table.print_json(told)
         return 0
     values = view.values
     print(f"run {view.id} {view.asked.get('name', '')}: {view.state} since {local(values['since'])}")
     given = ", ".join(f"{name}={value}" for name, value in (view.asked.get("values") or {}).items())
-    told = {
+    lines = {
         "command": view.asked.get("command"), "values": given,
         "resumes": view.asked.get("resumes"), "chief": values["chief"], "output": view.asked.get("output"),
         "folder": view.path, "exit code": values["exit_code"], "reason": values["reason"],
-        "training": training_line(training) if training else trouble,
+        "training": training_line(training) if training else reports.trouble,
+        "why": training and training["why"],
         "last checkpoint": training and checkpoint_text(training),
     }  # fmt: skip
-    for name, value in told.items():
+    for name, value in lines.items():
         if value not in (None, "", {}):
             print(f"{name}: {value}")
     print(table.text(table.TASK_COLUMNS, [table.task_row(view, name) for name in view.tasks]))
     return 0
 
 
-def training_now(view: View) -> tuple[dict[str, Any], str]:
-    """What chief and ps of a run say of its training, {} if it does not go on; or why they say nothing."""
-    address = "" if view.is_over else view.values["chief"]
-    if not address:
-        return {}, ""
-    use_keys(view.path, asked.read_variables(view.path))
-    try:
-        with (
-            StatusClient(address, "dps status", ANSWER_S) as asking,
-            tell_if_slow(f"asks the chief of run {view.id} and its ps"),
-        ):
-            chief = asking.ask_chief()
-            return training_of(chief, asking.ask_ps(chief)), ""
-    except DpsError as error:
-        return {}, f"not known: {error}"
+def run_values(reports: RunReports) -> dict[str, Any]:
+    """A run as plain values: what `dps status ID --json` prints, and what the page of `dps watch` shows. `training` and
+    `ps` are {} if the run does not go on, or the chief says nothing."""
+    training = training_of(reports.chief, reports.ps) if reports.chief else {}
+    return reports.view.as_dict() | {"training": training, "ps": reports.ps}
 
 
 def training_of(chief: Mapping[str, Any], ps: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -91,13 +86,27 @@ def training_of(chief: Mapping[str, Any], ps: Mapping[str, Mapping[str, Any]]) -
     loss = fmean(losses) if losses else None
     rates = {name: told[1] for name, told in progress.items()}
     known = rates and rates.keys() <= batches.keys()
+    workers, update, waits = worker_times(ps), update_of(ps), waits_of(ps)
     return {
         "phase": chief["phase"], "text": chief["text"], "step": max(steps, default=None),
         "loss": loss if loss is None or isfinite(loss) else str(loss),
         "pushes_per_s": sum(rates.values()) if rates else None,
         "examples_per_s": sum(rate * batches[name] for name, rate in rates.items()) if known else None,
         "saved": chief["saved"], "saved_ago": chief["saved_ago"],
+        "update": update.get("mode"), "workers": workers, "waits": waits,
+        "why": sentence(workers, update, waits, chief.get("away")),
     }  # fmt: skip
+
+
+def update_of(ps: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The settings of the update mode, as on the wire; {}: no ps has said."""
+    return next((values["update"] for values in ps.values() if "update" in values), {})
+
+
+def waits_of(ps: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Who has waited for whom for a while, as the step ps reports it; None: nobody."""
+    found = next((values["standstill"] for values in ps.values() if values.get("standstill")), None)
+    return found if found is not None and found["since_s"] >= STILL_S else None
 
 
 def training_line(training: Mapping[str, Any]) -> str:
@@ -136,6 +145,8 @@ def show_cluster(address: str, as_json: bool) -> int:
         print(f"workers {what.replace('_', ' ')}: {', '.join(names) or 'none'}")
     if training["step"] is not None:
         print(f"training: {training_line(training)}")
+    if training["why"]:
+        print(f"why: {training['why']}")
     rows = []
     for task, values in ps.items():
         idle = values["state"] != "no answer" and "step" not in values and chief["phase"] == RUN

@@ -109,7 +109,7 @@ def memory_mb(pid: int) -> float | None:
     return None
 
 
-class Meter:
+class UsageMeter:
     """Measures tasks of this machine again and again. For one thread."""
 
     def __init__(self) -> None:

@@ -59,9 +59,9 @@ class LaunchedChief:
         self._listening = False
         self._decided.set()
 
-    def wait_listening(self, patience_s: float) -> bool:
+    def wait_listening(self, timeout_s: float) -> bool:
         """Wait until it listens, or has ended before that; returns False if neither comes in time. Blocks."""
-        return self._decided.wait(patience_s)
+        return self._decided.wait(timeout_s)
 
     def note_end(self, worker: str, code: int) -> None:
         """A worker has ended whose session has not said so; `tell_ends` tells the chief."""
@@ -71,11 +71,11 @@ class LaunchedChief:
     def tell_ends(self, children: Mapping[str, Started]) -> None:
         """Tell it which workers have ended, once it listens."""
         while self._untold and self._listening and self.address:
-            from dps.launch.programs.leaving import leave
+            from dps.launch.programs.leaving import report_end
 
             task, how, code = self._untold.pop(0)
-            if not children[f"worker:{task}"].alive:  # else the next run's worker has taken its place
-                leave(self.address, task, how, code)
+            if not children[f"worker:{task}"].is_alive:  # else the next run's worker has taken its place
+                report_end(self.address, task, how, code)
 
     def ask_phase(self, runs: Callable[[], bool]) -> str:
         """The phase of its run; "" if it does not say. `runs`: whether its process runs. Blocks up to a second."""

@@ -53,7 +53,7 @@ class Starter:
 
 
 _starter: Starter | None = None
-_starting = threading.Lock()
+_starting = threading.Lock()  # two threads that start the first tasks must not make two starters
 
 
 def start_process(work: Callable[[], subprocess.Popen[str]]) -> subprocess.Popen[str]:
@@ -82,7 +82,7 @@ def read_lines(stream: IO[str]) -> Iterator[str]:
 class Child:
     """A `python -m dps.role` process. `line(name, text)` gets its output, on a thread of its own."""
 
-    host, displaced = "", False
+    host, is_displaced = "", False
 
     def __init__(self, order: Order, env: Mapping[str, str], line: Line, ended: Callable[[Started], None]) -> None:
         self.name = order.name
@@ -114,7 +114,7 @@ class Child:
         self.process.stdout.close()
         self._ended(self)
 
-    def tell(self, chief: str) -> None:
+    def send_chief(self, chief: str) -> None:
         """Give a waiting child the chief's address; "" ends it. Does nothing for others, or a second time."""
         stdin = self.process.stdin
         if stdin is None or stdin.closed:
@@ -126,7 +126,7 @@ class Child:
             stdin.close()
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         return self.process.poll() is None
 
     @property
@@ -138,25 +138,25 @@ class Child:
     def pid(self) -> int:
         return self.process.pid
 
-    def signal(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
         self.process.send_signal(number)
 
-    def wait(self, patience_s: float | None) -> bool:
+    def wait(self, timeout_s: float | None) -> bool:
         """Wait for the end of the child, None: without a limit; returns whether it has ended."""
         try:
-            self.process.wait(patience_s)
+            self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return False
         return True
 
     def tell_to_end(self) -> None:
         """Ask the child to end: a chief or ps ends at once, a program's loop after its step."""
-        self.signal(signal.SIGTERM if runs_program(self.name) else TEARDOWN)
+        self.send_signal(signal.SIGTERM if runs_program(self.name) else TEARDOWN)
 
-    def end(self, patience_s: float) -> None:
-        """Ask the child to end, and SIGKILL it after `patience_s`. Blocks until it has ended."""
+    def end_task(self, timeout_s: float) -> None:
+        """Ask the child to end, and SIGKILL it after `timeout_s`. Blocks until it has ended."""
         self.tell_to_end()
-        if not self.wait(patience_s):
-            self.signal(signal.SIGKILL)
+        if not self.wait(timeout_s):
+            self.send_signal(signal.SIGKILL)
             self.process.wait()
         self._reader.join(2.0)

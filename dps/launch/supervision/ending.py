@@ -24,6 +24,7 @@ EVALUATE_S = 120.0
 SAVE_S = 120.0
 """How long they may take if the chief says that it is ending the run: it writes the last checkpoint."""
 KILL_S = 3.0
+"""How long tasks that were told to end may take until SIGKILL."""
 TOLD_S = 2.0
 """How long the chief may take to end itself and the ps after it was told to."""
 DISMISSED_S = 1.0
@@ -65,12 +66,12 @@ class TasksEnding:
             doing = "stopping after this step" if self._tasks.workers_alive() else "the run is ending"
             self._say(f"{doing}; Ctrl-C once more kills all tasks")
             for child in children:
-                if runs_program(child.name) and child.alive:
-                    child.signal(signal.SIGINT)
+                if runs_program(child.name) and child.is_alive:
+                    child.send_signal(signal.SIGINT)
         else:
             self.begun = self.killed = True
             for child in children:
-                child.signal(signal.SIGKILL)
+                child.send_signal(signal.SIGKILL)
 
     def end_if_lost(self) -> None:
         """End the run if a ps, the chief or the program that drives the workers is lost for good. Blocks."""
@@ -79,9 +80,9 @@ class TasksEnding:
             return
         if tasks.workers_alive() and (lost := tasks.lost_task()):
             why = self._chief.reason or f"{lost} is lost for good"
-            patience_s = CHIEFLESS_S if lost == "chief" else END_S
-            self._say(f"{why}; the workers have {patience_s:.0f} s to end")
-            self._give_up(patience_s)
+            timeout_s = CHIEFLESS_S if lost == "chief" else END_S
+            self._say(f"{why}; the workers have {timeout_s:.0f} s to end")
+            self._give_up(timeout_s)
         elif tasks.is_undriven():
             self._tell_workers()
             self._give_up(END_S)
@@ -103,20 +104,20 @@ class TasksEnding:
             self._tasks.children[name].tell_to_end()
         return running
 
-    def _give_up(self, patience_s: float) -> None:
+    def _give_up(self, timeout_s: float) -> None:
         """End the workers: let them end by themselves, then tell them to, then kill them. Blocks."""
         tasks, self.begun = self._tasks, True
-        self._wait_while(tasks.workers_alive, patience_s)
+        self._wait_while(tasks.workers_alive, timeout_s)
         self.told = self._tell_workers()
         deadline = now() + KILL_S
         while tasks.workers_alive() and now() < deadline:
             self._turn(0.05)
         for name in tasks.workers_alive():
-            tasks.children[name].end(0.0)
+            tasks.children[name].end_task(0.0)
 
-    def _wait_while(self, alive: Callable[[], object], patience_s: float) -> None:
+    def _wait_while(self, alive: Callable[[], object], timeout_s: float) -> None:
         """Wait for the end of tasks, while interrupts are handled. Blocks."""
-        deadline = now() + patience_s
+        deadline = now() + timeout_s
         while alive() and now() < deadline:
             self._turn(0.05)
             self.handle_interrupts()
@@ -124,23 +125,23 @@ class TasksEnding:
     def wait_for_servers(self) -> None:
         """Wait for ps, chief and evaluator, which end by themselves when no worker is left. Blocks."""
         self._wait_while(self._tasks.servers_alive, ALONE_S)
-        self._wait_while(self._tasks.servers_alive, self._patience_s())
+        self._wait_while(self._tasks.servers_alive, self._servers_timeout_s())
         self._wait_for_evaluator()
 
     def _wait_for_evaluator(self) -> None:
         """Wait for the evaluator, which the chief has told of the run's end. Blocks."""
         evaluator = self._tasks.children.get(EVALUATOR)
-        if evaluator is None or not evaluator.alive or self.begun:
+        if evaluator is None or not evaluator.is_alive or self.begun:
             return
         deadline, told_at = now() + EVALUATE_S, now() + SAY_S
-        while evaluator.alive and now() < deadline and not self.killed:
+        while evaluator.is_alive and now() < deadline and not self.killed:
             self._turn(0.05)
             self.handle_interrupts()
             if now() >= told_at:
                 told_at = deadline
                 self._say(f"waits for {EVALUATOR}, at most {EVALUATE_S:.0f} s")
 
-    def _patience_s(self) -> float:
+    def _servers_timeout_s(self) -> float:
         """How long ps and chief may take when no worker is left. This depends on the chief's answer."""
         tasks = self._tasks
         if not tasks.servers_alive() or tasks.lost_task() == "chief":
@@ -157,18 +158,18 @@ class TasksEnding:
         self.begun = True
         children = self._tasks.children
         for child in children.values():
-            child.tell("")
+            child.send_chief("")
         for child in children.values():
-            if runs_program(child.name) and child.alive:
-                child.signal(signal.SIGTERM)
+            if runs_program(child.name) and child.is_alive:
+                child.send_signal(signal.SIGTERM)
         chief = children.get("chief")
-        if chief is not None and chief.alive:
+        if chief is not None and chief.is_alive:
             chief.tell_to_end()
             chief.wait(TOLD_S)
         for child in children.values():
             child.tell_to_end()
         for child in children.values():
-            child.end(KILL_S)
+            child.end_task(KILL_S)
 
 
 AGAIN_S, SELDOM_S = 0.2, 60.0
@@ -176,7 +177,7 @@ AGAIN_S, SELDOM_S = 0.2, 60.0
 """How long programs may take until a line says that they are waited for."""
 
 
-class AfterEnd:
+class EndNotifier:
     """Tells the programs: one that stood still when the chief told all tasks, or that has started since, would look for
     the chief for a minute. docs/decisions/0073."""
 
@@ -196,7 +197,7 @@ class AfterEnd:
         if at >= self._again_at:
             self._again_at, self._again_s = at + self._again_s, min(2 * self._again_s, SELDOM_S)
             for name in tasks.programs_alive():
-                tasks.children[name].signal(OVER)
+                tasks.children[name].send_signal(OVER)
         waits = tasks.workers_alive()
         if at >= self._since + SAY_S and waits and not self._said:
             self._said = True

@@ -37,11 +37,11 @@ class Started(Protocol):
         """The machine where it runs; "" for this one."""
 
     @property
-    def displaced(self) -> bool:
+    def is_displaced(self) -> bool:
         """Whether its place is lost or about to go. It may be started again in another one, which is no restart."""
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether it runs."""
 
     @property
@@ -52,20 +52,20 @@ class Started(Protocol):
     def pid(self) -> int:
         """The process, on the machine where it runs."""
 
-    def tell(self, chief: str) -> None:
+    def send_chief(self, chief: str) -> None:
         """Give a waiting task the chief's address; "" ends it. Does nothing for others, or a second time."""
 
-    def signal(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
         """Send a signal to it."""
 
-    def wait(self, patience_s: float | None) -> bool:
+    def wait(self, timeout_s: float | None) -> bool:
         """Wait for its end, None: without a limit; returns whether it has ended."""
 
     def tell_to_end(self) -> None:
         """Ask it to end: a chief or ps ends at once, a program's loop after its step."""
 
-    def end(self, patience_s: float) -> None:
-        """Ask it to end, and kill it after `patience_s`. Blocks until it has ended."""
+    def end_task(self, timeout_s: float) -> None:
+        """Ask it to end, and kill it after `timeout_s`. Blocks until it has ended."""
 
 
 Line = Callable[[str, str], None]

@@ -83,7 +83,7 @@ class Output:
     def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = sys.stdout if stream is None else stream
         self._colours: dict[str, int] = {}
-        self._writing = threading.Lock()
+        self._writing = threading.Lock()  # each task has a thread for its lines, which must not mix
 
     def print_line(self, name: str, text: str) -> None:
         """Print a line. Blocks while the reader does not read."""
@@ -121,7 +121,7 @@ def full_name(run: str, task: str) -> str:
     return f"{run}.{task.replace(':', '.')}"
 
 
-class Showing:
+class BufferedOutput:
     """The lines wait in a buffer. When it is full, tasks wait for a slow reader, as with any pipe. Of one who stands
     still nobody waits: lines of tasks are left out, which is told in their place, and the run's logs have them. Who
     calls `show_line` for the launcher never waits."""

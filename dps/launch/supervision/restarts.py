@@ -14,7 +14,7 @@ from dps.launch.supervision.plan import runs_program
 from dps.launch.supervision.tasks import Tasks
 
 
-class Moving:
+class Evictions:
     """Handles tasks whose place is about to go. `add_notice` may be called on any thread, all else on the supervisor's.
 
     The tasks of such a place are told to end in order. A worker ends after its step, and a ps once its values are
@@ -27,36 +27,36 @@ class Moving:
         self._notices: queue.SimpleQueue[tuple[Sequence[str], str]] = queue.SimpleQueue()
         self._told: set[Started] = set()
         """Tasks that were told to end because their place is about to go."""
-        self.all = False
+        self.ends_run = False
         """Whether the run ends because its machines go, and not because it is done."""
 
     def add_notice(self, names: Sequence[str], where: str) -> None:
         """The place of these tasks is about to go."""
         self._notices.put((names, where))
 
-    def tell_displaced(self) -> None:
+    def end_evicted(self) -> None:
         """Tell the tasks to end whose place is about to go."""
         while not self._notices.empty():
             names, where = self._notices.get()
-            going = [child for name in names if (child := self._children.get(name)) is not None and child.alive]
-            workers = [child for name, child in self._children.items() if name.startswith("worker:") and child.alive]
+            going = [child for name in names if (child := self._children.get(name)) is not None and child.is_alive]
+            workers = [child for name, child in self._children.items() if name.startswith("worker:") and child.is_alive]
             if "chief" in names or (workers and set(workers) <= {*going, *self._told}):
-                self.all = True
+                self.ends_run = True
                 self._say(f"the run ends in order with {where}, and begins again from its checkpoint")
-                going = [child for name, child in self._children.items() if name == "chief" and child.alive]
+                going = [child for name, child in self._children.items() if name == "chief" and child.is_alive]
             for child in going:
                 self._told.add(child)
-                child.signal(signal.SIGTERM)
+                child.send_signal(signal.SIGTERM)
 
     @property
     def may_begin_again(self) -> bool:
         """Whether the run, which is over, was ended by the loss of machines: it can begin again from its checkpoint."""
         chief = self._children.get("chief")
-        return self.all or (chief is not None and chief.displaced and bool(chief.code))
+        return self.ends_run or (chief is not None and chief.is_displaced and bool(chief.code))
 
-    def may_move(self, child: Started) -> bool:
+    def is_evicted(self, child: Started) -> bool:
         """Whether a task that has ended is to be started again elsewhere: it was told so, or its machine was lost."""
-        if not child.displaced or self.all or child.name == "chief":
+        if not child.is_displaced or self.ends_run or child.name == "chief":
             return False
         if child.name.startswith("evaluator:") and child.code == 0:
             return False
@@ -70,7 +70,7 @@ NEVER_AGAIN = (0, 2, 3)
 class Restarts:
     """Decides which tasks are started again, and starts them."""
 
-    def __init__(self, tasks: Tasks, moving: Moving, ending: TasksEnding, say: Callable[[str], None]) -> None:
+    def __init__(self, tasks: Tasks, moving: Evictions, ending: TasksEnding, say: Callable[[str], None]) -> None:
         self._tasks, self._moving, self._ending, self._say = tasks, moving, ending, say
         self._left: dict[str, int] = {}
         """How often each task may still be started again."""
@@ -84,7 +84,7 @@ class Restarts:
     def _may_restart(self, child: Started, code: int) -> bool:
         """Whether a task that has ended is started again. A program that has failed by itself is not."""
         name, tasks, ending = child.name, self._tasks, self._ending
-        if not ending.begun and not ending.interrupted and self._moving.may_move(child):
+        if not ending.begun and not ending.interrupted and self._moving.is_evicted(child):
             return tasks.lost_task() in ("", name)
         if ending.begun or code in NEVER_AGAIN or self._left.setdefault(name, tasks.plan.job(name).restarts) < 1:
             return False
@@ -96,7 +96,7 @@ class Restarts:
     def _start_again(self, child: Started, code: int) -> bool:
         """Start a task again; returns whether there was a place for it."""
         name = child.name
-        if not child.displaced:
+        if not child.is_displaced:
             self._left[name] -= 1
         self._say(f"{name} ended with {describe(code)}; it is started again")
         try:

@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dps.errors import DeadlineExceeded, TaskLost
 from dps.launch.engines.local import LocalEngine
 from dps.launch.supervision.chief import LaunchedChief
-from dps.launch.supervision.ending import AfterEnd, TasksEnding
+from dps.launch.supervision.ending import EndNotifier, TasksEnding
 from dps.launch.supervision.engine import Engine, Started
 from dps.launch.supervision.interrupts import Interrupts
 from dps.launch.supervision.outcome import KNOWN, LOST, describe, outcome
 from dps.launch.supervision.output import Output, Print, plain, without_name
 from dps.launch.supervision.plan import EVALUATOR, RunPlan, runs_program
-from dps.launch.supervision.restarts import Moving, Restarts
+from dps.launch.supervision.restarts import Evictions, Restarts
 from dps.launch.supervision.tasks import TaskObserver, Tasks
 from dps.process import descriptors
 
@@ -29,9 +29,10 @@ SYNTAX = ("SyntaxError", "IndentationError", "TabError")
 REFUSED = re.compile(r"dps: (?!stopping after)(.+)|(\S+: error: .+)")
 """What a program prints that ends with exit code 2: an error of dps, or of argparse."""
 LONGEST = 200
+"""Characters of an error in the last line of a run."""
 
 
-class Tails:
+class ErrorCollector:
     """Reads the output of tasks. `found`: such as "ValueError: no data (train.py, line 7)", by the task's name;
     `refused`: what was wrong with arguments or settings."""
 
@@ -65,6 +66,7 @@ class Tails:
 
 
 START_S = 30.0
+"""How long the chief may take until it listens."""
 
 
 class Supervisor:
@@ -80,13 +82,13 @@ class Supervisor:
         """Raises ConfigError if tasks are to be pinned to processors and that is impossible."""
         self._engine = engine or LocalEngine()
         self._print = line or Output().print_line
-        self._tails = Tails()
+        self._errors = ErrorCollector()
         self.chief = LaunchedChief()
         self.tasks = Tasks(plan, self.chief, self._engine, self._take_line, watch)
-        self.moving = Moving(self.tasks.children, self.say)
+        self.evictions = Evictions(self.tasks.children, self.say)
         self.ending = TasksEnding(self.tasks, self.chief, self.handle_next_end, self.say)
-        self._after = AfterEnd(self.tasks, self.say)
-        self._restarts = Restarts(self.tasks, self.moving, self.ending, self.say)
+        self._end_notifier = EndNotifier(self.tasks, self.say)
+        self._restarts = Restarts(self.tasks, self.evictions, self.ending, self.say)
 
     def start(self) -> None:
         """Start chief and ps and all tasks that have a program, all at once: they load their modules while the chief
@@ -98,7 +100,7 @@ class Supervisor:
         plan = self.tasks.plan
         descriptors.check("each task of this run", descriptors.needed_to_launch(plan.ps, plan.workers))
         self._engine.check(plan)
-        self.chief.bind_to(self._engine.open(plan, self._take_line, self.moving.add_notice))
+        self.chief.bind_to(self._engine.open(plan, self._take_line, self.evictions.add_notice))
         for name in plan.tasks():
             if not runs_program(name) or plan.job(name).run:
                 self.tasks.start_task(name)
@@ -111,7 +113,7 @@ class Supervisor:
                 f"the chief did not begin to listen within {START_S:.0f} s; its output may say why, else try again"
             )
         for child in self.tasks.children.values():
-            child.tell(self.chief.address)
+            child.send_chief(self.chief.address)
 
     def _not_started_error(self) -> TaskLost:
         """The error of a chief that has ended before it listened, with its reason and its exit code."""
@@ -132,7 +134,7 @@ class Supervisor:
         if name == "chief":
             self.chief.take_line(plain(text))
         elif runs_program(name):
-            self._tails.read_line(name, plain(text))
+            self._errors.read_line(name, plain(text))
         if not text.startswith(f"dps {name} at "):
             self._print(name, without_name(name, text))
 
@@ -143,9 +145,9 @@ class Supervisor:
     def handle_next_end(self, wait_s: float) -> None:
         """Handle a task that ended, and restart it if it may be restarted. Blocks up to `wait_s`."""
         self.chief.tell_ends(self.tasks.children)
-        self.moving.tell_displaced()
+        self.evictions.end_evicted()
         if not self.ending.begun:
-            self._after.tell_programs()
+            self._end_notifier.tell_programs()
         end = self.tasks.next_end(wait_s)
         if end is None or self._restarts.restart_if_allowed(*end):
             return
@@ -183,7 +185,7 @@ class Supervisor:
             return 130
         left_out = {*late, *self.ending.told}
         codes = {n: c.code or 0 for n, c in self.tasks.children.items() if n not in left_out}
-        code, why = outcome(codes, self.tasks.crashed, self.chief.reason, self._tails.found, self._tails.refused)
+        code, why = outcome(codes, self.tasks.crashed, self.chief.reason, self._errors.found, self._errors.refused)
         if why:
             self.say(why)
         return code

@@ -93,15 +93,15 @@ class Tasks:
 
     def workers_alive(self) -> list[str]:
         """The workers that run."""
-        return [n for n, c in self.children.items() if n.startswith("worker") and c.alive]
+        return [n for n, c in self.children.items() if n.startswith("worker") and c.is_alive]
 
     def programs_alive(self) -> list[str]:
         """The workers and evaluators that run."""
-        return [n for n, c in self.children.items() if runs_program(n) and c.alive]
+        return [n for n, c in self.children.items() if runs_program(n) and c.is_alive]
 
     def servers_alive(self) -> list[str]:
         """The tasks without a program that run, such as ps and chief."""
-        return [n for n, c in self.children.items() if not runs_program(n) and c.alive]
+        return [n for n, c in self.children.items() if not runs_program(n) and c.is_alive]
 
     def has_work(self) -> bool:
         """Whether a worker runs, or the end of a task was not handled yet."""
@@ -124,6 +124,6 @@ class Tasks:
         """The first ps or chief that failed and was not restarted; "" if there is none."""
         failed = [
             n for n, c in self.children.items()
-            if not runs_program(n) and not c.alive and self.states[n].startswith("failed")
+            if not runs_program(n) and not c.is_alive and self.states[n].startswith("failed")
         ]  # fmt: skip
         return next((n for n in reversed(self.crashed) if n in failed), failed[0] if failed else "")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from dps.errors import Aborted
 from dps.messages.sessions import APPLIED, WINDOW, Pushed
 from dps.ps.intake.borrowed import Borrowed
 from dps.ps.intake.intake import Intake, Staged
+
+if TYPE_CHECKING:
+    from dps.ps.intake.worker_times import WorkerTimes
 
 
 class Ledger:
@@ -36,6 +40,10 @@ class Ledger:
         """Bytes of its pushes, and of the values that it was sent or lent."""
         self.rate = 0.0
         """Bytes a second at which the last whole pull left; 0: not known."""
+        self.waited_s = 0.0
+        """How long its pushes and pulls have waited for other workers, as far as this ps knows."""
+        self.times: WorkerTimes | None = None
+        """What its loop's time goes to, if it has told."""
 
     def has_result(self, number: int) -> bool:
         return number <= self.done or number in self.results
@@ -49,12 +57,23 @@ class Ledger:
         if not self.done < number <= self.done + self.window:
             raise Aborted(f"push {number} is too far ahead: {self.done} are done, {self.window} more may be open")
 
-    def counters(self) -> dict[str, int]:
-        """For people: how many pushes have results, step and staleness of the last one, and bytes."""
+    def record_times(self, told: Sequence[Any]) -> None:
+        """What came with a push of the session (`Push.times`). Raises ProtocolError if it is no such thing."""
+        if self.times is None:
+            from dps.ps.intake.worker_times import WorkerTimes  # here: a ps starts without it
+
+            self.times = WorkerTimes()
+        self.times.record_report(told, self.done, self.waited_s)
+
+    def counters(self) -> dict[str, Any]:
+        """For people: how many pushes have results, step and staleness of the last one, bytes, and what the time of the
+        session's loop goes to, if it has told."""
         last = self.results.get(self.done)
         step, staleness = (0, 0) if last is None else (last.step, last.staleness)
+        times = {} if self.times is None else {"times": self.times.as_dict()}
         return {
             "pushes": self.done, "step": step, "staleness": staleness, "received": self.received, "sent": self.sent,
+            **times,
         }  # fmt: skip
 
     def stage_push(self, staged: Staged, nbytes: int) -> Staged:

@@ -31,6 +31,7 @@ from dps.process.telemetry import log
 from dps.ps.intake.intake import Applying, Gathering, Intake, Keeping, PushOf, Staged
 from dps.ps.intake.ledger import Ledger
 from dps.ps.modes.clocks import Clocks
+from dps.ps.serving.long_waits import Waits
 from dps.ps.serving.streaming_pull import StreamingPull
 from dps.ps.shard import Shard
 from dps.ps.store.draft import Draft
@@ -176,6 +177,9 @@ class AsyncMode:
     @property
     def reached(self) -> int:
         return self.shard.store.step
+
+    def standstill(self) -> dict[str, Any]:
+        return {}
 
     def waiting_for(self) -> str:
         return ""
@@ -346,6 +350,7 @@ class BoundedMode(AsyncMode):
         super().__init__(shard, Async())
         self._plain = False  # results are counted
         self.clocks = Clocks(settings.staleness)
+        self._waits = Waits(shard.node, shard.ledgers)
         self._timed: set[tuple[int, int]] = set()
 
     def may_read(self, sender: Sender, pull: Pull) -> str:
@@ -356,7 +361,10 @@ class BoundedMode(AsyncMode):
         if self.clocks.lowest() != before:
             self.shard.node.post(self.shard.reading.answer_waiting)
         if self.clocks.may_read(sender.incarnation):
+            self._waits.end_waits([(sender.incarnation, sender.request)])
             return ""
+        late_s = pull.patience_ms / 1000 * self.shard.node.runtime.tuning.modes.late_share
+        self._waits.begin_wait(sender.incarnation, sender.request, late_s)
         self._set_deadline(sender, pull)
         return f"{self.waiting_for()} to come within {self.clocks.bound} steps"
 
@@ -390,8 +398,14 @@ class BoundedMode(AsyncMode):
             self.clocks.record_pushes(ledger.incarnation, ledger.applied if alone else staged.push.clock)
         return result
 
+    def standstill(self) -> dict[str, Any]:
+        return self._waits.standstill(self.clocks.slowest())
+
     def set_members(self, message: Members) -> None:
+        before = set(self.shard.ledgers)
         super().set_members(message)
+        for incarnation in before - self.shard.ledgers.keys():
+            self._waits.forget_session(incarnation)
         self.clocks.set_members({m[0]: m[1] for m in message.live if m[3]})
         self.shard.node.runtime.record("clocks", clocks=self.clocks.now())
 

@@ -18,7 +18,7 @@ def combined(gradients: Sequence[Gradient], layout: ShardLayout, reduction: str 
     """Make one gradient of those of all pushes of a step, in their order. They are not changed, because their memory
     may be the sessions' own. For a "mean" a variable is divided by the number of pushes that have a gradient for it,
     and a sparse row by the number of pushes that have it. A "sum" is not divided. If all gradients are runs nothing is
-    computed here: the pass that applies them sums.
+    computed here: the pass that applies them sums. The result counts as checked for NaN and infinity.
     """
     gradients = [gradient for gradient in gradients if gradient.run is not None or gradient.parts]
     mean = reduction == "mean"

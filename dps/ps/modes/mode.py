@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from dps.actors.ref import Sender
 from dps.messages.runs import Members
@@ -58,6 +58,9 @@ class Mode(Protocol):
 
     def order_cut(self, name: str) -> None:
         """A checkpoint is wanted: have `shard.saving.cut(name)` called at the right moment."""
+
+    def standstill(self) -> dict[str, Any]:
+        """For how long which sessions have waited for which others, as of `Waits.standstill`; {} if nobody waits."""
 
     def waiting_for(self) -> str:
         """For whom the shard waits now, as text for errors and status; "" if for nobody."""

@@ -238,6 +238,10 @@ class Quorum:
         gradients, workers = _count(self.aggregate, "gradient"), _count(self._needed(), "worker")
         return f"step {self.step + 1} needs {gradients} from {workers}; this cluster has {self._present()}"
 
+    def has_all(self, incarnation: int, number: int) -> bool:
+        """Whether a push of this session is complete on all ps."""
+        return number < self._next.get(incarnation, 1)
+
     def is_waiting(self, incarnation: int) -> bool:
         """Whether a push or an entry of this session waits."""
         return incarnation in self._entering or any(w.id[1] == incarnation for w in self._waiting)

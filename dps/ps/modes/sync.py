@@ -28,10 +28,13 @@ from dps.ps.modes.combine import assigned, combined
 from dps.ps.modes.exchanges import Exchanges
 from dps.ps.modes.quorum import Decision, Grant, PushId, Quorum, QuorumMember
 from dps.ps.modes.together import Together
-from dps.ps.serving.long_waits import LongWaits
+from dps.ps.serving.long_waits import LongWaits, Waits
 from dps.ps.shard import Shard
 from dps.training.update_modes import SyncReplicas
 from dps.transport.message import Message
+
+EXCHANGE = -1
+"""The number under which a session waits in a call of all workers."""
 
 
 class SyncMode:
@@ -61,13 +64,15 @@ class SyncMode:
         """The number of the last decision that was carried out here."""
         self._askers: dict[tuple[int, int], Sender] = {}
         self._granted: dict[tuple[int, int], Pushed] = {}
+        self._waits = Waits(shard.node, shard.ledgers)
+        """On the step ps."""
         self._cuts: list[str] = []
         self._together: Together | None = None
         if self.quorum and not self._others:
             self._together = Together(shard, self.quorum, self._keep_granted, settings.reduction)
         self._exchanges: Exchanges | None = None
         if self.quorum is not None:
-            self._exchanges = Exchanges(self.quorum, self._has_pushed, shard.node.answer)
+            self._exchanges = Exchanges(self.quorum, self._has_pushed, self._answer_exchange)
         self._accepted: list[tuple[int, int]] = []
         """The pushes that count, by incarnation and number, of sessions that were not told yet."""
 
@@ -84,10 +89,13 @@ class SyncMode:
             self._report_kept()
             self._report_one(staged, sender)
         elif missing:
+            self._waits.begin_wait(staged.push.incarnation, staged.push.number)
             if len(together.kept) == 1:
                 self._long_waits.add_wait(partial(self._report_late, staged.push.step))
-        elif not together.make():
-            self._report_kept()
+        else:
+            self._waits.end_waits([push[1:] for push in together.kept])
+            if not together.make():
+                self._report_kept()
         self._settle_exchanges()
 
     def at_once(self, push: Push, ledger: Ledger, sender: Sender) -> bool:
@@ -173,6 +181,14 @@ class SyncMode:
             for staged in ledger.staged.values() if incarnation not in live else ():
                 staged.copy_borrowed()
 
+    def standstill(self) -> dict[str, Any]:
+        return {} if self.quorum is None else self._waits.standstill(self._missing())
+
+    def _missing(self) -> list[str]:
+        """The workers that the next step waits for."""
+        self._report_kept()
+        return [] if self.quorum is None else self.quorum.missing()
+
     @property
     def reached(self) -> int:
         return max(self.shard.store.step, 0 if self.quorum is None else self.quorum.step)
@@ -195,6 +211,13 @@ class SyncMode:
             raise ValueError(f"{self.shard.node.name} is not the step ps; that is ps:{self.shard.step_ps}")
         self._exchanges.join_call(message, sender)
 
+    def _answer_exchange(self, sender: Sender, message: Message | Exception) -> None:
+        if isinstance(message, Waiting):
+            self._waits.begin_wait(sender.incarnation, EXCHANGE)
+        else:
+            self._waits.end_waits([(sender.incarnation, EXCHANGE)])
+        self.shard.node.answer(sender, message)
+
     def _settle_exchanges(self) -> None:
         if self._exchanges is not None and self._exchanges.open:
             self._exchanges.settle_calls()
@@ -210,8 +233,7 @@ class SyncMode:
         """Another ps reports complete pushes. On the step ps only."""
         if self.quorum is None:
             raise ValueError(f"{self.shard.node.name} is not the step ps; that is ps:{self.shard.step_ps}")
-        for incarnation, number, step, refusal in message.pushes:
-            self._carry_out(self.quorum.report_push(message.ps, incarnation, number, step, refusal))
+        self._report_to_quorum(self.quorum, message.ps, message.pushes)
         self._settle_exchanges()
 
     def on_decide(self, message: Decide) -> None:
@@ -232,12 +254,19 @@ class SyncMode:
 
     def _report_pushes(self, pushes: list[list[Any]]) -> None:
         if self.quorum is not None:
-            for incarnation, number, step, refusal in pushes:
-                self._carry_out(self.quorum.report_push(self.shard.ps, incarnation, number, step, refusal))
+            self._report_to_quorum(self.quorum, self.shard.ps, pushes)
             return
         shard = self.shard
         report = Report(shard.epoch, shard.ps, pushes)
         self._tell_until_done(shard.step_ps, report)
+
+    def _report_to_quorum(self, quorum: Quorum, ps: int, pushes: list[Any]) -> None:
+        for incarnation, number, step, refusal in pushes:
+            had_all = quorum.has_all(incarnation, number)
+            actions = quorum.report_push(ps, incarnation, number, step, refusal)
+            if not had_all and quorum.has_all(incarnation, number):
+                self._waits.begin_wait(incarnation, number)
+            self._carry_out(actions)
 
     def _tell_until_done(self, ps: int, message: Message) -> None:
         """Send a request to a ps until it is answered. A new run epoch, which ends this shard, ends this, too."""
@@ -250,6 +279,8 @@ class SyncMode:
         shard.node.ask(shard.peers[ps], message, shard.node.runtime.tuning.modes.peer_s, answered)
 
     def _carry_out(self, actions: list[Decision | Grant]) -> None:
+        if actions:  # before the update, which is no waiting for others
+            self._waits.end_waits([(a.incarnation, a.number) for a in actions if isinstance(a, Grant)])
         for action in actions:
             if isinstance(action, Decision):
                 self._issue_decision(action)
@@ -347,6 +378,7 @@ class SyncMode:
 
     def _forget_session(self, incarnation: int) -> None:
         self.shard.forget_session(incarnation)
+        self._waits.forget_session(incarnation)
         for table in (self._askers, self._granted):
             for key in [k for k in table if k[0] == incarnation]:
                 del table[key]

@@ -14,10 +14,9 @@ from functools import partial
 from dps.actors.ref import Sender
 from dps.messages.sessions import APPLIED, Pushed
 from dps.ps.intake.intake import Staged
+from dps.ps.modes.combine import combined
 from dps.ps.modes.quorum import PushId, Quorum
 from dps.ps.shard import Shard
-from dps.ps.store.gradients import Gradient, GradientSum
-from dps.transport.wire import Array
 
 Asked = tuple[Staged, Sender]
 """A complete push, and the sender who waits for its result."""
@@ -54,14 +53,9 @@ class Together:
         """Make the step of the kept pushes. Returns False, and changes nothing, if a gradient is not finite."""
         shard, store = self._shard, self._shard.store
         step, pushes = self._quorum.step + 1, sorted(self.kept)
-        gradients, checked = list[Array](), True
-        for push in pushes:
-            gradient = self.kept[push][0].gradient
-            assert gradient is not None and gradient.run is not None, "`keep` has looked"
-            gradients += gradient.run  # type: ignore[arg-type]  # in sync it has neither pieces nor sums
-            checked &= gradient.checked
-        divisor = len(pushes) if self._reduction == "mean" else 1
-        update = Gradient([GradientSum(tuple(gradients), divisor)], {}, checked=checked)
+        found = [gradient for push in pushes if (gradient := self.kept[push][0].gradient) is not None]
+        update = combined(found, shard.layout, self._reduction)
+        update.checked = all(gradient.checked for gradient in found)
         if store.apply_update(update, step, record=partial(self._record, pushes, step)):
             return False
         kept, self.kept = self.kept, {}

@@ -16,7 +16,7 @@ import numpy as np
 from dps.errors import Unavailable
 from dps.kernels import cpu, optimizers
 from dps.kernels import rows as row_kernels
-from dps.kernels.fused import MOST
+from dps.kernels.passes import MOST
 from dps.process.telemetry import log
 from dps.ps.store.gradients import GradientSum, is_finite, summed
 from dps.ps.store.hold import Buffer
@@ -218,6 +218,19 @@ class ArenaMemory:
         self.write(None, start, data)
         if self.averages is not None:
             self.write("average", start, data)
+
+    def make_values(self, start: int, size: int, fill: Callable[[Array, int], None], first: int) -> None:
+        """Fill a range of the values before the shard is published. `fill(out, n)` writes a variable's elements from
+        number `n` on, `first` at `start`; threads of the pool call it."""
+        out = np.empty(size, self.arena.dtype) if self.on_device else self.values[start : start + size]
+
+        def piece(begin: int, stop: int) -> bool:
+            fill(out[begin:stop], first + begin)
+            return True
+
+        self.share_pass(size, piece)
+        if self.on_device or self.averages is not None:
+            self.fill_values(start, out)
 
     def averaged(self) -> Array:
         """A copy of the averages in the dtype of the values, flat; of the values where no averages are kept."""

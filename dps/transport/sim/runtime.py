@@ -152,15 +152,17 @@ class SimRuntime(TaskGroup):
         self._scheduler.start(task)
         return task
 
-    def compute(self) -> None:
+    def compute(self) -> float:
         """As Runtime.compute: the virtual time of the compute model, longer while the process is slow."""
         step, self._steps = self._steps, self._steps + 1
         setting = self._setting
-        seconds = setting.compute.step_s(setting.seed, self.name, step) * setting.fabric.slow.get(self.name, 1.0)
+        seconds, began = setting.compute.step_s(setting.seed, self.name, step), self._scheduler.now
+        seconds *= setting.fabric.slow.get(self.name, 1.0)
         if self.work is not None:
             self.work.cores.spend(seconds)
         elif seconds > 0:
             self.sleep(seconds)
+        return self._scheduler.now - began
 
     def preempt(self) -> None:
         """As Runtime.preempt: with some probability, others run for a moment."""

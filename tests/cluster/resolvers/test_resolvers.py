@@ -191,9 +191,9 @@ def test_every_rank_sees_one_cluster_and_is_another_task_of_it(slots: list[int],
 
 
 def test_an_engine_is_found_by_name() -> None:
-    assert resolve.engine("skypilot", SKYPILOT) == resolve.skypilot(SKYPILOT)
+    assert resolve.run_resolver("skypilot", SKYPILOT) == resolve.skypilot(SKYPILOT)
     with pytest.raises(ConfigError, match="resolver: got 'lsf', wanted one of kubernetes, mpi, sge, skypilot, slurm"):
-        resolve.engine("lsf", {})
+        resolve.run_resolver("lsf", {})
 
 
 def test_a_union_has_the_tasks_of_all() -> None:
@@ -254,7 +254,7 @@ def test_a_union_of_two_that_disagree_says_which_said_what() -> None:
 )  # fmt: skip
 def test_a_variable_that_is_missing_or_malformed_is_named(engine: str, environ: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
-        resolve.engine(engine, environ, JOBS)
+        resolve.run_resolver(engine, environ, JOBS)
     assert "\n" not in str(caught.value)
 
 
@@ -300,8 +300,8 @@ def test_a_listing_that_cannot_be_used_is_refused(listing: Any, words: str) -> N
 
 @given(st.dictionaries(st.sampled_from([*OPEN_MPI, *HYDRA, *TORCHRUN, *SKYPILOT, *JOBSET]), st.text(max_size=6)))
 def test_no_environment_makes_anything_but_a_cluster_or_one_clear_error(environ: dict[str, str]) -> None:
-    for engine in resolve.ENGINES:
+    for engine in resolve.RESOLVERS:
         try:
-            resolve.engine(engine, environ, JOBS)
+            resolve.run_resolver(engine, environ, JOBS)
         except ConfigError as error:
             assert "got" in str(error) and "wanted" in str(error)

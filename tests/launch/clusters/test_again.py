@@ -92,7 +92,7 @@ def test_a_fresh_run_on_other_machines_has_new_keys_and_leaves_none(monkeypatch:
             assert Path(keys[-1]).is_dir(), "the tasks that end still need them"
 
     monkeypatch.delenv("DPS_KEYS", raising=False)
-    monkeypatch.setattr(elsewhere, "Processes", Tasks)
+    monkeypatch.setattr(elsewhere, "ProcessTasks", Tasks)
     monkeypatch.setattr(elsewhere, "make_engine", lambda _: Anything())
     with elsewhere.SSHCluster(["one"], ps=1, workers=1) as local:
         local.run(echo)

@@ -124,7 +124,7 @@ class TestOneCluster:
         assert supervisor is not None
         for _ in range(2):  # it is started again once
             chief = supervisor.tasks.children["chief"]
-            chief.signal(signal.SIGKILL)
+            chief.send_signal(signal.SIGKILL)
             until(lambda chief=chief: supervisor.tasks.children["chief"] is not chief or supervisor.tasks.lost_task())
         with pytest.raises(TaskLost, match="chief of this cluster is gone"):
             local.run(echo)

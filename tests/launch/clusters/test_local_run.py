@@ -13,9 +13,9 @@ import pytest
 from dps.calls.failures import Failure, failure_of
 from dps.errors import DeadlineExceeded, DpsError, OutOfDescriptors
 from dps.launch.clusters import progress
-from dps.launch.clusters.processes import Processes
+from dps.launch.clusters.processes import ProcessTasks
 from dps.launch.clusters.run import LocalRun
-from dps.launch.clusters.worker import send
+from dps.launch.clusters.worker import write_value
 from dps.launch.programs import leaving
 from dps.process.functions import show_sources, sources
 
@@ -37,7 +37,7 @@ class Told:
         if self.obedient:
             self.run.ended(task, "drained")
 
-    def end(self, task: int) -> None:
+    def end_worker(self, task: int) -> None:
         self.killed.append(task)
         self.run.ended(task, None, Failure("SIGKILL"))
 
@@ -155,7 +155,7 @@ def test_an_interrupted_wait_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) 
 
 def test_its_repr_tells_workers_step_and_address() -> None:
     run, _ = run_of(2)
-    run.opened({"worker": "worker:0", "step": 0, "last_step": 400, "batch": 32})
+    run.opened({"worker": "worker:0", "step": 0, "last_step": 400, "batch": 32, "placement": []})
     run.pushed(row(12, 0.25))
     run.ended(1)
     assert repr(run) == (
@@ -173,7 +173,7 @@ def test_a_terminal_gets_a_bar_of_tqdm_with_loss_and_examples(monkeypatch: pytes
     monkeypatch.setattr(progress, "DELAY_S", 0.0)
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     run, _ = run_of(1)
-    run.opened({"worker": "worker:0", "step": 0, "last_step": 400, "batch": 32})
+    run.opened({"worker": "worker:0", "step": 0, "last_step": 400, "batch": 32, "placement": []})
     shown = progress.display(run.standing, None)
     shown.show()
     assert terminal.getvalue() == ""  # nobody has pushed
@@ -228,9 +228,9 @@ def test_a_worker_whose_reports_cannot_be_read_has_failed_and_holds_up_nobody() 
 
     run, _ = run_of(1)
     (orders_out, orders), (reports, reports_in) = os.pipe(), os.pipe()
-    send(reports_in, {"progress": {"step": 1}})
+    write_value(reports_in, {"progress": {"step": 1}})
     os.close(reports_in)
-    Processes._listen(object.__new__(Processes), Gone(), 0, {}, orders, reports, run)  # type: ignore[arg-type]
+    ProcessTasks._read_reports(object.__new__(ProcessTasks), Gone(), 0, {}, orders, reports, run)  # type: ignore[arg-type]
     os.close(orders_out)
     assert run.states() == {"worker:0": "failed"} and "KeyError" in run.failed
 
@@ -240,4 +240,4 @@ def test_a_launcher_without_a_descriptor_left_goes_on_when_a_worker_ends(monkeyp
         raise OutOfDescriptors("no descriptor is left")
 
     monkeypatch.setattr(leaving, "Caller", refuse)
-    leaving.leave("127.0.0.1:2220", 0, "ended with exit code 1", 1)
+    leaving.report_end("127.0.0.1:2220", 0, "ended with exit code 1", 1)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from dps.launch.clusters.worker import as_number, receive, send
+from dps.launch.clusters.worker import as_number, read_value, write_value
 from dps.variables import items
 
 plain = st.recursive(
@@ -76,14 +76,14 @@ def test_an_array_of_objects_cannot_travel() -> None:
 
 def test_values_follow_one_another_through_a_pipe_until_it_is_closed() -> None:
     out, into = os.pipe()
-    send(into, {"progress": 1})
-    send(into, [2])
+    write_value(into, {"progress": 1})
+    write_value(into, [2])
     values = [np.zeros((0, 3)), np.array(1.5, ml_dtypes.bfloat16), np.arange(6, dtype=">i4").reshape(2, 3).T]
-    send(into, (values, {"one": True}))
+    write_value(into, (values, {"one": True}))
     os.close(into)
-    assert (receive(out), receive(out)) == ({"progress": 1}, [2])
-    found, rest = receive(out)
+    assert (read_value(out), read_value(out)) == ({"progress": 1}, [2])
+    found, rest = read_value(out)
     assert rest == {"one": True} and all(map(np.array_equal, found, values)) and found[0].flags.writeable
     with pytest.raises(EOFError):
-        receive(out)
+        read_value(out)
     os.close(out)

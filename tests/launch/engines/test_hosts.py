@@ -69,14 +69,14 @@ def test_hosts_are_needed_once_each_with_enough_slots(monkeypatch: pytest.Monkey
 
 def test_a_machine_deals_its_gpus_out_and_takes_them_back() -> None:
     machine = Machine("box", 4, 1_000_000_000, ["0", "1"])
-    assert machine.take("worker:0", Resources(gpus=1))["CUDA_VISIBLE_DEVICES"] == "0"
-    assert machine.take("worker:1", Resources(cpus=2, gpus=1))["CUDA_VISIBLE_DEVICES"] == "1"
+    assert machine.assign_share("worker:0", Resources(gpus=1))["CUDA_VISIBLE_DEVICES"] == "0"
+    assert machine.assign_share("worker:1", Resources(cpus=2, gpus=1))["CUDA_VISIBLE_DEVICES"] == "1"
     with pytest.raises(ConfigError, match=r"more GPUs than box has \(2\); worker:2 gets none"):
-        machine.take("worker:2", Resources(gpus=1))
-    machine.give_back("worker:0")
-    assert machine.take("worker:2", Resources(gpus=1))["CUDA_VISIBLE_DEVICES"] == "0"
+        machine.assign_share("worker:2", Resources(gpus=1))
+    machine.take_share_back("worker:0")
+    assert machine.assign_share("worker:2", Resources(gpus=1))["CUDA_VISIBLE_DEVICES"] == "0"
     with pytest.raises(ConfigError, match="ps:0 wants memory: 2.0 GB; box has 1.0 GB"):
-        machine.take("ps:0", Resources(memory=2_000_000_000))
+        machine.assign_share("ps:0", Resources(memory=2_000_000_000))
 
 
 class Fake(HostsEngine):
@@ -89,10 +89,10 @@ class Fake(HostsEngine):
     def check(self, plan: RunPlan) -> None:
         pass
 
-    def _reach(self, plan: RunPlan, notice: Any) -> list[RemoteHost]:
+    def _connect_hosts(self, plan: RunPlan, notice: Any) -> list[RemoteHost]:
         hosts = [RemoteHost(place, self._line, notice) for place in self.places]
         for host in hosts:
-            host.connect(Pipe([sys.executable, "-m", MODULE], host.received, partial(broken, host)))
+            host.connect(Pipe([sys.executable, "-m", MODULE], host.take_report, partial(broken, host)))
         return hosts
 
     def go_on(self) -> bool:
@@ -100,7 +100,7 @@ class Fake(HostsEngine):
 
 
 def broken(host: RemoteHost, code: int, said: list[str]) -> None:
-    host.broken(f"exit code {code}")
+    host.mark_lost(f"exit code {code}")
 
 
 def test_tasks_go_to_the_host_with_the_fewest_and_come_back_elsewhere(tmp_path: Path) -> None:
@@ -120,14 +120,14 @@ def test_tasks_go_to_the_host_with_the_fewest_and_come_back_elsewhere(tmp_path: 
         assert places == {"chief": "a", "ps:0": "a", "worker:0": "b", "worker:1": "a"}
         until(lambda: lines.count("worker:0 here") == 1)
         until(lambda: "worker:0" in engine.used())
-        supervisor._engine._hosts[1].cut("a test says so")  # type: ignore[attr-defined]
+        supervisor._engine._hosts[1].cut_connection("a test says so")  # type: ignore[attr-defined]
         until(lambda: supervisor.handle_next_end(0.05) or lines.count("worker:0 here") == 2)
         assert supervisor.tasks.children["worker:0"].host == "a" and "dps b is lost: a test says so" in lines
         assert "dps worker:0 ended with SIGKILL; it is started again" in lines
         assert "worker:0 the log ends here: b is lost: a test says so" in lines
     finally:
         supervisor.stop()
-    assert not [child for child in supervisor.tasks.children.values() if child.alive]
+    assert not [child for child in supervisor.tasks.children.values() if child.is_alive]
 
 
 def test_a_host_process_keeps_keys_and_projects_private_and_removes_them(
@@ -137,9 +137,9 @@ def test_a_host_process_keeps_keys_and_projects_private_and_removes_them(
     monkeypatch.setattr("dps.launch.hosts.host.private_folder", lambda: str(tmp_path / "dps-1"))
     said: list[dict[str, Any]] = []
     host = Host(said.append, {"SSH_CONNECTION": "10.0.0.1 5 10.0.0.2 22"})
-    hello = host.hello()
+    hello = host.hello_message()
     assert (hello["version"], hello["address"]) == (__version__, "10.0.0.2") and own_address({}) == ""
-    host.take({"do": "keys", "files": {"worker-1.key": "x" * 40, "../outside": "y"}})
+    host.handle_order({"do": "keys", "files": {"worker-1.key": "x" * 40, "../outside": "y"}})
     (folder,) = tmp_path.glob("dps-*")
     assert {f.name: f.stat().st_mode & 0o777 for f in (folder / "keys").iterdir()} == {
         "worker-1.key": 0o600, "outside": 0o600,
@@ -154,14 +154,14 @@ def test_a_host_process_keeps_keys_and_projects_private_and_removes_them(
     with tarfile.open(tmp_path / "archive") as archive:
         assert sorted(archive.getnames()) == [".", "./train.py"]
     for data, last in project.pieces(str(tmp_path / "archive")):
-        host.take({"do": "project", "data": base64.b64encode(data).decode(), "last": last})
+        host.handle_order({"do": "project", "data": base64.b64encode(data).decode(), "last": last})
     assert Path(said[-1]["path"], "train.py").read_text() == "yes"
-    host.take({
+    host.handle_order({
         "do": "start", "name": "worker:0", "arguments": [], "env": {}, "folder": "/nowhere", "waits": False,
         "pipes": False,
     })  # fmt: skip
     assert said[-1] == {"is": "failed", "name": "worker:0", "text": "No such file or directory: /nowhere"}
-    host.end()
+    host.end_tasks()
     assert not list(tmp_path.glob("dps-*"))
 
 
@@ -173,7 +173,7 @@ def test_the_private_folder_of_a_process_that_is_killed_is_removed(tmp_path: Pat
 import os, time
 from dps.launch.hosts import host as own_folder
 own_folder.private_folder = lambda: {str(folder.parent)!r}
-kept = own_folder.OwnFolder()
+kept = own_folder.HostFolder()
 time.sleep(0.3)
 assert os.path.isdir({str(folder)!r})
 os.killpg(0, {int(number)})
@@ -191,32 +191,34 @@ def test_a_project_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_notice_moves_workers_and_ps_and_ends_the_run_where_it_takes_the_chief() -> None:
-    from dps.launch.supervision.restarts import Moving
+    from dps.launch.supervision.restarts import Evictions
 
     class Task:
         def __init__(self, name: str) -> None:
-            self.name, self.alive, self.code, self.displaced = name, True, None, False
+            self.name, self.is_alive, self.code, self.is_displaced = name, True, None, False
             self.signals: list[int] = []
 
-        def signal(self, number: int) -> None:
+        def send_signal(self, number: int) -> None:
             self.signals.append(number)
 
-    def made() -> tuple[dict[str, Any], Moving, list[str]]:
+    def made() -> tuple[dict[str, Any], Evictions, list[str]]:
         tasks = {name: Task(name) for name in ("chief", "ps:0", "worker:0", "worker:1")}
         said: list[str] = []
-        return tasks, Moving(tasks, said.append), said  # type: ignore[arg-type]
+        return tasks, Evictions(tasks, said.append), said  # type: ignore[arg-type]
 
     tasks, moving, said = made()
     moving.add_notice(["ps:0", "worker:1"], "b")
-    moving.tell_displaced()
+    moving.end_evicted()
     assert {name: task.signals for name, task in tasks.items() if task.signals} == {
         "ps:0": [signal.SIGTERM], "worker:1": [signal.SIGTERM],
     }  # fmt: skip
-    tasks["worker:1"].displaced, tasks["worker:1"].code = True, 0
-    assert moving.may_move(tasks["worker:1"]) and not moving.may_move(tasks["worker:0"]) and not moving.may_begin_again
+    tasks["worker:1"].is_displaced, tasks["worker:1"].code = True, 0
+    assert (
+        moving.is_evicted(tasks["worker:1"]) and not moving.is_evicted(tasks["worker:0"]) and not moving.may_begin_again
+    )
     for names in (["chief"], ["worker:0", "worker:1"]):
         tasks, moving, said = made()
         moving.add_notice(names, "a")
-        moving.tell_displaced()
+        moving.end_evicted()
         assert tasks["chief"].signals == [signal.SIGTERM] and not tasks["worker:0"].signals
         assert moving.may_begin_again and "begins again from its checkpoint" in said[0]

@@ -110,7 +110,7 @@ def test_what_a_host_that_goes_costs_the_others(runs: list[Run], tmp_path: Path,
     run.until("worker:0", "pushed", 20)
     run.until("worker:1", "pushed", 20)
 
-    run.host("worker:1").go("a test says so")
+    run.host("worker:1").take_notice("a test says so")
     run.until("worker:1", "opened at", 2)
     run.until("worker:1", "pushed", run.count("worker:1", "pushed") + 10)
     assert run.supervisor.tasks.children["worker:1"].host == "e"
@@ -125,7 +125,7 @@ def test_what_a_host_that_goes_costs_the_others(runs: list[Run], tmp_path: Path,
         assert own == list(range(1, len(own) + 1)), "no step without the other worker, none twice"
 
     before = run.pushes("worker:0")[-1][0]
-    run.host("ps:0").go("a test says so")
+    run.host("ps:0").take_notice("a test says so")
     run.until("worker:0", "rolled back")
     assert run.supervisor.tasks.children["ps:0"].host in ("f", "g")
     assert run.rolled_back("worker:0")[0] >= before, "what was there when the notice came is saved"
@@ -135,7 +135,7 @@ def test_what_a_host_that_goes_costs_the_others(runs: list[Run], tmp_path: Path,
     assert re.search(r"rolled back to step \d+ in run epoch 2, 0 steps lost", "\n".join(run.lines["worker:0"]))
 
     saved = run.saved()
-    run.host("ps:0").cut("a test says so")
+    run.host("ps:0").cut_connection("a test says so")
     run.until("worker:0", "rolled back", 2)
     assert run.rolled_back("worker:0")[1] >= saved
     run.until("worker:0", "pushed", run.count("worker:0", "pushed") + 10)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dps.errors import ConfigError
-from dps.launch.engines.ray import bundle, too_much
+from dps.launch.engines.ray import bundle, shortage
 from dps.launch.hosts.ray_actors import check_address
 from dps.launch.supervision.plan import Resources
 
@@ -17,11 +17,11 @@ def test_a_task_that_says_nothing_gets_one_processor() -> None:
 
 def test_more_than_all_nodes_or_any_one_has_is_known_at_once() -> None:
     nodes = [{"CPU": 4.0, "memory": 8.0}, {"CPU": 4.0, "GPU": 1.0, "memory": 8.0}]
-    assert too_much([{"CPU": 4.0}, {"CPU": 3.0, "GPU": 1.0}], nodes) == ""
-    assert too_much([{"CPU": 3.0}] * 3, nodes) == "the tasks want CPU: 9; its nodes have 8"
-    assert too_much([{"CPU": 1.0, "memory": 9.0}], nodes) == "a task wants memory: 9; no node has more than 8"
-    assert too_much([{"CPU": 1.0, "GPU": 2.0}], nodes) == "the tasks want GPU: 2; its nodes have 1"
-    assert too_much([{"CPU": 1.0}], []) == "the tasks want CPU: 1; its nodes have 0"
+    assert shortage([{"CPU": 4.0}, {"CPU": 3.0, "GPU": 1.0}], nodes) == ""
+    assert shortage([{"CPU": 3.0}] * 3, nodes) == "the tasks want CPU: 9; its nodes have 8"
+    assert shortage([{"CPU": 1.0, "memory": 9.0}], nodes) == "a task wants memory: 9; no node has more than 8"
+    assert shortage([{"CPU": 1.0, "GPU": 2.0}], nodes) == "the tasks want GPU: 2; its nodes have 1"
+    assert shortage([{"CPU": 1.0}], []) == "the tasks want CPU: 1; its nodes have 0"
 
 
 @pytest.mark.parametrize("address", ["nonsense", "ray://box:10001", "ipc:///tmp/x"])

@@ -66,7 +66,7 @@ def test_a_list_of_values_makes_a_run_for_each(full: Experiment) -> None:
 
 
 def test_the_plan_has_every_value_in_its_word_as_the_file_has_it(full: Experiment, tmp_path: Path) -> None:
-    plan = full.at(full.points()[0], "7")
+    plan = full.make_plan(full.points()[0], "7")
     words = "a b; $HOME 'c'"
     assert plan.job("worker:2").run == ("train.py", "--steps", "400", "--rate=0.20", words, words, "x y")
     assert plan.job("evaluator:0").run == ("train.py", words)
@@ -92,7 +92,7 @@ def test_the_plan_has_every_value_in_its_word_as_the_file_has_it(full: Experimen
 
 
 def test_a_plan_is_the_same_after_it_was_written_to_a_file(full: Experiment) -> None:
-    plan = full.at(full.points()[1], "7")
+    plan = full.make_plan(full.points()[1], "7")
     assert plan_from(plan.as_dict()) == plan
 
 
@@ -199,7 +199,7 @@ def test_the_file_of_dps_init_is_one_that_can_be_started(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     assert cli.main(["init"]) == 0
     assert ((tmp_path / "experiment.yaml").read_text(), (tmp_path / "train.py").read_text()) == (TEMPLATE, PROGRAM)
-    plan = load("experiment.yaml").at({"steps": "20"}, "1")
+    plan = load("experiment.yaml").make_plan({"steps": "20"}, "1")
     assert plan.job("worker:0").run == ("train.py", "--steps", "20") and plan.workers == 2
     assert cli.main(["init"]) == 2
 
@@ -213,7 +213,7 @@ def test_every_commented_line_of_dps_inits_file_is_right_too(tmp_path: Path) -> 
         lines.append(bare)
     (tmp_path / "e.yaml").write_text("\n".join(lines))
     made = load(str(tmp_path / "e.yaml"))
-    plan = made.at({"steps": "3"}, "1")
+    plan = made.make_plan({"steps": "3"}, "1")
     assert (
         isinstance(plan, RunPlan)
         and {"evaluator", "dataset"} < plan.jobs.keys()
@@ -274,7 +274,7 @@ def test_a_file_with_hosts_runs_on_them_and_says_where_otherwise(
 
 def test_a_run_of_workers_alone_has_no_ps(tmp_path: Path) -> None:
     made = load(written(tmp_path, "roles: {worker: {run: train.py, count: 2}, ps: {count: 0}}\n"))
-    assert made.at({}, "1").tasks() == ["chief", "worker:0", "worker:1"]
+    assert made.make_plan({}, "1").tasks() == ["chief", "worker:0", "worker:1"]
 
 
 def test_the_file_on_the_guides_page_is_right(tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_the_file_on_the_guides_page_is_right(tmp_path: Path) -> None:
     text = (root / "docs" / "guide" / "experiment-file.md").read_text()
     (tmp_path / "mnist.yaml").write_text(text.split("```yaml\n")[1].split("```")[0])
     made = load(str(tmp_path / "mnist.yaml"))
-    assert made.at({"rate": "0.2", "steps": "400"}, "3").env["OUTPUT_DIR"] == str(tmp_path / "runs/mnist-3")
+    assert made.make_plan({"rate": "0.2", "steps": "400"}, "3").env["OUTPUT_DIR"] == str(tmp_path / "runs/mnist-3")
 
 
 @pytest.mark.parametrize(
@@ -305,7 +305,7 @@ def test_an_output_leaves_the_folder_of_the_file_only_as_an_absolute_path(
 def test_an_output_below_the_file_or_an_absolute_one_is_taken(output: str, tmp_path: Path) -> None:
     file = written(tmp_path, f"output: '{output}'\nparameters: {{where: /elsewhere}}\n{SMALL}")
     made = load(file)
-    path = made.at(made.points()[0], "1").env["OUTPUT_DIR"]
+    path = made.make_plan(made.points()[0], "1").env["OUTPUT_DIR"]
     assert Path(path).is_absolute() and ("elsewhere" in path) == ("elsewhere" in output or "where" in output)
 
 
@@ -314,9 +314,9 @@ def test_an_output_of_one_run_that_is_a_link_is_refused_when_the_run_begins(tmp_
     folder.mkdir()
     (folder / "out-7").symlink_to(tmp_path)
     made = load(written(folder, "output: 'out-{{ id }}'\n" + SMALL))
-    made.at({}, "6")
+    made.make_plan({}, "6")
     with pytest.raises(ConfigError, match="'out-7', which leaves"):
-        made.at({}, "7")
+        made.make_plan({}, "7")
 
 
 def test_where_a_run_will_write_is_said_before_anything_of_it_is_made(

@@ -18,7 +18,7 @@ from dps.launch.runs import folder, keeper, monitor
 from dps.launch.runs import usage as gpus
 from dps.launch.runs.monitor import COLUMNS, Monitor, shown
 from dps.launch.runs.table import Plain, Rich, fitting, screen
-from dps.launch.runs.usage import Meter
+from dps.launch.runs.usage import UsageMeter
 from dps.launch.runs.view import View, read_run
 from dps.launch.supervision.plan import small_plan
 from dps.transport.clock import wall
@@ -106,7 +106,7 @@ def test_what_sparse_and_partial_pushes_and_lookups_move_is_counted(rows: bool) 
 
 
 def test_a_meter_tells_processor_time_since_it_last_looked() -> None:
-    meter, stop = Meter(), threading.Event()
+    meter, stop = UsageMeter(), threading.Event()
     first = meter.measure_tasks({"own": os.getpid(), "gone": 2**22 + 1})
     assert first.keys() == {"own"} and first["own"].keys() == {"memory_mb"} and first["own"]["memory_mb"] > 1
     end = sum(os.times()[:2]) + 0.05

@@ -14,7 +14,7 @@ import pytest
 from dps import cli
 from dps.checkpoint.storage import LocalStorage
 from dps.errors import ConfigError
-from dps.launch.runs import asked, folder, keeper
+from dps.launch.runs import folder, keeper, request
 from dps.launch.supervision.plan import Job, RunPlan, small_plan
 from dps.process import own_files
 from tests.accounts import NOBODY, modes, seen_by_another
@@ -111,21 +111,21 @@ def made(tmp_path: Path, **env: str) -> str:
 
 def test_the_plan_comes_back_with_the_values_of_its_variables(tmp_path: Path) -> None:
     path = made(tmp_path, TOKEN="sesame", DPS_KEYS="/keys")
-    plan = asked.read_plan(path)
+    plan = request.read_plan(path)
     assert plan.environment("evaluator:0") == {
         "TOKEN": "sesame", "DPS_KEYS": "/keys", "ROLE": "poppy", "OUTPUT_DIR": os.path.join(path, "output"),
     }  # fmt: skip
-    assert asked.read_variables(path)["DPS_KEYS"] == "/keys" and plan.jobs["worker"] == Job(2, ("train.py",))
-    os.unlink(os.path.join(path, asked.ENV))
+    assert request.read_variables(path)["DPS_KEYS"] == "/keys" and plan.jobs["worker"] == Job(2, ("train.py",))
+    os.unlink(os.path.join(path, request.ENV))
     with pytest.raises(ConfigError, match="is gone; begin a new run: dps launch e.yaml"):
-        asked.read_plan(path)
-    assert asked.read_variables(path) == {}
+        request.read_plan(path)
+    assert request.read_variables(path) == {}
 
 
 def old(path: str, plan: dict[str, Any]) -> None:
     """Make a run what an earlier version of dps has left."""
     folder.write(os.path.join(path, "run.json"), {"format": 1, "command": "", "plan": plan})
-    os.unlink(os.path.join(path, asked.ENV))
+    os.unlink(os.path.join(path, request.ENV))
     os.chmod(path, 0o755)
 
 
@@ -135,7 +135,7 @@ def test_runs_of_earlier_versions_are_closed_and_can_still_be_resumed(tmp_path: 
     os.chmod(second, 0o750)  # its user wants that
     folder.create(str(tmp_path / "runs"))
     assert [os.stat(path).st_mode & 0o777 for path in (first, second)] == [0o700, 0o750]
-    assert asked.read_plan(first).env == {"TOKEN": "sesame"} == asked.read_variables(first)
+    assert request.read_plan(first).env == {"TOKEN": "sesame"} == request.read_variables(first)
 
 
 def test_the_users_own_state_folder_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dps.errors import TaskLost
-from dps.launch.clusters.processes import Processes
+from dps.launch.clusters.processes import ProcessTasks
 from dps.launch.clusters.run import LocalRun
 from dps.launch.programs import leaving
 from dps.launch.supervision import ending, supervisor
@@ -28,7 +28,7 @@ from tests.launch.clusters.test_local_processes import until
 class Task:
     """Stands for a process: it ends by SIGKILL, or when the test says so."""
 
-    host, displaced = "", False
+    host, is_displaced = "", False
 
     def __init__(self, name: str) -> None:
         self.name, self.code = name, None
@@ -36,23 +36,23 @@ class Task:
         self.signals: list[int] = []
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         return self.code is None
 
-    def signal(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
         self.signals.append(number)
-        if number == signal.SIGKILL and self.alive:
+        if number == signal.SIGKILL and self.is_alive:
             self.code: int | None = -signal.SIGKILL
 
-    def wait(self, patience_s: float | None = 0.0) -> bool:
-        return not self.alive
+    def wait(self, timeout_s: float | None = 0.0) -> bool:
+        return not self.is_alive
 
-    def tell(self, chief: str) -> None: ...
+    def send_chief(self, chief: str) -> None: ...
 
     def tell_to_end(self) -> None: ...
 
-    def end(self, patience_s: float) -> None:
-        self.signal(signal.SIGKILL)
+    def end_task(self, timeout_s: float) -> None:
+        self.send_signal(signal.SIGKILL)
 
 
 class Launched(Supervisor):
@@ -130,7 +130,7 @@ def test_a_launch_whose_chief_does_not_start_has_the_chiefs_reason_and_exit_code
 def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str, int]]:
     """What the chief was told of workers."""
     told: list[tuple[int, str, int]] = []
-    monkeypatch.setattr(leaving, "leave", lambda chief, *what: told.append(what))
+    monkeypatch.setattr(leaving, "report_end", lambda chief, *what: told.append(what))
     return told
 
 
@@ -184,7 +184,7 @@ def test_a_worker_in_whose_place_another_one_trains_is_not_told_of(told: list[An
 
 def test_ctrl_c_is_heeded_while_the_last_checkpoint_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ending, "ALONE_S", 0.0)
-    monkeypatch.setattr(TasksEnding, "_patience_s", lambda self: 60.0)
+    monkeypatch.setattr(TasksEnding, "_servers_timeout_s", lambda self: 60.0)
     run, interrupts = Launched(), Interrupts()
     for task in ("worker:0", "worker:1"):
         run.ends(task, 0)
@@ -200,13 +200,13 @@ def test_a_run_whose_workers_cannot_all_be_started_leaves_none_of_them() -> None
                 raise OSError(11, "no more processes")
             return self.tasks.children["worker:0"]
 
-    tasks = Processes.__new__(Processes)
+    tasks = ProcessTasks.__new__(ProcessTasks)
     tasks._workers, tasks.supervisor, tasks.target = 2, Full(), "127.0.0.1:1"
     before = set(os.listdir("/proc/self/fd"))
     run = LocalRun("train", 2, tasks)
     with pytest.raises(OSError, match="no more processes"):
         tasks.run(run, until, (), {})
-    assert not tasks.supervisor.tasks.children["worker:0"].alive
+    assert not tasks.supervisor.tasks.children["worker:0"].is_alive
     until(lambda: run.states()["worker:0"] == "failed")
     assert set(os.listdir("/proc/self/fd")) <= before
 
@@ -216,11 +216,11 @@ def test_the_last_line_names_the_dataset_task_whose_failure_ended_the_run(
 ) -> None:
     for name in ("END_S", "KILL_S", "ALONE_S"):
         monkeypatch.setattr(ending, name, 0.0)
-    monkeypatch.setattr(TasksEnding, "_patience_s", lambda self: 0.0)
+    monkeypatch.setattr(TasksEnding, "_servers_timeout_s", lambda self: 0.0)
     run = Launched(workers=1)
     run.has(DATASET)
     run.there("dataset:0")
-    run.tasks.children["worker:0"].end = lambda patience_s: run.ends("worker:0", 130)  # type: ignore[method-assign]
+    run.tasks.children["worker:0"].end_task = lambda timeout_s: run.ends("worker:0", 130)  # type: ignore[method-assign]
     run.ends("dataset:0", 2)
     assert run.wait() == 2
     assert run.said[-1] == "dps the run failed: dataset:0 ended with exit code 2"
@@ -237,7 +237,7 @@ class Serves(Launched):
         self.told_to_end: list[str] = []
         for task in ("worker:0", "worker:1"):
             self.tasks.children[task].tell_to_end = lambda task=task: self._told(task)  # type: ignore[method-assign]
-        self.tasks.children["worker:1"].end = lambda patience_s: self.ends("worker:1", -9)  # type: ignore[method-assign]
+        self.tasks.children["worker:1"].end_task = lambda timeout_s: self.ends("worker:1", -9)  # type: ignore[method-assign]
 
     def _told(self, name: str) -> None:
         self.told_to_end.append(name)
@@ -266,7 +266,7 @@ def test_a_killed_evaluator_ends_no_worker() -> None:
     run.there(EVALUATOR)
     run.ends(EVALUATOR, -9)
     assert run.said == [f"dps {EVALUATOR} ended with SIGKILL; the training goes on"]
-    assert run.tasks.children["worker:0"].alive
+    assert run.tasks.children["worker:0"].is_alive
 
 
 def test_programs_that_still_run_hear_now_and_then_that_the_chief_has_ended_well(

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 import dps
-from dps.launch.programs.program import hear_of_the_end
+from dps.launch.programs.program import handle_run_end
 from dps.launch.supervision.outcome import OVER
 from dps.transport.clock import now
 from tests.launch.clusters.test_local_processes import PROGRAM, launch, lines_until, rest, until
@@ -22,7 +22,7 @@ from tests.launch.clusters.test_local_processes import PROGRAM, launch, lines_un
 @pytest.fixture
 def hears() -> Iterator[None]:
     before = signal.getsignal(OVER)
-    hear_of_the_end()
+    handle_run_end()
     yield
     signal.signal(OVER, before)
 

@@ -10,7 +10,7 @@ import pytest
 
 from dps.launch.engines.slurm import NOTICE
 from dps.launch.supervision.outcome import OVER, TEARDOWN, outcome
-from dps.launch.supervision.supervisor import Tails
+from dps.launch.supervision.supervisor import ErrorCollector
 
 SERVERS = {"chief": 0, "ps:0": 0}
 
@@ -89,7 +89,7 @@ def test_a_run_whose_task_was_lost_ends_with_the_chiefs_reason(
 
 
 def test_a_failed_worker_is_named_with_the_end_of_its_traceback() -> None:
-    tails = Tails()
+    tails = ErrorCollector()
     lines = (
         "before", "Traceback (most recent call last):", '  File "/a/train.py", line 3, in <module>', "    load()",
         '  File "/a/data.py", line 2, in load', "    raise RuntimeError('no data')", "RuntimeError: no data", "after",
@@ -107,20 +107,20 @@ def test_a_failed_worker_is_named_with_the_end_of_its_traceback() -> None:
 def test_the_notice_of_slurm_which_all_processes_of_a_step_get_is_not_the_word_that_the_run_has_ended() -> None:
     notice = signal.Signals(int(NOTICE.partition("@")[0]))
     assert notice not in (OVER, TEARDOWN, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    hears = "from dps.launch.programs.program import hear_of_the_end; hear_of_the_end()"
+    hears = "from dps.launch.programs.program import handle_run_end; handle_run_end()"
     program = f"import os; {hears}; os.kill(os.getpid(), {notice:d})"
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0, "tasks ignore it"
 
 
 def test_a_syntax_error_of_a_program_is_named_though_it_has_no_traceback() -> None:
-    tails = Tails()
+    tails = ErrorCollector()
     for line in ('  File "/a/train.py", line 3', "    def f(:", "          ^", "SyntaxError: invalid syntax"):
         tails.read_line("worker:0", line)
     assert tails.found == {"worker:0": "SyntaxError: invalid syntax (train.py, line 3)"}
 
 
 def test_a_place_that_no_error_follows_is_no_error() -> None:
-    tails = Tails()
+    tails = ErrorCollector()
     for line in ('  File "/a/train.py", line 3 in load', "", "Current thread 0x7f (most recent call first):", "loaded"):
         tails.read_line("worker:0", line)
     assert tails.found == {}
@@ -137,7 +137,7 @@ def test_a_place_that_no_error_follows_is_no_error() -> None:
     ],
 )  # fmt: skip
 def test_exit_code_2_of_a_program_is_told_from_bad_arguments(lines: list[str], words: str) -> None:
-    tails = Tails()
+    tails = ErrorCollector()
     for line in lines:
         tails.read_line("worker:0", line)
     found = outcome(SERVERS | {"chief": 2, "worker:0": 2}, {}, "", tails.found, tails.refused)

@@ -16,7 +16,7 @@ from typing import TextIO
 import pytest
 
 from dps.launch.supervision import output as showing
-from dps.launch.supervision.output import Showing
+from dps.launch.supervision.output import BufferedOutput
 from dps.transport.clock import now
 from tests.launch.clusters.test_local_processes import until
 
@@ -36,7 +36,7 @@ def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, TextIO]]:
 
 def test_of_a_reader_who_stands_still_nobody_waits_and_what_is_missing_is_told(pipe: tuple[int, TextIO]) -> None:
     out, stream = pipe
-    show = Showing("7", stream=stream)
+    show = BufferedOutput("7", stream=stream)
     began = now()
     for _ in range(1000):
         show.show_line("worker:0", LINE)
@@ -69,7 +69,7 @@ def iter_all(out: int, end: bytes) -> bytes:
 
 def test_a_slow_reader_gets_all_lines_in_their_order(pipe: tuple[int, TextIO]) -> None:
     out, stream = pipe
-    show, read = Showing("7", several=True, stream=stream), list[bytes]()
+    show, read = BufferedOutput("7", several=True, stream=stream), list[bytes]()
     reader = threading.Thread(daemon=True, target=lambda: read.append(iter_all(out, b" 1999\n")))
     reader.start()
     for number in range(2000):
@@ -85,7 +85,7 @@ def test_a_reader_who_has_gone_and_a_full_disk_hold_up_nobody() -> None:
     os.close(out)
     with open(into, "w") as gone, open("/dev/full", "w") as full:
         for stream, trouble in (gone, "Broken pipe"), (full, "No space left on device"):
-            show = Showing("7", stream=stream)
+            show = BufferedOutput("7", stream=stream)
             show.show_line("worker:0", LINE)
             show.wait_until_read(hurried=False)
             assert show.trouble is not None and show.trouble.strerror == trouble
@@ -94,7 +94,7 @@ def test_a_reader_who_has_gone_and_a_full_disk_hold_up_nobody() -> None:
 def test_a_pipe_that_does_not_block_gets_all_lines(pipe: tuple[int, TextIO]) -> None:
     out, stream = pipe
     os.set_blocking(stream.fileno(), False)
-    show, read = Showing("7", stream=stream), list[bytes]()
+    show, read = BufferedOutput("7", stream=stream), list[bytes]()
     for _ in range(150):
         show.show_line("worker:0", LINE)
     show.show_line("worker:0", "last")
@@ -107,7 +107,7 @@ def test_a_pipe_that_does_not_block_gets_all_lines(pipe: tuple[int, TextIO]) -> 
 
 def test_a_stream_without_a_file_gets_all_lines() -> None:
     stream = io.StringIO()
-    show = Showing("7", stream=stream)
+    show = BufferedOutput("7", stream=stream)
     show.show_line("worker:0", "\u00e4")
     show.wait_until_read(hurried=False)
     assert stream.getvalue() == "[worker:0] \u00e4\n"

@@ -59,7 +59,7 @@ class Run:
 
         def act() -> None:
             until(lambda: self.heard(after))
-            self.supervisor.tasks.children[name].signal(signal.SIGKILL)
+            self.supervisor.tasks.children[name].send_signal(signal.SIGKILL)
 
         thread = threading.Thread(target=act)
         thread.start()
@@ -67,7 +67,7 @@ class Run:
 
     def end(self, interrupts: Interrupts | None = None) -> int:
         code = self.supervisor.wait(interrupts)
-        assert not [name for name, child in self.supervisor.tasks.children.items() if child.alive]
+        assert not [name for name, child in self.supervisor.tasks.children.items() if child.is_alive]
         return code
 
 
@@ -154,13 +154,13 @@ def test_tasks_that_somebody_else_tells_to_end_leave_the_run_in_order(tmp_path: 
 
     def act() -> None:
         until(lambda: run.heard("worker:1 step"))
-        tasks["worker:1"].signal(signal.SIGTERM)
+        tasks["worker:1"].send_signal(signal.SIGTERM)
         until(lambda: run.heard("worker:1 ends at"))
-        tasks["ps:0"].signal(signal.SIGTERM)
+        tasks["ps:0"].send_signal(signal.SIGTERM)
         until(lambda: run.heard("worker:0 rolled back"))
         heard = len(run.lines)
         until(lambda: any("worker:0 step" in line for line in run.lines[heard:]))
-        tasks["chief"].signal(signal.SIGTERM)
+        tasks["chief"].send_signal(signal.SIGTERM)
 
     acting = threading.Thread(target=act)
     acting.start()

@@ -71,7 +71,7 @@ def test_the_launcher_and_the_reason_of_a_run_show_no_escapes() -> None:
         supervisor._take_line("worker:0", text)
     supervisor._take_line("chief", "dps: no\x1b[2J room")
     assert "\x1b" not in stream.getvalue() and "[worker:0] ValueError: no\n" in stream.getvalue()
-    assert supervisor._tails.found == {"worker:0": "ValueError: no (t.py, line 3)"}
+    assert supervisor._errors.found == {"worker:0": "ValueError: no (t.py, line 3)"}
     assert "\x1b" not in supervisor.chief.reason
 
 

@@ -58,7 +58,7 @@ Client = int | tuple[str, int]
 
 
 @dataclass
-class Known:
+class QueueClient:
     """The state of one client of the queue."""
 
     name: str
@@ -78,7 +78,7 @@ class QueueState:
 
     def __init__(self, name: str, capacity: int) -> None:
         self.name, self.capacity, self.closed = name, capacity, False
-        self.clients: dict[Client, Known] = {}
+        self.clients: dict[Client, QueueClient] = {}
         self.items: list[QueuedItem] = []
         """The items, in order."""
         self._accepted = 0
@@ -93,7 +93,7 @@ class QueueState:
 
     def add_client(self, client: Client, name: str, address: str) -> None:
         """A client begins; a second call changes nothing."""
-        self.clients.setdefault(client, Known(name, address))
+        self.clients.setdefault(client, QueueClient(name, address))
 
     def remove_client(self, client: Client) -> list[Action]:
         """A client ends; its state is dropped."""
@@ -119,7 +119,7 @@ class QueueState:
         if self._putting.pop(client, None) is not None:
             known.put_result = MISSING
 
-    def _client_of(self, client: Client) -> Known:
+    def _client_of(self, client: Client) -> QueueClient:
         known = self.clients.get(client)
         if known is None:
             raise Aborted(f"queue {self.name!r} does not know this client; open it again with dps.data.queue")
@@ -195,7 +195,7 @@ class QueueState:
         self._raise_floor(client, self._client_of(client), number + 1)
         return self._serve_waiting()
 
-    def _raise_floor(self, client: Client, known: Known, floor: int) -> None:
+    def _raise_floor(self, client: Client, known: QueueClient, floor: int) -> None:
         if floor <= known.floor:
             return
         known.floor = floor
@@ -204,7 +204,7 @@ class QueueState:
         for asked in [asked for asked in self._getting if asked[0] == client and asked[1] < floor]:
             del self._getting[asked]
 
-    def _give_back(self, known: Known, numbers: list[int]) -> None:
+    def _give_back(self, known: QueueClient, numbers: list[int]) -> None:
         for number in numbers:
             bisect.insort(self.items, known.given.pop(number))
 
@@ -262,9 +262,9 @@ class QueueState:
             yield from client.given.values()
 
 
-def check_capacity(line: QueueState, capacity: int) -> None:
+def check_capacity(queue: QueueState, capacity: int) -> None:
     """Raise ConfigError if a client wants another capacity than the queue has."""
-    if capacity and capacity != line.capacity:
+    if capacity and capacity != queue.capacity:
         raise ConfigError(
-            f"queue {line.name!r}: got capacity {capacity}, it was made with {line.capacity}; give the same, or none"
+            f"queue {queue.name!r}: got capacity {capacity}, it was made with {queue.capacity}; give the same, or none"
         )

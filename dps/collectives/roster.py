@@ -28,7 +28,7 @@ class Candidate:
     leaving: bool = False
 
 
-class Through:
+class SummingPs:
     """The ps through which members sum, if they do, as `Cluster.helper` gives it; [] for none."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class GroupRoster:
         self.left: tuple[int, str] = 0, ""
         """The most operations that one who has left in order had completed, and who."""
         self.gone: list[list[str]] = []
-        self._through = Through()
+        self._through = SummingPs()
         self._reset_members()
 
     def _reset_members(self) -> None:
@@ -210,7 +210,7 @@ SERVE_S = 20.0
 """How long a ps is told of a generation; then another one has been formed, because it is lost."""
 
 
-class Groups(Actor):
+class GroupsActor(Actor):
     """All groups of the run, by name."""
 
     def __init__(

@@ -18,7 +18,7 @@ ALL = ""
 """Stands for all tasks, where variables are listed by role."""
 
 
-def write_asked(path: str, plan: RunPlan, told: dict[str, Any]) -> None:
+def write_request(path: str, plan: RunPlan, told: dict[str, Any]) -> None:
     """Write what the run in a folder was asked for. `told`: what people see of it besides the plan."""
     values = plan.as_dict()
     env = {ALL: values["env"], **{role: job["env"] for role, job in values["jobs"].items()}}
