@@ -387,7 +387,7 @@ TRACE_BEGIN, TRACE_LOOK, TRACE_END, TRACE_READ, TRACE_DROP = "begin", "look", "e
 """What a task is told of a trace: begin it; say how far it is; end it; send a part of it; forget it."""
 
 
-class AskTrace(Message, kind=98, roles=TRACERS):
+class AskTrace(Message, kind=150, roles=TRACERS):
     """Has the chief give a task, such as "ps:0" or "chief", an order about the trace of this number. Answered with the
     task's TraceState."""
 
@@ -399,7 +399,7 @@ class AskTrace(Message, kind=98, roles=TRACERS):
     by itself (0: unknown), of TRACE_READ the number of the part."""
 
 
-class TraceOrder(Message, kind=99, roles=CHIEF_ONLY):
+class TraceOrder(Message, kind=151, roles=CHIEF_ONLY):
     """The same to the agent of the task."""
 
     trace: int
@@ -407,7 +407,7 @@ class TraceOrder(Message, kind=99, roles=CHIEF_ONLY):
     value: int
 
 
-class TraceState(Message, kind=59, roles=ANSWER):
+class TraceState(Message, kind=152, roles=ANSWER):
     """A task's trace: whether it is over, how many parts it then has, and the part that was asked for."""
 
     trace: int
