@@ -16,6 +16,7 @@ _NAMES = {
     "Async": "dps.training.update_modes", "SyncReplicas": "dps.training.update_modes",
     "Bounded": "dps.training.update_modes", "Local": "dps.training.update_modes",
     "Push": "dps.messages.replies", "Reply": "dps.messages.replies", "Version": "dps.messages.replies",
+    "Published": "dps.messages.replies",
     "Hook": "dps.hooks", "StopAtStep": "dps.hooks", "CheckpointSaver": "dps.hooks", "StepCounter": "dps.hooks",
     "LogMetrics": "dps.hooks", "NanGuard": "dps.hooks", "SummarySaver": "dps.hooks",
     "CheckpointSaverListener": "dps.hooks", "FinalOps": "dps.hooks", "GlobalStepWaiter": "dps.hooks",
@@ -112,6 +113,7 @@ if TYPE_CHECKING:
     from dps.hooks import StopAtStep as StopAtStep
     from dps.hooks import SummarySaver as SummarySaver
     from dps.hooks import SummaryWriter as SummaryWriter
+    from dps.messages.replies import Published as Published
     from dps.messages.replies import Push as Push
     from dps.messages.replies import Reply as Reply
     from dps.messages.replies import Version as Version

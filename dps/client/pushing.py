@@ -141,6 +141,8 @@ class Pushes:
     """The pushes of a session: their numbers, those on their way, and what the session knows from their results.
 
     `settled` is called once for each push that has a result and was not refused, in their order.
+
+    More than 12 attributes: numbers, clocks and credit of the pushes, and what prepares them.
     """
 
     def __init__(
@@ -153,11 +155,14 @@ class Pushes:
         self.assigned: Assigned | None = None
         """The assigned values of a synchronous session, if it has any."""
         self._begin_epoch()
+        connection.home.track(connection.number, lambda: self._sent)
 
     def _begin_epoch(self) -> None:
         self.acknowledged = 0
         self._connection.steps.begin_numbers()
         self.numbers = dict.fromkeys(self._connection.agreed.plan.ps, 0)
+        self._sent = self._connection.caller.incarnation, self.numbers
+        """As of `Home.track`. With several ps the numbers are replaced by each push, and never changed."""
         self.pulled = dict.fromkeys(self._connection.agreed.plan.ps, -1)
         """The version of each shard that the last pull read, from which the next push is computed."""
         self._credit: dict[int, int] = {}
@@ -227,8 +232,9 @@ class Pushes:
     def send(self, operation: PushOp) -> None:
         """Send a prepared push. Nothing else may be pushed in between."""
         try:
+            self.numbers = {ps: number + (ps in operation.cargo) for ps, number in self.numbers.items()}
+            self._sent = self._sent[0], self.numbers  # before a message leaves
             for ps in operation.cargo:
-                self.numbers[ps] += 1
                 operation.send(ps, self._credit.pop(ps, 0) == self.numbers[ps])
             self._under_way.append(operation)
             if self.assigned is not None:

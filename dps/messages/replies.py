@@ -62,6 +62,32 @@ class Push:
         return f"Push(step={self.step}, accepted={self.accepted}, staleness={self.staleness}{applied})"
 
 
+@record
+class Published:
+    """A published version: one cut of all shards.
+
+    Args:
+        run: The name of the run, a random one.
+        number: Rises with each version that the run publishes, over rollbacks and restarts, and is never used again.
+        label: As it was given to `Session.publish`.
+        step: The global step of the values.
+
+    Example:
+        ```pycon
+        >>> published = session.publish("first")
+        >>> published.number, published.label, published.step
+        (1, 'first', 0)
+        >>> session.pull(published=published)["w"]
+        array([0., 0., 0.], dtype=float32)
+        ```
+    """
+
+    run: str
+    number: int
+    label: str
+    step: int
+
+
 class Reply(Generic[T]):
     """A pending request, which proceeds during the session's next calls. `*_async` methods of a session return it.
 

@@ -174,8 +174,9 @@ class Server(ServedTask):
         from dps.worker.agent import Agent, Told  # here: `import dps` stays quick
 
         told = Told(
-            self._seen_epoch, self._has_joined, self._end_task, self._request_stop, self._follow_chief, self._progress
-        )
+            self._seen_epoch, self._has_joined, self._end_task, self._request_stop, self._follow_chief, self._progress,
+            self._standing.sent,
+        )  # fmt: skip
         who = self.job, self.task, self._chief, self._node.incarnation
         self._agent = Agent(*who, update, told, chief_command(self.cluster, self._chief, network_flags(self._node)))
         self._node.host(AGENT, self._agent)
