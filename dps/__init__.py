@@ -21,7 +21,7 @@ _NAMES = {
     "LogMetrics": "dps.hooks", "NanGuard": "dps.hooks", "SummarySaver": "dps.hooks",
     "CheckpointSaverListener": "dps.hooks", "FinalOps": "dps.hooks", "GlobalStepWaiter": "dps.hooks",
     "Profiler": "dps.hooks",
-    "SummaryWriter": "dps.hooks", "follow": "dps.client.following",
+    "SummaryWriter": "dps.hooks", "follow": "dps.client.following", "Follower": "dps.client.follower",
     "Coordinator": "dps.coordinator.coordinator", "RemoteValue": "dps.coordinator.coordinator",
     "LocalCluster": "dps.launch.clusters.local", "simulate": "dps.launch.commands.simulate",
     "DpsError": "dps.errors", "DeadlineExceeded": "dps.errors", "TaskLost": "dps.errors",
@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from dps import compress as compress
     from dps import optim as optim
     from dps import torch as torch
+    from dps.client.follower import Follower as Follower
     from dps.client.following import follow as follow
     from dps.client.session import FOREVER as FOREVER
     from dps.client.session import Session as Session

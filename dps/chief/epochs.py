@@ -378,8 +378,9 @@ class Epochs:
         self.write_journal()
         return self._journaling.problem
 
-    def publish(self, session: int, label: str, then: Callable[[Message | Exception], None]) -> None:
-        """Publish the values as they are now, as a session has asked. Raises an error if that is impossible."""
+    def publish(self, session: int, label: str, request: int, then: Callable[[Message | Exception], None]) -> None:
+        """Publish the values as they are now, as a session has asked under this request number. Raises an error if that
+        is impossible."""
         from dps.chief.publishing import check_label  # here: as `publishing`
 
         check_label(label)
@@ -388,7 +389,8 @@ class Epochs:
         if self.current is None or self.run is None or self.phase not in TRAINS:
             raise Aborted(f"nothing can be published now: {self.text()}")
         mode = str(self.run.settings["update"]["mode"])
-        self.publishing.publish(self.current.number, self.current.refs, self.run.plan.ps[0], mode, label, then)
+        about = self.current.number, self.current.refs, self.run.plan.ps[0], mode, label
+        self.publishing.publish(*about, (session, request), then)
 
     def text(self) -> str:
         """What the chief waits for, as a sentence for people."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from dps.actors.answers import Waiting
 from dps.actors.node import Node
@@ -59,6 +58,15 @@ class _Epoch:
     """Whether a cut is a point between two pushes of each session, for which pushes are held back."""
 
 
+class _Publication(NamedTuple):
+    """One cut, for all who have asked before it began."""
+
+    epoch: _Epoch
+    label: str
+    asked: dict[Any, Result]
+    """What to call with the outcome, by who has asked."""
+
+
 class Publishing:
     """Publishes one version at a time; requests that arrive meanwhile wait until it is over. Knows the newest one, and
     the followers that wait for a newer."""
@@ -67,9 +75,10 @@ class Publishing:
         """`write_journal` writes the journal, if the run has one; returns why that failed, or ""."""
         self._node, self._members, self._write_journal = node, members, write_journal
         self.newest: NewestVersion | None = None
-        self._now: tuple[_Epoch, str, Result] | None = None
+        self._now: _Publication | None = None
         """The publication that is being made."""
-        self._next: deque[tuple[_Epoch, str, Result]] = deque()
+        self._next: _Publication | None = None
+        """The one after it, of all requests that have come since that one began."""
         self._cuts, self._cut = 0, ""
         """How many cuts were ordered, and the name of the last one."""
         self._followers: dict[int, tuple[Sender, str, int]] = {}
@@ -77,27 +86,33 @@ class Publishing:
 
     # -- publishing ---------------------------------------------------------------------------------------------
 
-    def publish(self, epoch: int, ps: Mapping[int, Ref], step_ps: int, mode: str, label: str, then: Result) -> None:
+    def publish(
+        self, epoch: int, ps: Mapping[int, Ref], step_ps: int, mode: str, label: str, asker: Any, then: Result
+    ) -> None:  # fmt: skip
         """Publish the values of the run epoch as they are now, unless they are the newest version already. `mode`: the
-        update mode's name."""
-        holds = len(ps) > 1 and mode in ("async", "bounded")
-        self._next.append((_Epoch(epoch, ps, step_ps, holds), label, then))
+        update mode's name. `asker`: who asks, and under which number: a request that is sent again is the same."""
+        if self._now is not None and asker in self._now.asked:
+            self._now.asked[asker] = then
+            return
+        if self._next is None:
+            holds = len(ps) > 1 and mode in ("async", "bounded")
+            self._next = _Publication(_Epoch(epoch, ps, step_ps, holds), label, {})
+        self._next.asked[asker] = then
         self._begin_next()
 
     def end_epoch(self) -> None:
         """The run epoch is over, and with it the versions that its ps keep."""
         self.newest = None
-        ended, self._now = [] if self._now is None else [self._now], None
-        ended += self._next
-        self._next.clear()
-        for _, _, then in ended:
-            then(Aborted("the publication was cut short by a new run epoch"))
+        ended, self._now, self._next = (self._now, self._next), None, None
+        for publication in ended:
+            for then in publication.asked.values() if publication is not None else ():
+                then(Aborted("the publication was cut short by a new run epoch"))
 
     def _begin_next(self) -> None:
-        if self._now is not None or not self._next:
+        if self._now is not None or self._next is None:
             return
-        self._now = self._next.popleft()
-        epoch = self._now[0]
+        self._now, self._next = self._next, None
+        epoch = self._now.epoch
         self._cuts += 1
         self._cut = cut = f"{CUT}{self._node.incarnation:x} {self._cuts}"  # an earlier chief may have counted, too
         if epoch.holds:
@@ -110,7 +125,7 @@ class Publishing:
         """All ps hold their pushes back: ask the nodes of the sessions for the last push that each has begun to send.
         It covers all that a ps has."""
         now, live, told = self._now, dict(self._members.live), dict[int, _Sent]()
-        addresses = {session.address for session in live.values()}
+        addresses = list(dict.fromkeys(session.address for session in live.values()))
         silent = set(addresses)
 
         def answered(address: str, answer: Message | Exception) -> None:
@@ -137,7 +152,7 @@ class Publishing:
         """Have each ps copy its values after the pushes that the sessions have told. Of a session that is gone, and of
         one that has begun no push under its newest incarnation, those count that are applied."""
         assert self._now is not None
-        epoch = self._now[0]
+        epoch = self._now.epoch
         orders: dict[int, Message] = {}
         for ps, answer in held.items():
             numbers = dict.fromkeys(self._members.live, 0)
@@ -152,7 +167,7 @@ class Publishing:
     def _copied(self, cut: str, cuts: Mapping[int, Message]) -> None:
         """All ps have copies of the same cut."""
         assert self._now is not None
-        epoch, label, _ = self._now
+        epoch, label = self._now.epoch, self._now.label
         found = {ps: answer for ps, answer in cuts.items() if isinstance(answer, VersionCut)}
         if len(found) < len(epoch.ps):
             self._finish(Aborted("a ps has made no copy for a published version"))
@@ -171,7 +186,7 @@ class Publishing:
     def _committed(self, number: int, label: str, step: int) -> None:
         """All ps keep the version."""
         assert self._now is not None
-        epoch = self._now[0]
+        epoch = self._now.epoch
         self.newest = NewestVersion(number, label, step, self._node.now())
         self._node.runtime.record("published", number=number, epoch=epoch.number, step=step, label=label)
         log.info("%s: published version %d (%r) of step %d", self._node.name, number, label, step)
@@ -201,17 +216,19 @@ class Publishing:
                 self._finish(error)
 
         for ps, message in messages.items():
-            self._node.ask(now[0].ps[ps], message, PUBLISH_S, lambda answer, ps=ps: answered(ps, answer))  # type: ignore[misc]
+            self._node.ask(now.epoch.ps[ps], message, PUBLISH_S, lambda answer, ps=ps: answered(ps, answer))  # type: ignore[misc]
 
     def _finish(self, result: Message | Exception) -> None:
         assert self._now is not None
-        (epoch, _, then), self._now = self._now, None
+        ended, self._now = self._now, None
+        epoch = ended.epoch
         if isinstance(result, Exception):
             for ref in epoch.ps.values() if epoch.holds else ():
                 order = ResumePushes(epoch.number, self._cut)
                 self._node.ask(ref, order, PUBLISH_S, lambda _: None)
             log.warning("%s: nothing was published: %s", self._node.name, result)
-        then(result)
+        for then in ended.asked.values():
+            then(result)
         self._begin_next()
 
     def _told(self, newest: NewestVersion) -> PublishedIs:

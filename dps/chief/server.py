@@ -308,7 +308,8 @@ class ChiefActor(Actor):
     def on_Publish(self, message: Publish, sender: Sender) -> None:
         self.sessions.check_owner(message.session, sender)
         if not self._must_wait(message.session, sender):
-            self.epochs.publish(message.session, message.label, lambda answer: self.node.answer(sender, answer))
+            about = message.session, message.label, sender.request
+            self.epochs.publish(*about, lambda answer: self.node.answer(sender, answer))
 
     def on_AskPublished(self, message: AskPublished, sender: Sender) -> None:
         self.sessions.check_owner(message.session, sender)

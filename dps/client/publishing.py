@@ -1,15 +1,27 @@
-"""A session's published versions: publishes one, and pulls one by its number."""
+"""A session's published versions: publishes one, waits for a newer one, and pulls one by its number."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
+import numpy as np
+
+from dps.actors.answers import Failed, Waiting
+from dps.client.compressing import PackedPull
 from dps.client.connection import Connection
+from dps.client.lanes import PsPeer
 from dps.client.pulling import Pulls, check_places, filled
-from dps.client.waiting import Waiter
+from dps.client.waiting import Operation, Waiter
+from dps.errors import Aborted, ConfigError, DeadlineExceeded
 from dps.messages.replies import Published
-from dps.messages.runs import Publish, PublishedIs
+from dps.messages.runs import AskPublished, Publish, PublishedIs
+from dps.messages.sessions import Pull
+from dps.transport.dtypes import dtype_of
+from dps.transport.message import Message
+from dps.transport.wire import Array
+from dps.variables.plan import Part
 
 
 class Publications:
@@ -43,6 +55,146 @@ class Publications:
             check_places(self._connection.agreed.plan, out)
         values = self._pulls.published(published, names, timeout)
         return values if out is None else filled(out, values, lambda name, here, value: None)
+
+    def newer(self, run: str, newer_than: int, stop: Callable[[], bool]) -> PublishedIs | None:
+        """The newest version once it has a higher number or is of another run ("": of any). Blocks, through rollbacks,
+        until `stop()`; then None."""
+        connection = self._connection
+
+        def ask(deadline: float) -> PublishedIs | None:
+            answers: list[Message] = []
+
+            def feed(answer: Message) -> bool:
+                if not isinstance(answer, Waiting):
+                    answers.append(answer)
+                return bool(answers)
+
+            def look() -> None:
+                connection.lookout.look()
+                if connection.membership.over:
+                    raise Aborted(f"run epoch {connection.membership.epoch} is over")
+
+            request = connection.caller.start(
+                connection.chief, AskPublished(connection.number, run, newer_than), feed
+            )  # fmt: skip
+            with suppress(DeadlineExceeded):
+                connection.wait([request], deadline, lambda: "", look, stop)
+            connection.caller.drop(request)
+            if answers and isinstance(answers[0], Failed):
+                raise answers[0].exception()
+            return answers[0] if answers and isinstance(answers[0], PublishedIs) else None
+
+        found: PublishedIs | None = None
+        while found is None and not stop():
+            found = self._waiter.retrying(ask, ASK_AGAIN_S)
+        return found
+
+    def fetch(self, number: int, form: str, names: Sequence[str] | None, timeout: float) -> Fetched:
+        """The values of a published version, those of float32 and float64 cast to `form` ("": as they are). Raises
+        ValueError if the ps do not keep it."""
+        operation = _VersionPull(self._connection, number, form, names)
+        try:
+            self._waiter.wait(operation, timeout, f"a pull of the published version {number}")
+            return operation.values()
+        finally:
+            operation.drop()
+
+    def dtypes(self) -> dict[str, str]:
+        """The dtype of each variable, by its names."""
+        plan = self._connection.agreed.plan
+        return {name: plan.variables[index].dtype for name, index in plan.by_name.items()}
+
+    def check_names(self, names: Sequence[str] | None) -> None:
+        """Raise ConfigError for names that no variable of the run has."""
+        by_name = self._connection.agreed.plan.by_name
+        if unknown := [name for name in names or () if name not in by_name]:
+            raise ConfigError(f"no variables {unknown}; there are {list(by_name)[:10]}")
+
+
+CASTS: dict[str, Any] = {"bfloat16": np.dtype("<u2"), "float16": np.dtype("<f2")}
+"""The dtype in which cast values are kept here: numpy has no bfloat16."""
+ASK_AGAIN_S = 30.0
+"""How long one request for a newer version lasts."""
+
+Fetched = tuple[dict[str, tuple[str, Array]], int]
+"""By the names of variables their values, the caller's own, and how they were cast: a bfloat16 is the upper half of a
+float32, as uint16. And the bytes that came."""
+
+
+class _CastPull(PackedPull):
+    """A pull of one shard of a published version, of which the cast bytes are kept as they come."""
+
+    def _unpack(self, arrived: Array) -> None:
+        self.arrived = arrived
+
+    def parts_of_it(self) -> dict[int, tuple[str, Array]]:
+        """The cast and the values of each part, by its index."""
+        assert self.arrived is not None, "it is complete"
+        found = {}
+        for part, form, offset, nbytes in self._packed.entries:
+            arena, _ = self.peer.layout.place[part.index]
+            dtype = CASTS[form] if form else dtype_of(self.peer.layout.arenas[arena].dtype)
+            data = self.arrived[offset : offset + nbytes].view(dtype)
+            found[part.index] = form, data.reshape(part.shape)
+        return found
+
+
+class _VersionPull(Operation):
+    """A pull of a published version: a transfer per ps, made anew after a rollback."""
+
+    def __init__(self, connection: Connection, number: int, form: str, names: Sequence[str] | None) -> None:
+        self._connection, self._number, self._form = connection, number, form
+        self._names = list(dict.fromkeys(names)) if names is not None else None
+        self._transfers: dict[int, _CastPull] = {}
+        self._incarnation = -1
+
+    def start(self) -> None:
+        connection = self._connection
+        if self._incarnation == connection.caller.incarnation:
+            return
+        self.drop()
+        self._incarnation = connection.caller.incarnation
+        wanted = {part.index for _, parts in self._variables() for part in parts}
+        self._transfers = {}
+        for peer in connection.peers.values():
+            here = [index for index in peer.layout.indices if index in wanted]
+            if here:
+                self._transfers[peer.ps] = self._begin(peer, here)
+
+    def _begin(self, peer: PsPeer, parts: list[int]) -> _CastPull:
+        floats = ("<f4", "<f8") if self._form else ()
+        cast = [index for index in parts if peer.layout.arenas[peer.layout.place[index][0]].dtype in floats]
+        pull = Pull(
+            self._connection.membership.epoch, 0, 0, 0, -1, parts, released=peer.lane.all_released_below(),
+            packed=[[self._form or "bfloat16", cast]], published=self._number,
+        )  # fmt: skip
+        return _CastPull(peer, pull, lambda ps: np.empty(0, np.uint8))
+
+    def _variables(self) -> list[tuple[str, tuple[Part, ...]]]:
+        plan = self._connection.agreed.plan
+        names = list(plan.by_name) if self._names is None else self._names
+        return [(name, plan.parts_of[plan.by_name[name]]) for name in names]
+
+    @property
+    def complete(self) -> bool:
+        return self._incarnation >= 0 and all(transfer.complete for transfer in self._transfers.values())
+
+    def requests(self) -> Iterable[_CastPull]:
+        return self._transfers.values()
+
+    def values(self) -> Fetched:
+        """The values by name. The operation is complete, and no ps has refused."""
+        parts = {i: part for transfer in self._transfers.values() for i, part in transfer.parts_of_it().items()}
+        found = {}
+        for name, of_it in self._variables():
+            form, own = parts[of_it[0].index][0], [parts[part.index][1] for part in of_it]
+            found[name] = form, own[0] if len(own) == 1 else np.concatenate(own)
+        return found, sum(transfer.received for transfer in self._transfers.values())
+
+    def drop(self) -> None:
+        """Forget the requests."""
+        for transfer in self._transfers.values():
+            transfer.drop()
 
 
 def published_of(answer: object) -> Published:

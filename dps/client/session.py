@@ -1013,6 +1013,11 @@ def join_run(server: Server, timeout: float = 60.0) -> Session:
     return session
 
 
+def publications(session: Session) -> Publications:
+    """The published versions as a session sees them."""
+    return session._publications
+
+
 def exchanging(session: Session) -> Exchanging:
     """The calls by which a session in sync exchanges values with those of the other workers."""
     from dps.client.exchanging import Exchanging

@@ -71,6 +71,8 @@ class Published:
         number: Rises with each version that the run publishes, over rollbacks and restarts, and is never used again.
         label: As it was given to `Session.publish`.
         step: The global step of the values.
+        lag_s: What `dps.Follower.swap` returns has the seconds from the publication to the swap; else 0.0. Versions
+            that differ only in it are equal.
 
     Example:
         ```pycon
@@ -86,6 +88,17 @@ class Published:
     number: int
     label: str
     step: int
+    lag_s: float = 0.0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Published) and self._version == other._version
+
+    def __hash__(self) -> int:
+        return hash(self._version)
+
+    @property
+    def _version(self) -> tuple[str, int, str, int]:
+        return self.run, self.number, self.label, self.step
 
 
 class Reply(Generic[T]):

@@ -32,12 +32,13 @@ class Run:
     def __init__(self, problem: str = "") -> None:
         self.desk = Desk()
         node: Any = self.desk
-        self.members, self.results = RunMembers(), list[Any]()
+        self.members, self.results, self.asked = RunMembers(), list[Any](), 0
         self.members.run = "1f"
         self.publishing = Publishing(node, self.members, lambda: problem)
 
     def publish(self, label: str = "one", mode: str = "sync") -> None:
-        self.publishing.publish(2, REFS, 0, mode, label, self.results.append)
+        self.asked += 1
+        self.publishing.publish(2, REFS, 0, mode, label, self.asked, self.results.append)
 
     def cut(self, numbers: tuple[int, int] = (0, 0), step: int = 7) -> None:
         for question, number in zip(self.desk.take(CutVersion), numbers, strict=True):
@@ -81,6 +82,21 @@ def test_one_version_is_published_at_a_time() -> None:
     run.cut()
     run.commit()
     assert [told.label for told in run.results] == ["one", "two"]
+
+
+def test_all_who_ask_before_a_cut_begins_get_its_number_and_a_repeated_request_makes_no_cut() -> None:
+    run = Run()
+    run.publish("one")
+    run.publish("two")
+    run.publish("three")
+    run.publishing.publish(2, REFS, 0, "sync", "one", 1, lambda told: run.results.append(("again", told)))
+    run.publishing.publish(2, REFS, 0, "sync", "two", 2, lambda told: run.results.append(("again", told)))
+    run.cut()
+    run.commit()
+    run.cut()
+    run.commit()
+    assert [told[0] if isinstance(told, tuple) else told.label for told in run.results] == ["again", "again", "two"]
+    assert [told[1].number for told in run.results[:2]] == [1, 2] and run.desk.take(CutVersion) == []
 
 
 def test_a_number_that_a_ps_has_not_committed_is_told_to_nobody_and_never_used_again() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import random
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 import dps
-from dps.launch.commands.simulate import SimulatedCluster
+from dps.launch.commands.simulate import CHIEF, SimulatedCluster
 from dps.transport.sim import Compute, Kill, Network, Partition, Pause
 from dps.transport.sim.world import Fault
 from dps.transport.tuning import Tuning
@@ -31,6 +32,9 @@ class Seen:
     """Of each push to all ps that was accepted: run epoch, incarnation and its number on each ps."""
     told: list[dps.Published] = field(default_factory=list)
     """What the publishers were told."""
+    swapped: list[tuple[dps.Published, dict[str, Any]]] = field(default_factory=list)
+    """What a follower put in place, in order."""
+    followed: int = 0
 
 
 def train(server: Any, seen: Seen, ps: int, checkpointed: bool) -> None:
@@ -71,6 +75,20 @@ def publish(session: Any, seen: Seen) -> None:
         seen.pulled.setdefault(published.number, []).append(session.pull(published=published))
 
 
+def follow(seen: Seen, names: list[str]) -> int:
+    """A task that follows the versions until the run is over."""
+    server = dps.Server(None, "evaluator", 0, chief=CHIEF, bind="reader:0")
+    out = {name: np.zeros(WORKERS) for name in names}
+    with dps.Follower(server, dtype=None, names=names) as weights:
+        while server.exit_code is None:
+            published = weights.swap(out=out)
+            if published is not None:
+                seen.swapped.append((published, {name: values.copy() for name, values in out.items()}))
+            server.runtime.sleep(0.05)
+        seen.followed = weights.fetched
+    return 0
+
+
 def made(mode: str, seed: int) -> tuple[SimulatedCluster, Seen, set[str]]:
     """The cluster of a seed: with kills of ps, chief and workers, and restarts of all."""
     draw = random.Random(f"{mode} {seed} published")
@@ -103,6 +121,8 @@ def made(mode: str, seed: int) -> tuple[SimulatedCluster, Seen, set[str]]:
         train, seen, ps, checkpointed, ps=ps, workers=WORKERS, seed=seed, update=MODES[mode], network=network,
         faults=faults, compute=Compute(0.1, 0.5), tuning=Tuning.small(), shared_memory=draw.random() < 0.5, restarts=4,
     )  # fmt: skip
+    names = [f"v{i}" for i in range(ps)]
+    cluster.world.process("reader", partial(follow, seen, names))
     return cluster, seen, killed
 
 
@@ -133,6 +153,11 @@ def violations(trace: list[Any], seen: Seen, mode: str) -> list[str]:
     numbers = [event.detail["number"] for event in trace if event.what == "published"]
     if numbers != sorted(set(numbers)):
         found.append(f"numbers went back, or one was used again: {numbers}")
+    order = [published.number for published, _ in seen.swapped]
+    if order != sorted(set(order)):
+        found.append(f"the follower went back: {order}")
+    for published, values in seen.swapped:
+        seen.pulled.setdefault(published.number, []).append(values)
     for number, pulls in seen.pulled.items():
         for values in pulls:
             if any((values[name] != pulls[0][name]).any() for name in values):

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import pytest
 
 from dps.actors import standing
 from dps.chief import epochs, takeover
+from dps.client import follower
 from dps.ps.modes import holding, sync
+from dps.ps.serving import published
+from dps.transport.message import changed
 from tests.seeds import cut
 from tests.simulation.published import MODES, run
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seeds", cut(100, 4, 24))
+@pytest.mark.parametrize("seeds", cut(100, 2, 24))
 @pytest.mark.parametrize("mode", list(MODES))
 def test_a_published_version_is_one_cut_under_a_number_of_its_own(mode: str, seeds: range) -> None:
     for seed in seeds:
@@ -43,6 +47,7 @@ def test_a_cut_that_holds_no_pushes_back_is_caught(monkeypatch: pytest.MonkeyPat
     caught("async", "is a mixture")
 
 
+@pytest.mark.slow
 def test_a_session_that_tells_less_than_it_has_sent_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def short(self: standing.Standing) -> list[list[Any]]:
         return [[number, incarnation, []] for number, incarnation, _ in sent(self)]
@@ -60,3 +65,27 @@ def test_a_number_that_is_used_again_is_caught(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(epochs.Epochs, "_journal_problem", forgets)
     monkeypatch.setattr(takeover.Takeover, "versions", lambda self, plan: (0, []))
     caught("async", "numbers went back")
+
+
+@pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.slow)])
+def test_a_ps_that_serves_what_it_has_in_place_of_what_was_asked_for_is_caught(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def newest(self: published.PublishedVersions, sender: Any, pull: Any, packed: Any) -> None:
+        number = max(self._kept, default=pull.published)
+        answer(self, sender, changed(pull, published=number if self._shard.is_step_ps else pull.published), packed)
+
+    answer: Any = published.PublishedVersions.answer_pull
+    monkeypatch.setattr(published.PublishedVersions, "answer_pull", newest)
+    monkeypatch.setattr(published.PublishedVersions, "settle", lambda self, number: None)
+    caught(mode, "had several values")
+
+
+def test_a_follower_that_goes_back_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def keeps_all(self: follower.Follower, session: Any) -> None:
+        self._ready = deque(self._ready)  # `swap` takes the newest first
+        follow_run(self, session)
+
+    follow_run: Any = follower.Follower._follow_run
+    monkeypatch.setattr(follower.Follower, "_follow_run", keeps_all)
+    caught("sync", "the follower went back")
