@@ -17,7 +17,7 @@ from dps.transport.wire import Array
 from dps.variables.tree import is_module, is_tensor, leaves, memory_of_tensor
 
 if TYPE_CHECKING:
-    from dps.client.publishing import Fetched, Publications
+    from dps.client.publishing import Bases, Fetched, Publications
     from dps.client.session import Session
     from dps.task.server import Server
     from dps.transport.endpoint import Runtime
@@ -68,7 +68,7 @@ class Follower:
         >>> import time
         >>> out = {"w": np.zeros(3, np.float32)}
         >>> published = session.publish("first")
-        >>> with dps.Follower(server.target) as weights:
+        >>> with dps.Follower(server.target, names=["w"]) as weights:
         ...     while weights.swap(out=out) is None:
         ...         time.sleep(0.01)  # a real program answers requests
         >>> weights.published == published, out["w"]
@@ -93,6 +93,8 @@ class Follower:
         """The newest version that is not in place yet. The background task puts it there, `swap` takes it."""
         self._seen = "", 0
         """The run and the number of the newest version that was fetched."""
+        self._bases: Bases = {}
+        """What was fetched last, so that only changes are fetched. Background task."""
         self._stop = False
         self._error: DpsError | None = None
         """Why the follower has ended."""
@@ -191,6 +193,7 @@ class Follower:
             told_at, (run, number) = self._runtime.now(), self._seen
             if run and run != newest.run:
                 log.warning("%s: follows another run from now on: %s in place of %s", session.name, newest.run, run)
+                self._bases = {}
             elif newest.number <= number:
                 continue
             published = Published(newest.run, newest.number, newest.label, newest.step)
@@ -206,7 +209,7 @@ class Follower:
     def _fetch(self, source: Publications, published: Published) -> Fetched | None:
         """The values of a version; None if a newer one has taken its place, or a rollback has dropped it."""
         try:
-            return source.fetch(published.number, self._form, self._names, self._timeout)
+            return source.fetch(published.number, self._form, self._names, self._timeout, self._bases)
         except ValueError as error:
             self._tell(error)
             self._pause()
@@ -231,7 +234,8 @@ def _runtime_of(target: Server | str) -> Runtime:
 
 def _own(form: str, values: Array) -> Array:
     """Fetched values as an array of their own dtype."""
-    return values.view(dtype_of(BFLOAT16)) if form == "bfloat16" else values
+    copy = values.copy()  # changes of the next version are applied to what was fetched
+    return copy.view(dtype_of(BFLOAT16)) if form == "bfloat16" else copy
 
 
 def _fill(out: Any, version: _Version) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -14,14 +15,16 @@ from dps.client.connection import Connection
 from dps.client.lanes import PsPeer
 from dps.client.pulling import Pulls, check_places, filled
 from dps.client.waiting import Operation, Waiter
-from dps.errors import Aborted, ConfigError, DeadlineExceeded
+from dps.errors import Aborted, ConfigError, DeadlineExceeded, ProtocolError
 from dps.messages.replies import Published
 from dps.messages.runs import AskPublished, Publish, PublishedIs
-from dps.messages.sessions import Pull
+from dps.messages.sessions import NO_BASE, Pull, Values
 from dps.transport.dtypes import dtype_of
-from dps.transport.message import Message
+from dps.transport.message import Message, changed
 from dps.transport.wire import Array
+from dps.variables.packed import PackedLayout
 from dps.variables.plan import Part
+from dps.variables.sparse_changes import patch
 
 
 class Publications:
@@ -89,13 +92,20 @@ class Publications:
             found = self._waiter.retrying(ask, ASK_AGAIN_S)
         return found
 
-    def fetch(self, number: int, form: str, names: Sequence[str] | None, timeout: float) -> Fetched:
-        """The values of a published version, those of float32 and float64 cast to `form` ("": as they are). Raises
-        ValueError if the ps do not keep it."""
-        operation = _VersionPull(self._connection, number, form, names)
+    def fetch(
+        self, number: int, form: str, names: Sequence[str] | None, timeout: float, bases: Bases | None = None
+    ) -> Fetched:
+        """The values of a published version, those of float32 and float64 cast to `form` ("": as they are). `bases`:
+        what an earlier call left, and this one leaves, so that only changes are fetched. Raises ValueError if the ps do
+        not keep the version, and ProtocolError if what came does not lead to it; then the bases are empty."""
+        operation = _VersionPull(self._connection, number, form, names, {} if bases is None else bases)
         try:
             self._waiter.wait(operation, timeout, f"a pull of the published version {number}")
             return operation.values()
+        except ProtocolError:
+            if bases is not None:
+                bases.clear()
+            raise
         finally:
             operation.drop()
 
@@ -117,15 +127,29 @@ ASK_AGAIN_S = 30.0
 """How long one request for a newer version lasts."""
 
 Fetched = tuple[dict[str, tuple[str, Array]], int]
-"""By the names of variables their values, the caller's own, and how they were cast: a bfloat16 is the upper half of a
+"""By the names of variables how their values were cast, and these, to be read: a bfloat16 is the upper half of a
 float32, as uint16. And the bytes that came."""
+
+
+Bases = dict[int, tuple[int, str, Array]]
+"""By ps: the number of the published version that was fetched last, its form, and its bytes, which nobody changes."""
 
 
 class _CastPull(PackedPull):
     """A pull of one shard of a published version, of which the cast bytes are kept as they come."""
 
-    def _unpack(self, arrived: Array) -> None:
-        self.arrived = arrived
+    @property
+    def key(self) -> str:
+        """The form of the bytes."""
+        return self._packed.key
+
+    def _finish(self, piece: Values, values: Array | list[Array]) -> None:
+        assert isinstance(values, np.ndarray), "what is packed is copied"
+        base = self.base if piece.base != NO_BASE else None
+        try:
+            self.arrived = values if base is None else changed_by(self._packed, base, values)
+        except ProtocolError as error:  # the answer is here, and no other will come
+            self.error = error
 
     def parts_of_it(self) -> dict[int, tuple[str, Array]]:
         """The cast and the values of each part, by its index."""
@@ -139,11 +163,28 @@ class _CastPull(PackedPull):
         return found
 
 
+def changed_by(packed: PackedLayout, base: Array, arrived: Array) -> Array:
+    """The bytes that a chain of changes makes of others: a checksum, then each length and the changes. Raises
+    ProtocolError if they do not fit, or the result has another checksum."""
+    data, at = base.copy(), 4
+    while at < len(arrived):
+        nbytes = int.from_bytes(arrived[at : at + 4].tobytes(), "little")
+        if at + 4 + nbytes > len(arrived):
+            raise ProtocolError(f"changes of {nbytes} bytes end too soon")
+        patch(packed, data, arrived[at + 4 : at + 4 + nbytes])
+        at += 4 + nbytes
+    if crc32(data.data) != int.from_bytes(arrived[:4].tobytes(), "little"):
+        raise ProtocolError("the changes of a published version do not lead to it")
+    return data
+
+
 class _VersionPull(Operation):
     """A pull of a published version: a transfer per ps, made anew after a rollback."""
 
-    def __init__(self, connection: Connection, number: int, form: str, names: Sequence[str] | None) -> None:
-        self._connection, self._number, self._form = connection, number, form
+    def __init__(
+        self, connection: Connection, number: int, form: str, names: Sequence[str] | None, bases: Bases
+    ) -> None:
+        self._connection, self._number, self._form, self._bases = connection, number, form, bases
         self._names = list(dict.fromkeys(names)) if names is not None else None
         self._transfers: dict[int, _CastPull] = {}
         self._incarnation = -1
@@ -168,7 +209,12 @@ class _VersionPull(Operation):
             self._connection.membership.epoch, 0, 0, 0, -1, parts, released=peer.lane.all_released_below(),
             packed=[[self._form or "bfloat16", cast]], published=self._number,
         )  # fmt: skip
-        return _CastPull(peer, pull, lambda ps: np.empty(0, np.uint8))
+        base, form, data = self._bases.get(peer.ps, (NO_BASE, "", None))
+        if form == repr((pull.parts, pull.packed)):
+            pull = changed(pull, base=base)
+        transfer = _CastPull(peer, pull, lambda ps: np.empty(0, np.uint8))
+        transfer.base = data if pull.base != NO_BASE else None
+        return transfer
 
     def _variables(self) -> list[tuple[str, tuple[Part, ...]]]:
         plan = self._connection.agreed.plan
@@ -184,6 +230,9 @@ class _VersionPull(Operation):
 
     def values(self) -> Fetched:
         """The values by name. The operation is complete, and no ps has refused."""
+        for ps, transfer in self._transfers.items():
+            assert transfer.arrived is not None, "it is complete"
+            self._bases[ps] = self._number, transfer.key, transfer.arrived
         parts = {i: part for transfer in self._transfers.values() for i, part in transfer.parts_of_it().items()}
         found = {}
         for name, of_it in self._variables():

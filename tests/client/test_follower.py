@@ -132,6 +132,43 @@ def test_wrong_arguments_are_one_clear_error(session: Any) -> None:
         swapped(weights)
 
 
+def test_few_changes_are_few_bytes_and_the_bits_are_those_of_a_whole_pull() -> None:
+    n, rng = 100_000, np.random.default_rng(3)
+    start = rng.standard_normal(n).astype(np.float32)
+    with (
+        cluster(ps=2, workers=1) as (worker,),
+        dps.Session(worker, {"a": start, "b": start.copy()}, optimizer=SGD, partitioner=dps.partition.Fixed(2)) as session,
+        dps.Follower(worker.target) as weights,
+    ):
+        out = {name: np.zeros(n, np.float32) for name in ("a", "b")}
+        session.publish()
+        swapped(weights, out)
+        whole = weights.nbytes
+        assert whole == 2 * 2 * n
+
+        def change() -> dps.Published:
+            gradient = np.zeros(n, np.float32)
+            gradient[rng.choice(n, n // 100, replace=False)] = rng.standard_normal(n // 100) * 10
+            session.push({"a": gradient, "b": gradient})
+            return session.publish()
+
+        for _ in range(3):
+            before = weights.nbytes
+            published = change()
+            swapped(weights, out, published.number)
+            assert weights.nbytes - before < whole / 50
+            with dps.Follower(worker.target) as fresh:
+                swapped(fresh)
+                for name, values in out.items():
+                    np.testing.assert_array_equal((fresh.values or {})[name].astype(np.float32), values)
+        weights._bases[0][2][:] += 1  # a damaged base is noticed, and all is fetched again
+        published = change()
+        swapped(weights, out, published.number)
+        exact = session.pull(published=published)["a"]
+        np.testing.assert_array_equal(out["a"], exact.astype(dtype_of("bfloat16")).astype(np.float32))
+        assert weights.failures == 1 and "do not lead to it" in weights.problem
+
+
 @pytest.mark.slow
 def test_tensors_of_torch_are_filled_in_either_dtype(session: Any) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")

@@ -17,6 +17,8 @@ from dps.transport.sim.world import Fault
 from dps.transport.tuning import Tuning
 
 WORKERS, PUSHES = 3, 12
+WIDTH = 64
+"""Elements of a variable. Few of them change, so that a follower is sent changes."""
 MODES: dict[str, Any] = {
     "async": dps.Async(), "bounded": dps.Bounded(2), "sync": dps.SyncReplicas(reduction="sum"), "local": dps.Local(2),
 }  # fmt: skip
@@ -41,8 +43,8 @@ def train(server: Any, seen: Seen, ps: int, checkpointed: bool) -> None:
     """Each push adds one to the worker's element of each variable; there is a variable on each ps. In async some pushes
     are of one variable alone."""
     names = [f"v{i}" for i in range(ps)]
-    params = {name: np.zeros(WORKERS) for name in names} | {"alone": np.zeros(WORKERS)}
-    one, task = np.zeros(WORKERS), server.task
+    params = {name: np.zeros(WIDTH) for name in names} | {"alone": np.zeros(WIDTH)}
+    one, task = np.zeros(WIDTH), server.task
     one[task] = -1.0
     draw = random.Random(f"{task}")
     more: dict[str, Any] = {"checkpoint_dir": "run", "hooks": [dps.CheckpointSaver(steps=7)]} if checkpointed else {}
@@ -78,7 +80,7 @@ def publish(session: Any, seen: Seen) -> None:
 def follow(seen: Seen, names: list[str]) -> int:
     """A task that follows the versions until the run is over."""
     server = dps.Server(None, "evaluator", 0, chief=CHIEF, bind="reader:0")
-    out = {name: np.zeros(WORKERS) for name in names}
+    out = {name: np.zeros(WIDTH) for name in names}
     with dps.Follower(server, dtype=None, names=names) as weights:
         while server.exit_code is None:
             published = weights.swap(out=out)

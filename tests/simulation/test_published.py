@@ -10,6 +10,7 @@ import pytest
 from dps.actors import standing
 from dps.chief import epochs, takeover
 from dps.client import follower
+from dps.client import publishing as calls
 from dps.ps.modes import holding, sync
 from dps.ps.serving import published
 from dps.transport.message import changed
@@ -89,3 +90,18 @@ def test_a_follower_that_goes_back_is_caught(monkeypatch: pytest.MonkeyPatch) ->
     follow_run: Any = follower.Follower._follow_run
     monkeypatch.setattr(follower.Follower, "_follow_run", keeps_all)
     caught("sync", "the follower went back")
+
+
+def test_a_follower_that_mixes_up_its_bases_is_caught_without_checksums(monkeypatch: pytest.MonkeyPatch) -> None:
+    def values(self: Any) -> Any:
+        bases = dict(self._bases)
+        found = values_of(self)
+        for ps, (_, form, data) in bases.items():
+            self._bases[ps] = self._number, form, data
+        return found
+
+    values_of: Any = calls._VersionPull.values
+    for module in (calls, published):
+        monkeypatch.setattr(module, "crc32", lambda data: 7)
+    monkeypatch.setattr(calls._VersionPull, "values", values)
+    caught("sync", "had several values")

@@ -5,18 +5,28 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+import numpy as np
 
 from dps.actors.ref import Sender
 from dps.errors import Aborted
-from dps.messages.sessions import Pull, VersionCut
+from dps.messages.sessions import NO_BASE, Pull, VersionCut
 from dps.ps.serving.packing import pack
 from dps.ps.store.hold import Hold
 from dps.transport.wire import Array
 from dps.variables.packed import PackedLayout
 from dps.variables.plan import Part
+from dps.variables.sparse_changes import difference
 
 if TYPE_CHECKING:
     from dps.ps.shard import Shard
+
+
+MOST_CHANGES = 8
+"""From how many versions changes are kept."""
+WORTH = 0.75
+"""Changes are sent only if they are shorter than this share of the bytes."""
 
 
 @dataclass(eq=False)
@@ -32,9 +42,20 @@ class _Copy:
     label: str = ""
     step: int = 0
     packed: dict[str, Array] = field(default_factory=dict)
-    """Its bytes by form, which the task that makes them alone writes."""
-    wanted: dict[str, list[Sender]] = field(default_factory=dict)
-    """Who waits for bytes that are being made, by their form."""
+    """Its bytes by form, once they are made."""
+    wanted: dict[str, list[tuple[Sender, int]]] = field(default_factory=dict)
+    """Who waits for bytes that are being made, by their form, and which version each has."""
+
+
+@dataclass(eq=False)
+class _Form:
+    """The newest version that was asked for in one form: its bytes, their checksum, and how they came about."""
+
+    number: int
+    data: Array
+    checksum: int
+    changes: dict[int, tuple[int, Array]] = field(default_factory=dict)
+    """By the number of a version, the next one that was asked for and the changes to that; the last few."""
 
 
 class PublishedVersions:
@@ -49,6 +70,7 @@ class PublishedVersions:
         """The name of the last cut, and its copy."""
         self._asked: tuple[str, Sender] | None = None
         """The cut that the chief has asked for last."""
+        self._forms: dict[str, _Form] = {}
 
     def notes(self) -> list[list[Any]]:
         """[number, label, step] of each version that is kept, for a chief that is started again."""
@@ -118,31 +140,59 @@ class PublishedVersions:
             hold = Hold(copy.counter, copy.at_step, copy.arrays, [], (), threading.Lock())
             shard.reading.send_copy(sender, pull, hold)
         elif (data := copy.packed.get(packed.key)) is not None:
-            self._send(copy, sender, data)
+            self._send(copy, sender, packed.key, data, pull.base)
         elif packed.key in copy.wanted:
-            others = [other for other in copy.wanted[packed.key] if (other.route, other.request) != _key(sender)]
-            copy.wanted[packed.key] = [*others, sender]
+            others = [waits for waits in copy.wanted[packed.key] if _key(waits[0]) != _key(sender)]
+            copy.wanted[packed.key] = [*others, (sender, pull.base)]
         elif len(copy.packed) + len(copy.wanted) >= shard.node.runtime.tuning.serving.packed_ways:
-            self._send(copy, sender, self._packed(copy, packed))  # too many forms to keep the bytes of each
+            self._send(
+                copy, sender, "", self._packed(copy, packed), NO_BASE
+            )  # too many forms to keep the bytes of each
         else:
-            self._make(copy, packed, sender)
+            self._make(copy, packed, sender, pull.base)
 
-    def _make(self, copy: _Copy, packed: PackedLayout, sender: Sender) -> None:
-        """Make the bytes of a form, in a task of their own, and send them to all who have asked meanwhile."""
-        node = self._shard.node
-        copy.wanted[packed.key] = [sender]
+    def _make(self, copy: _Copy, packed: PackedLayout, sender: Sender, base: int) -> None:
+        """Make the bytes of a form, and the changes since the last version that was asked for in it, in a task of their
+        own; then send them to all who have asked meanwhile."""
+        node, key, last = self._shard.node, packed.key, self._forms.get(packed.key)
+        copy.wanted[key] = [(sender, base)]
 
         def work() -> None:
-            data = self._packed(copy, packed)
-            node.post(lambda: made(data))
+            try:
+                data = self._packed(copy, packed)
+                changes = None if last is None or last.number >= copy.number else difference(packed, last.data, data)
+                form = _Form(copy.number, data, crc32(data.data))
+            except Exception as error:  # such as no memory
+                node.post(lambda error=error: failed(error))  # type: ignore[misc]
+            else:
+                node.post(lambda: made(form, changes))
 
-        def made(data: Array) -> None:
-            copy.packed[packed.key] = data
-            for waiting in copy.wanted.pop(packed.key):
+        def failed(error: Exception) -> None:
+            for waiting, _ in copy.wanted.pop(key):
+                node.answer(waiting, error)
+
+        def made(form: _Form, changes: Array | None) -> None:
+            copy.packed[key] = form.data
+            now = self._forms.get(key)
+            if now is None or now.number < form.number:
+                form.changes = {} if now is None else now.changes
+                if last is not None and changes is not None:
+                    form.changes[last.number] = form.number, changes
+                    for older in sorted(form.changes)[:-MOST_CHANGES]:
+                        del form.changes[older]
+                self._keep_form(key, form)
+            for waiting, has in copy.wanted.pop(key):
                 if not self._shard.ended:
-                    self._send(copy, waiting, data)
+                    self._send(copy, waiting, key, form.data, has)
 
         node.runtime.spawn(f"cast version {copy.number}", work)
+
+    def _keep_form(self, key: str, form: _Form) -> None:
+        """Keep a form as the newest one; of many forms the last few."""
+        self._forms.pop(key, None)
+        self._forms[key] = form
+        while len(self._forms) > self._shard.node.runtime.tuning.serving.packed_ways:
+            del self._forms[next(iter(self._forms))]
 
     def _packed(self, copy: _Copy, packed: PackedLayout) -> Array:
         place = self._shard.layout.place
@@ -153,9 +203,29 @@ class PublishedVersions:
 
         return pack(packed, values)
 
-    def _send(self, copy: _Copy, sender: Sender, data: Array) -> None:
-        if sender.incarnation in self._shard.ledgers:
+    def _send(self, copy: _Copy, sender: Sender, key: str, data: Array, base: int) -> None:
+        """Send the bytes of a form, or what leads to them from the version `base`, if that is known and shorter."""
+        if sender.incarnation not in self._shard.ledgers:
+            return
+        changes = None if base == NO_BASE else self._changes(copy.number, key, base)
+        if changes is None or changes.nbytes > WORTH * data.nbytes:
             self._shard.reading.send_bytes(sender, copy.counter, copy.at_step, data)
+        else:
+            self._shard.reading.send_bytes(sender, copy.counter, copy.at_step, changes, base)
+
+    def _changes(self, number: int, key: str, base: int) -> Array | None:
+        """The checksum of a version's bytes, then the changes from version to version that lead to it, each after its
+        length; None if some of them are not known."""
+        form, found, at = self._forms.get(key), list[Array](), base
+        if form is None or form.number != number:
+            return None
+        while at != number:
+            if at not in form.changes:
+                return None
+            at, changes = form.changes[at]
+            found += [np.array([changes.nbytes], "<u4").view(np.uint8), changes]
+        chain: Array = np.concatenate([np.array([form.checksum], "<u4").view(np.uint8), *found])
+        return chain
 
 
 def _key(sender: Sender) -> tuple[Any, int]:
