@@ -123,8 +123,11 @@ class Publishing:
 
     def _held(self, cut: str, held: Mapping[int, Message]) -> None:
         """All ps hold their pushes back: ask the nodes of the sessions for the last push that each has begun to send.
-        It covers all that a ps has."""
-        now, live, told = self._now, dict(self._members.live), dict[int, _Sent]()
+        It covers all that a ps has. A session of which no ps has applied any is not asked: readers are not, and the
+        first push of a worker comes after the cut."""
+        pushed = {i for answer in held.values() for i, number in _done(answer).items() if number}
+        live = {i: session for i, session in self._members.live.items() if i in pushed}
+        now, told = self._now, dict[int, _Sent]()
         addresses = list(dict.fromkeys(session.address for session in live.values()))
         silent = set(addresses)
 
@@ -156,7 +159,7 @@ class Publishing:
         orders: dict[int, Message] = {}
         for ps, answer in held.items():
             numbers = dict.fromkeys(self._members.live, 0)
-            numbers |= _pairs(answer.done) if isinstance(answer, PushesHeld) else {}
+            numbers |= _done(answer)
             for incarnation, session in self._members.live.items():
                 own, sent = told.get(session.session, (-1, {}))
                 if own == incarnation:
@@ -170,7 +173,7 @@ class Publishing:
         epoch, label = self._now.epoch, self._now.label
         found = {ps: answer for ps, answer in cuts.items() if isinstance(answer, VersionCut)}
         if len(found) < len(epoch.ps):
-            self._finish(Aborted("a ps has made no copy for a published version"))
+            self._finish(ProtocolError("a ps has made no copy for a published version"))
             return
         numbers, step = {answer.number for answer in found.values()}, found[epoch.step_ps].step
         if self.newest is not None and numbers == {self.newest.number}:
@@ -280,6 +283,11 @@ def _told_by(answer: Message | Exception, sessions: set[int]) -> dict[int, _Sent
         if entry[0] in sessions:
             found[entry[0]] = entry[1], _pairs(entry[2])
     return found
+
+
+def _done(answer: Message) -> dict[int, int]:
+    """By incarnation the last push that a ps has applied. Raises ProtocolError."""
+    return _pairs(answer.done) if isinstance(answer, PushesHeld) else {}
 
 
 def _pairs(entries: Any) -> dict[int, int]:

@@ -192,7 +192,7 @@ def test_a_session_that_does_not_tell_is_named_and_pushes_go_on(answer: Any) -> 
     run = Run()
     admitted(run)
     run.publish(mode="bounded")
-    (asked,) = held(run, [], [])
+    (asked,) = held(run, [[1, 3]], [])
     asked.answer(answer)
     assert isinstance(run.results[0], DeadlineExceeded) and "worker:0 did not tell" in str(run.results[0])
     assert len(run.desk.take(ResumePushes)) == 2 and run.desk.take(CutVersion) == []
@@ -219,3 +219,15 @@ def test_a_label_is_short() -> None:
     check_label("x" * 200)
     with pytest.raises(ValueError, match="got a label of 201 characters, wanted at most 200"):
         check_label("x" * 201)
+
+
+def test_a_session_that_has_pushed_nothing_is_not_asked() -> None:
+    run = Run()
+    worker = admitted(run)
+    reader = run.members.admit_session(78, "evaluator:0", 0, False, address="evaluator:0")
+    run.publish(mode="async")
+    (asked,) = held(run, [[worker, 3], [reader, 0]], [[worker, 3]])
+    assert asked.to.address == "worker:0"
+    asked.answer(NumbersAre([[77, worker, [[0, 3], [1, 3]]]]))
+    orders = [question.message for question in run.desk.take(CutVersion)]
+    assert [order.numbers for order in orders if isinstance(order, CutVersion)] == [[[worker, 3], [reader, 0]]] * 2

@@ -135,9 +135,10 @@ def test_wrong_arguments_are_one_clear_error(session: Any) -> None:
 def test_few_changes_are_few_bytes_and_the_bits_are_those_of_a_whole_pull() -> None:
     n, rng = 100_000, np.random.default_rng(3)
     start = rng.standard_normal(n).astype(np.float32)
+    values = {"a": start, "b": start.copy()}
     with (
         cluster(ps=2, workers=1) as (worker,),
-        dps.Session(worker, {"a": start, "b": start.copy()}, optimizer=SGD, partitioner=dps.partition.Fixed(2)) as session,
+        dps.Session(worker, values, optimizer=SGD, partitioner=dps.partition.Fixed(2)) as session,
         dps.Follower(worker.target) as weights,
     ):
         out = {name: np.zeros(n, np.float32) for name in ("a", "b")}
@@ -159,8 +160,8 @@ def test_few_changes_are_few_bytes_and_the_bits_are_those_of_a_whole_pull() -> N
             assert weights.nbytes - before < whole / 50
             with dps.Follower(worker.target) as fresh:
                 swapped(fresh)
-                for name, values in out.items():
-                    np.testing.assert_array_equal((fresh.values or {})[name].astype(np.float32), values)
+                for name, mine in out.items():
+                    np.testing.assert_array_equal((fresh.values or {})[name].astype(np.float32), mine)
         weights._bases[0][2][:] += 1  # a damaged base is noticed, and all is fetched again
         published = change()
         swapped(weights, out, published.number)

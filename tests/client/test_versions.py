@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import dps
+from dps.checkpoint import LocalStorage, candidates, load
 from tests.in_process import cluster, on_all
 
 SGD = dps.optim.SGD(1.0)
@@ -89,6 +90,8 @@ def test_numbers_go_on_in_the_next_run_of_the_folder_under_the_same_name(tmp_pat
             found.append(session.publish(f"after {before}"))
     assert [published.number for published in found] == [1, 2, 3, 4]
     assert len({published.run for published in found}) == 1
+    storage = LocalStorage()
+    assert load(storage, str(tmp_path), candidates(storage, str(tmp_path))[0]).settings["run"] == found[0].run
 
 
 def test_two_workers_in_sync_publish_each_step_once() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from dps.actors.answers import Waiting
 from dps.actors.ref import Sender
-from dps.errors import Aborted, ConfigError
+from dps.errors import ConfigError, DeadlineExceeded
 from dps.kernels.halves import widened
 from dps.messages.runs import Members
 from dps.messages.sessions import (
@@ -193,7 +193,8 @@ class AsyncMode:
     def cut_after(self, cut: str, numbers: list[Any], sender: Sender) -> None:
         if self._held is None or self._held.cut != cut:
             if not self.shard.versions.has_copy(cut):
-                raise Aborted(f"{self.shard.node.name} does not hold its pushes back any more for {cut!r}")
+                # Not Aborted, which would have the session that publishes join again.
+                raise DeadlineExceeded(f"{self.shard.node.name} holds its pushes back no more; nothing was published")
             return
         self._held.set_limits(numbers, sender)
         for ledger in self.shard.ledgers.values():

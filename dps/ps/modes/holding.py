@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dps.actors.ref import Sender
-from dps.errors import Aborted, DeadlineExceeded, ProtocolError
+from dps.errors import DeadlineExceeded, ProtocolError
 from dps.process.telemetry import log
 from dps.ps.intake.ledger import Ledger
 from dps.ps.shard import Shard
@@ -34,7 +34,7 @@ class HeldPushes:
         return ledger.done < self._limits.get(ledger.incarnation, 0)
 
     def set_limits(self, numbers: list[Any], sender: Sender) -> None:
-        """The chief has told which pushes belong to the cut. Raises Aborted if others were applied already."""
+        """The chief has told which pushes belong to the cut. Raises ProtocolError if others were applied already."""
         if self._is_told:  # the order came again
             return
         limits: dict[int, int] = {}
@@ -45,7 +45,9 @@ class HeldPushes:
         for incarnation, number in limits.items():
             ledger = self._shard.ledgers.get(incarnation)
             if ledger is not None and ledger.done > number:
-                raise Aborted(f"{ledger.name} has told push {number} as its last one, and {ledger.done} are applied")
+                raise ProtocolError(
+                    f"{ledger.name} has told push {number} as its last one, and {ledger.done} are applied"
+                )
         self._limits, self._is_told = limits, True
         self._shard.node.after(DELIVER_S, lambda: self._deliver_expired(sender))
 

@@ -10,7 +10,7 @@ from zlib import crc32
 import numpy as np
 
 from dps.actors.ref import Sender
-from dps.errors import Aborted
+from dps.errors import DeadlineExceeded
 from dps.messages.sessions import NO_BASE, Pull, VersionCut
 from dps.ps.serving.packing import pack
 from dps.ps.store.hold import Hold
@@ -104,11 +104,11 @@ class PublishedVersions:
             self._shard.node.answer(sender, VersionCut(copy.at_step, copy.counter, copy.number))
 
     def commit(self, cut: str, number: int, label: str, step: int) -> None:
-        """Keep the copy of a cut under a number. Raises Aborted if there is no such copy."""
+        """Keep the copy of a cut under a number. Raises DeadlineExceeded if there is no such copy any more."""
         if number in self._kept:  # the answer was lost
             return
         if self._cut is None or self._cut[0] != cut or number <= max(self._kept, default=0):
-            raise Aborted(f"{self._shard.node.name} has no copy {cut!r} for the published version {number}")
+            raise DeadlineExceeded(f"{self._shard.node.name} has no copy any more for the published version {number}")
         copy = self._cut[1]
         self._kept[number] = _Copy(copy.counter, copy.at_step, copy.arrays, number, label, step)
         shard = self._shard
