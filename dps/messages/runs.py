@@ -194,6 +194,17 @@ class Stats(Message, kind=48, roles=ANSWER):
     values: dict[str, Any]
 
 
+class AskNumbers(Message, kind=137, roles=CHIEF_ONLY):
+    """Asks the agent of a task which pushes its sessions have begun to send."""
+
+
+class NumbersAre(Message, kind=138, roles=ANSWER):
+    """Of each session of the process: [its number, its incarnation, [[ps, number of its last push to it], ...]]. A
+    number is there before any message of its push leaves."""
+
+    sessions: list[Any]
+
+
 class AskRun(Message, kind=53, roles=ALL):
     """Asks the agent of a task in which run it takes part."""
 
@@ -333,6 +344,33 @@ class Saved(Message, kind=69, roles=ANSWER):
 
     name: str
     step: int
+
+
+class Publish(Message, kind=134, roles=WORKERS):
+    """Publish the values as they are now. Answered with PublishedIs once all ps keep them."""
+
+    session: int
+    label: str
+
+
+class AskPublished(Message, kind=135, roles=SESSIONS):
+    """Asks for the newest published version, once its number is above `newer_than` or it is of another run than `run`
+    ("": any). Answered with PublishedIs."""
+
+    session: int
+    run: str
+    newer_than: int
+
+
+class PublishedIs(Message, kind=136, roles=ANSWER):
+    """A published version that all ps keep: the name of its run, its number, label and step, and when it was published,
+    in seconds ago."""
+
+    run: str
+    number: int
+    label: str
+    step: int
+    age_s: float
 
 
 class Drain(Message, kind=74, roles=CHIEF_ONLY):
