@@ -51,18 +51,14 @@ from dps.messages.sessions import (
     PS,
     RUN,
     CommitVersion,
-    CutVersion,
     Decide,
     Enter,
-    HoldPushes,
     Probe,
     Probed,
     Pull,
     Push,
     Pushed,
     Report,
-    ResumePushes,
-    SettleVersion,
 )
 from dps.transport.current import runtime
 from dps.transport.message import Message
@@ -147,11 +143,7 @@ TO_PS: dict[str, Callable[[Attack], Message]] = {
     "Configure": lambda a: Configure(1 << 40, a.connection.agreed.plan.to_wire(), 0, {}, [], "/root", "secret"),
     "Members": lambda a: Members(a.epoch, 1 << 60, [], [], [], 0),
     "CutShard": lambda a: CutShard(a.epoch, "cut"),
-    "HoldPushes": lambda a: HoldPushes(a.epoch, "version 1"),
-    "CutVersion": lambda a: CutVersion(a.epoch, "version 1"),
     "CommitVersion": lambda a: CommitVersion(a.epoch, "version 1", 1, "", 0),
-    "SettleVersion": lambda a: SettleVersion(a.epoch, 1),
-    "ResumePushes": lambda a: ResumePushes(a.epoch, "version 1"),
     "SaveShard": lambda a: SaveShard(a.epoch, "cut", "/root", "saved"),
     "AskServing": lambda a: AskServing(),
     "Report": lambda a: Report(a.epoch, 0, []),
@@ -171,7 +163,7 @@ def test_what_it_sends_to_the_ps_is_refused(attack: Attack, what: str, own: bool
 def test_a_worker_is_not_the_chief(attack: Attack) -> None:
     """The ticket is a real one, of a task that may push and nothing more."""
     attack.present(attack.worker._node.ticket)
-    for what in ("Configure", "Members", "SaveShard", "CommitVersion", "HoldPushes", "Report"):
+    for what in ("Configure", "Members", "SaveShard", "CommitVersion", "Report"):
         with pytest.raises(NotAuthenticated, match="on a connection of worker:0; wanted it from the"):
             attack.ask(attack.ps, TO_PS[what](attack))
     attack.present(runtime().secret())
