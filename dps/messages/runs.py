@@ -1,4 +1,7 @@
-"""The messages by which the chief begins, watches and ends a run: to and from ps, sessions and the agents of nodes."""
+"""The messages by which the chief begins, watches and ends a run: to and from ps, sessions and the agents of nodes.
+
+More than 500 lines: the protocol of the chief is read as a whole, and half of it says what each field means.
+"""
 
 from __future__ import annotations
 
