@@ -130,9 +130,10 @@ def row_updates(sizes: Sizes) -> Iterator[Work]:
     out = device.empty((n, dim), F)
     yield copying(slot, table)
     yield Work("gather", lambda: cuda.gather(table, next(turns), out), ids + 2 * values, "GB/s", "copy", ROWS)
+    bound = BoundOptimizer(optim.Adagrad(0.1), F, cuda)
     yield Work(
-        "sparse adagrad", lambda: cuda.adagrad_rows(table, slot, next(turns), g, lr, epsilon), ids + 5 * values, "GB/s",
-        "copy", ROWS,
+        "sparse adagrad", lambda: bound.apply_rows(table, [slot], next(turns), g, 1, 0, 1.0), ids + 5 * values,
+        "GB/s", "copy", ROWS,
     )  # fmt: skip
     yield Work(
         "sparse adagrad, row-wise",

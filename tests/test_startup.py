@@ -25,7 +25,7 @@ LAUNCH_RATIO, LAUNCH_WALL_RATIO = 1.0, 1.1
 """Of processor time, and of wall time. Tasks are below 1 because the garbage collector rests while they load."""
 CORE = ("msgpack", "numba", "llvmlite", "numpy", "pyzmq", "safetensors")
 CORE_MB = 400
-DPS_MB = 3
+DPS_MB = 4
 
 PROGRAM = """
 import sys

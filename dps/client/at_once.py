@@ -62,7 +62,8 @@ class AtOnce:
         Returns the result, or the same push as an ordinary operation if a ps did not answer soon, or None if nothing
         was sent."""
         pushes, peers = self._pushes, self._open()
-        if not peers or pushes.under_way:
+        connection = self._connection
+        if not peers or pushes.under_way or connection.membership.settles:
             return None
         if pushes.assigned is not None and pushes.assigned.waiting:
             return None
@@ -72,16 +73,25 @@ class AtOnce:
             if run is None or run.memory is None:
                 return None
             memories.append(run.memory.name)
-        if self._connection.agreed.mode.checks_finite:
+        if connection.agreed.mode.checks_finite:
             pushes.check(gradients)
-        numbers, made = pushes.numbers.copy(), None
+        numbers, incarnation, made = pushes.numbers.copy(), connection.caller.incarnation, None
         try:
             made = self._push(peers, memories, reads)
             return made or pushes.start(gradients, loss, None, reads)
         except BaseException:  # Ctrl-C: the ps may have the push, so it has to be sent again under its number
-            if made is None and not pushes.under_way:
+            if made is None and not pushes.under_way and connection.caller.incarnation == incarnation:
                 pushes.numbers = numbers
-                pushes.start(gradients, loss, None)
+                self._start_surely(gradients, loss)
+            raise
+
+    def _start_surely(self, gradients: Mapping[int, Gradient], loss: Any) -> None:
+        """Start a push that some ps may have already. If that fails, too, no other push may get its numbers: the
+        session joins again."""
+        try:
+            self._pushes.start(gradients, loss, None)
+        except BaseException:
+            self._connection.membership.end()
             raise
 
     def pull(self) -> Any:
@@ -190,6 +200,9 @@ class AtOnce:
             return None
         leading = answers[0]  # the step ps's
         pushes.made(peers, leading.number, leading.step)
+        for answer in answers:
+            if answer.settles:
+                connection.membership.settles = True
         result, holds = Push(leading.step, True, max(map(_staleness, answers))), self._holds
         if reads and holds:
             return Made(result, self._copied(holds), holds)

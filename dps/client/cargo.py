@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +38,15 @@ class About(NamedTuple):
     ) -> Push:
         """One message of the push."""
         return Push(*self[:4], form, nbytes, offsets, parts, *self[4:], arrays)
+
+    def pieces(self, nbytes: int, pieces: Iterable[tuple[list[int], tuple[Array, ...]]]) -> list[Push]:
+        """The messages of a push of a run in pieces, each with its offsets and arrays. The first one has the times."""
+        made: list[Push] = []
+        about = self
+        for offsets, arrays in pieces:
+            made.append(about.push(RUN, nbytes, offsets, [], arrays))
+            about = about if about.times is NOTHING else about._replace(times=NOTHING)
+        return made
 
 
 class CargoMemory:
@@ -131,12 +140,9 @@ def shared_message(layout: ShardLayout, memory: list[int], about: About) -> list
 
 def run_pieces(layout: ShardLayout, run: Array, piece_nbytes: int, about: About) -> list[Push]:
     """A push of a shard's run (uint8), cut into messages."""
-    return [
-        about.push(
-            RUN, layout.gradient_nbytes, [at for at, _ in piece], [], tuple([run[at : at + n] for at, n in piece])
-        )
-        for piece in layout.pieces(piece_nbytes, trained_only=True)
-    ]
+    pieces = layout.pieces(piece_nbytes, trained_only=True)
+    cuts = (([at for at, _ in piece], tuple([run[at : at + n] for at, n in piece])) for piece in pieces)
+    return about.pieces(layout.gradient_nbytes, cuts)
 
 
 class ArraysCargo(Cargo):
@@ -169,10 +175,9 @@ class ArraysCargo(Cargo):
             begin = starts[bisect.bisect(starts, at) - 1]
             return spans[begin][at - begin : at - begin + n]
 
-        return [
-            self.about.push(RUN, nbytes, [at for at, _ in piece], [], tuple([taken(*each) for each in piece]))
-            for piece in cut([(at, data.nbytes) for at, data in spans.items()], size, small)
-        ]
+        pieces = cut([(at, data.nbytes) for at, data in spans.items()], size, small)
+        cuts = (([at for at, _ in piece], tuple([taken(*each) for each in piece])) for piece in pieces)
+        return self.about.pieces(nbytes, cuts)
 
     def _spans(self, arena: Arena, small: int) -> Iterator[tuple[int, Array]]:
         """The bytes of an arena's gradients in order, each with its offset in the run; small neighbours as one span."""

@@ -181,4 +181,5 @@ class LoopTimes:
         self._thread, self._read_seen = thread, seen
         self.read_s += read_s
         self.computed_s += new_s - read_s
-        return [self.read_s, self.computed_s, self.inside_s, self.patience_s if isfinite(self.patience_s) else 0.0]
+        inside_s = max(0.0, self.inside_s)  # computing that is counted in a call may exceed it by a rounding error
+        return [self.read_s, self.computed_s, inside_s, self.patience_s if isfinite(self.patience_s) else 0.0]
