@@ -189,13 +189,13 @@ def steps(sizes: Sizes, session: dps.Session) -> Iterator[Work]:
     host, numbers = np.full(n, 1e-3, F), itertools.count(1)
     w, accumulator, g = (device.to_device(host) for _ in range(3))
     yield adagrad(w, accumulator, g)
+    less = BoundOptimizer(optim.SGD(1 - 1e-3), F, cuda)
 
     def there() -> None:
         if problem := store.apply_update(Gradient([g], {}, checked=False), next(numbers)):
             raise RuntimeError(problem)
-        cuda.sgd(
-            g, memory._values, memory._values, F(1 - 1e-3), F(0)
-        )  # the worker reads the values for its next gradient
+        values = memory._values  # the worker reads them for its next gradient
+        less.apply(g, values, [None] * len(less.ordered({})), (values,), 0, 1, 0, 1.0)
 
     yield Work("step, gradients on the GPU", there, 20e-9 * n, "GB/s", "adagrad")
     yield Work("step through a session", lambda: session.step({"w": host}), 20e-9 * n, "GB/s", "adagrad")
