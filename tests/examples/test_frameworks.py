@@ -11,6 +11,7 @@ import pytest
 from tests.examples.processes import EXAMPLES, Terminals, free_addresses
 
 LIBRARIES = {"torch": "torch_mnist.py", "jax": "jax_mnist.py"}
+NEEDS = {program: library for library, program in LIBRARIES.items()} | {"torch_text.py": "torch"}
 each_library = pytest.mark.parametrize(("library", "program"), LIBRARIES.items(), ids=LIBRARIES)
 
 
@@ -58,7 +59,7 @@ def test_the_pytorch_program_needs_no_close_as_the_program_of_a_role(tmp_path: P
     check_torch_alone(codes, said["worker"])
 
 
-@each_library
+@pytest.mark.parametrize(("program", "library"), NEEDS.items(), ids=NEEDS)
 def test_without_the_library_one_line_names_the_extra(library: str, program: str, tmp_path: Path) -> None:
     (tmp_path / f"{library}.py").write_text(f"raise ImportError('No module named {library}')\n")
     with Terminals(tmp_path) as terminals:
