@@ -11,7 +11,10 @@ import pytest
 from tests.examples.processes import EXAMPLES, Terminals, free_addresses
 
 LIBRARIES = {"torch": "torch_mnist.py", "jax": "jax_mnist.py"}
-NEEDS = {program: library for library, program in LIBRARIES.items()} | {"torch_text.py": "torch"}
+NEEDS = {program: library for library, program in LIBRARIES.items()} | {
+    "torch_text.py": "torch",
+    "movielens.py": "torch",
+}
 each_library = pytest.mark.parametrize(("library", "program"), LIBRARIES.items(), ids=LIBRARIES)
 
 
