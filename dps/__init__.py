@@ -16,11 +16,12 @@ _NAMES = {
     "Async": "dps.training.update_modes", "SyncReplicas": "dps.training.update_modes",
     "Bounded": "dps.training.update_modes", "Local": "dps.training.update_modes",
     "Push": "dps.messages.replies", "Reply": "dps.messages.replies", "Version": "dps.messages.replies",
+    "Published": "dps.messages.replies",
     "Hook": "dps.hooks", "StopAtStep": "dps.hooks", "CheckpointSaver": "dps.hooks", "StepCounter": "dps.hooks",
     "LogMetrics": "dps.hooks", "NanGuard": "dps.hooks", "SummarySaver": "dps.hooks",
     "CheckpointSaverListener": "dps.hooks", "FinalOps": "dps.hooks", "GlobalStepWaiter": "dps.hooks",
     "Profiler": "dps.hooks",
-    "SummaryWriter": "dps.hooks", "follow": "dps.client.following",
+    "SummaryWriter": "dps.hooks", "follow": "dps.client.following", "Follower": "dps.client.follower",
     "Coordinator": "dps.coordinator.coordinator", "RemoteValue": "dps.coordinator.coordinator",
     "LocalCluster": "dps.launch.clusters.local", "simulate": "dps.launch.commands.simulate",
     "DpsError": "dps.errors", "DeadlineExceeded": "dps.errors", "TaskLost": "dps.errors",
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from dps import jax as jax
     from dps import optim as optim
     from dps import torch as torch
+    from dps.client.follower import Follower as Follower
     from dps.client.following import follow as follow
     from dps.client.session import FOREVER as FOREVER
     from dps.client.session import Session as Session
@@ -116,6 +118,7 @@ if TYPE_CHECKING:
     from dps.hooks import StopAtStep as StopAtStep
     from dps.hooks import SummarySaver as SummarySaver
     from dps.hooks import SummaryWriter as SummaryWriter
+    from dps.messages.replies import Published as Published
     from dps.messages.replies import Push as Push
     from dps.messages.replies import Reply as Reply
     from dps.messages.replies import Version as Version

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +26,11 @@ def error_of(code: int, reason: str) -> DpsError:
 
 OUTSIDE = ("client", "evaluator")
 """The jobs of nodes outside of the training cluster, which may join by the address of any task."""
+
+
+Sent = Callable[[], tuple[int, Mapping[int, int]]]
+"""Returns a session's incarnation and the number of its last push to each ps, which are set before a message of that
+push leaves. Any thread may call it."""
 
 
 class Home(NamedTuple):
@@ -56,6 +61,8 @@ class Home(NamedTuple):
     """What the process presents to the chief and to the ps."""
     pushed: Callable[[int, float | None, float], None] = lambda step, loss, at: None
     """Is told step, loss and time of each push that has its result."""
+    track: Callable[[int, Sent | None], None] = lambda session, sent: None
+    """Is told, by a session's number, how to find which pushes it has begun to send; None: the session is closed."""
 
 
 class TrainingProgress:
@@ -106,6 +113,7 @@ class Standing:
         self.hooks: list[Any] = []
         """The hooks that all sessions of the task have."""
         self.progress = TrainingProgress()
+        self._sent: dict[int, Sent] = {}
         self._joined = False
         self._changed = runtime.condition()
 
@@ -129,6 +137,21 @@ class Standing:
     def session_joined(self, epoch: int) -> None:
         """A session of this process takes part in a run epoch. Called on the session's thread."""
         self.session_epoch = max(self.session_epoch, epoch)
+
+    def track(self, session: int, sent: Sent | None) -> None:
+        """As of `Home`. Called on the session's thread."""
+        if sent is None:
+            self._sent.pop(session, None)
+        else:
+            self._sent[session] = sent
+
+    def sent(self) -> list[list[Any]]:
+        """Which pushes the sessions of this process have begun to send, as of NumbersAre."""
+        found = []
+        for session, sent in list(self._sent.items()):
+            incarnation, numbers = sent()
+            found.append([session, incarnation, [[ps, number] for ps, number in numbers.items()]])
+        return found
 
     def __str__(self) -> str:
         if self.exit_code is not None:

@@ -138,7 +138,7 @@ class Transformation(optax.GradientTransformationExtraArgs):  # type: ignore[mis
 
         self: Self = super().__new__(cls, init, update)
         self._model, self.session, self._lock, self._error = model, session, threading.Lock(), None
-        self._cancel_end = at_end(self._end)
+        self._cancel_end = at_end(self._end_program)
         _open.append(self)
         self._check_threads()
         return self
@@ -235,7 +235,7 @@ class Transformation(optax.GradientTransformationExtraArgs):  # type: ignore[mis
         if self._error is not None:
             raise self._error
 
-    def _end(self, error: BaseException | None) -> None:
+    def _end_program(self, error: BaseException | None) -> None:
         """The program has ended: with this error, or well."""
         if error is None:
             self.close()

@@ -148,7 +148,7 @@ class Epoch:
         self._tickets = [[known.ticket, f"ps:{task}"] for task, known in nodes.items() if known.ticket]
         self._opener = node.runtime.secret()
         """What a session brings with the first values, to prove that the chief asked it for them."""
-        self._refs = {task: Ref(nodes[task].address, PS) for task in run.plan.ps}
+        self.refs = {task: Ref(nodes[task].address, PS) for task in run.plan.ps}
         self._configured: set[int] = set()
         self._progress: dict[int, str] = {}
         """What ps say that are still making first values."""
@@ -199,7 +199,7 @@ class Epoch:
         def makes(told: str) -> None:
             self._progress[task] = told
 
-        self.node.ask(self._refs[task], message, CONFIGURE_S, configured, waits=makes)
+        self.node.ask(self.refs[task], message, CONFIGURE_S, configured, waits=makes)
 
     def resume_epoch(self) -> None:
         """Continue an epoch that another chief began and all ps serve already."""
@@ -234,7 +234,7 @@ class Epoch:
             keep = int(run.settings.get("keep", 5))
             plan = as_applied(run.plan, run.settings["update"])
             self.checkpoints = Checkpoints(
-                self.node, self.number, plan, self._refs, run.checkpoint_dir, keep, run.settings
+                self.node, self.number, plan, self.refs, run.checkpoint_dir, keep, run.settings
             )
             self.checkpoints.saved_name, self.checkpoints.saved_at = run.restore, run.saved_at
 
@@ -261,7 +261,7 @@ class Epoch:
         self.phase = RUN
         self.run.trained = True
         owner = self._owner
-        self.roster = EpochRoster(self.node, self.number, self._refs, self._members, self._heard, owner.forgotten)
+        self.roster = EpochRoster(self.node, self.number, self.refs, self._members, self._heard, owner.forgotten)
         owner.begun()
         self.roster.tell_members()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dps.actors.node import Node
@@ -18,10 +19,12 @@ from dps.chief.takeover import AppliedPushes, EarlierSessions, Takeover
 from dps.errors import Aborted, CheckpointError, ConfigError, DpsError
 from dps.messages.runs import GATHER, HOLD, INITIALISE, OPEN, RUN, TRAINS, ConfiguredBefore
 from dps.process.telemetry import log
+from dps.transport.message import Message
 from dps.variables.plan import Plan
 from dps.variables.saved import check_saved
 
 if TYPE_CHECKING:
+    from dps.chief.publishing import NewestVersion, Publishing
     from dps.chief.server import ChiefActor
 
 NOTHING_SAVED = "without a checkpoint_dir nothing was saved or can be restored; give the session a checkpoint_dir"
@@ -55,6 +58,7 @@ class Epochs:
         """END or FAILED once the run is over; "" before."""
         self.restored = 0, 0
         """The last session that wanted a restore, and the run epoch that this ended."""
+        self._publishing: Publishing | None = None
         self._lost_dir = False
         self._earlier_sessions = EarlierSessions()
 
@@ -134,6 +138,7 @@ class Epochs:
             raise ConfigError(f"{session.name} places variables on ps {sorted(plan.ps)}; the cluster has {there}")
         settings["update"] = self._agreement.mode(session.name, settings.get("update"))
         checkpoint_dir = str(settings.get("checkpoint_dir") or "")
+        self._members.run = f"{self._node.incarnation:016x}"  # unless the folder's journal has a name
         if checkpoint_dir:
             same_run = self.restarted or known
             if not self.lock.take_lock(checkpoint_dir, same_run, goes_on=known):
@@ -145,6 +150,7 @@ class Epochs:
             self.record_epoch(read_journal(storage, checkpoint_dir, self._members, same_run))
         else:
             self.lock.release_lock()  # a session that is gone may have wanted a checkpoint_dir
+        settings["run"] = self._members.run
         return Run(plan.without_empty(), settings, checkpoint_dir, trained=known)
 
     def _set_run(self, run: Run | None) -> None:
@@ -211,6 +217,7 @@ class Epochs:
         plan, settings, checkpoint_dir = Plan.from_wire(newest.plan), newest.settings, newest.checkpoint_dir
         self._agreement.mode("the run", settings.get("update"))
         self.record_epoch(newest.epoch)
+        self._members.run = str(settings.get("run", ""))
         run = Run(plan, settings, checkpoint_dir, newest.restore, step_of(newest.restore))
         self._set_run(run)
         if checkpoint_dir:
@@ -227,7 +234,11 @@ class Epochs:
             run.trained = True
             self._members.take_over_notes(noted.notes)
             self._chief.take_over_sessions()
+        highest, kept = takeover.versions(plan)
+        self._members.published = max(self._members.published, highest)
         if takeover.is_whole(plan, newest.epoch):
+            if kept:
+                self.publishing.take_over(kept)
             self._resume_epoch(newest.epoch, run)
             return
         if noted is not None:
@@ -264,6 +275,8 @@ class Epochs:
         now, self.current = self.current, None
         if now is not None:
             now.end_epoch()
+        if self._publishing is not None:
+            self._publishing.end_epoch()
         self.losses.end_epoch([live.session for live in self._members.live.values() if live.trains])
         self._members.begin_epoch()
         self.advance()
@@ -315,6 +328,8 @@ class Epochs:
 
     def handle_gone_session(self, number: int) -> None:
         """A session is gone. If it should have sent the first values, ask another one."""
+        if self._publishing is not None:
+            self._publishing.drop_follower(number)
         if self.current is not None and self.phase == INITIALISE and self.current.initialiser == number:
             self.roll_back()
 
@@ -344,6 +359,38 @@ class Epochs:
         if self.current is None or self.current.checkpoints is None or self.phase not in TRAINS:
             raise Aborted(f"nothing can be saved now: {self.text()}")
         self.current.checkpoints.save(then, position)
+
+    @property
+    def publishing(self) -> Publishing:
+        """The published versions of the run."""
+        if self._publishing is None:
+            from dps.chief.publishing import Publishing  # here: few runs publish, and a start is short
+
+            self._publishing = Publishing(self._node, self._members, self._journal_problem)
+        return self._publishing
+
+    @property
+    def newest_version(self) -> NewestVersion | None:
+        """The newest published version that all ps keep."""
+        return None if self._publishing is None else self._publishing.newest
+
+    def _journal_problem(self) -> str:
+        self.write_journal()
+        return self._journaling.problem
+
+    def publish(self, session: int, label: str, request: int, then: Callable[[Message | Exception], None]) -> None:
+        """Publish the values as they are now, as a session has asked under this request number. Raises an error if that
+        is impossible."""
+        from dps.chief.publishing import check_label  # here: as `publishing`
+
+        check_label(label)
+        if session not in self._sessions.known:
+            raise Aborted("the chief was restarted and does not know this session; open the session again")
+        if self.current is None or self.run is None or self.phase not in TRAINS:
+            raise Aborted(f"nothing can be published now: {self.text()}")
+        mode = str(self.run.settings["update"]["mode"])
+        about = self.current.number, self.current.refs, self.run.plan.ps[0], mode, label
+        self.publishing.publish(*about, (session, request), then)
 
     def text(self) -> str:
         """What the chief waits for, as a sentence for people."""

@@ -42,6 +42,8 @@ class RunMembers:
     A worker is *expected* if the cluster names it or, if the number is not known, from its first session on. It has
     *come* if its task has registered, it has had a session, or its program is known to be over. It is *finished* when
     its last session ended well, and *given up* when it was lost or never came.
+
+    More than 12 attributes: all that another chief needs to continue the run is here.
     """
 
     def __init__(self, expected: Sequence[str] = (), next_incarnation: int = 1) -> None:
@@ -62,6 +64,8 @@ class RunMembers:
         """Whether the journal of an earlier chief says that an incarnation has ended."""
         self.expected_tickets: dict[str, str] = {}
         """The tickets of the members of an earlier chief, by their names."""
+        self.run, self.published = "", 0
+        """The name of the run, and the highest number that was used for a published version."""
 
     def mark_come(self, name: str) -> bool:
         """Note that a worker has come. If it had been given up, it is expected again; returns whether that is so."""
@@ -145,7 +149,7 @@ class RunMembers:
         return {
             "version": self.version, "next": self.next_incarnation, "live": live, "joined": list(self.joined),
             "finished": list(self.finished), "given_up": list(self.given_up), "failed": list(self.failed),
-            "came": sorted(self._came),
+            "came": sorted(self._came), "published": self.published,
         }  # fmt: skip
 
     def take_over_notes(self, notes: Mapping[str, Any]) -> None:
@@ -154,6 +158,7 @@ class RunMembers:
         finished, given_up = self.finished, self.given_up
         self.version = int(notes["version"]) + 1
         self.next_incarnation = max(self.next_incarnation, int(notes["next"]))
+        self.published = max(self.published, int(notes.get("published", 0)))
         self.live = {incarnation: Live(*rest) for incarnation, *rest in notes["live"]}
         self.expected_tickets |= {live.name: live.ticket for live in self.live.values()}
         self.joined, self.finished = list(notes["joined"]), list(notes["finished"])

@@ -92,6 +92,8 @@ def read_journal(storage: Storage, checkpoint_dir: str, members: RunMembers, sam
     if state is None:
         return epoch
     members.next_incarnation = max(members.next_incarnation, state.next_incarnation)
+    members.published = max(members.published, int(state.settings.get("published", 0)))
+    members.run = str(state.settings.get("run") or members.run)
     if same_run and state.settings.get("ended") is False:
         members.has_ended, members.expected_tickets = state.has_ended, dict(state.tickets)
         took_part = [name for name in state.members if name.startswith("worker:")]
@@ -141,7 +143,10 @@ def write_journal(storage: Storage, checkpoint_dir: str, epoch: int, members: Ru
             spans[-1] = (spans[-1][0], incarnation)
         else:
             spans.append((incarnation, incarnation))
-    settings = {"ended": ended, "came": sorted(members.known_to_have_come())}
+    settings = {
+        "ended": ended, "came": sorted(members.known_to_have_come()), "run": members.run,
+        "published": members.published,
+    }  # fmt: skip
     tickets = {member.name: member.ticket for member in members.live.values() if member.ticket}
     done = tuple(members.finished), settings, tuple(members.given_up), tickets
     state = JournalState(epoch, last + 1 + RESERVED, tuple(spans), live, *done)

@@ -18,13 +18,14 @@ from dps.chief.registration import Registration, check_claim, check_name
 from dps.chief.run import Agreement
 from dps.chief.sessions import ClientSession, Sessions
 from dps.chief.waits import AbsentWorkers, MissingTasks
-from dps.errors import TaskLost, Unavailable
+from dps.errors import Aborted, TaskLost, Unavailable
 from dps.messages.runs import (
     END,
     FAILED,
     SERVED,
     TRAINS,
     AskCluster,
+    AskPublished,
     AskState,
     AskStats,
     AskStatus,
@@ -33,6 +34,7 @@ from dps.messages.runs import (
     Initialised,
     Leave,
     OpenSession,
+    Publish,
     Register,
     Registered,
     Restore,
@@ -303,6 +305,19 @@ class ChiefActor(Actor):
 
         self.epochs.save(message.session, message.position, saved)
 
+    def on_Publish(self, message: Publish, sender: Sender) -> None:
+        self.sessions.check_owner(message.session, sender)
+        if not self._must_wait(message.session, sender):
+            about = message.session, message.label, sender.request
+            self.epochs.publish(*about, lambda answer: self.node.answer(sender, answer))
+
+    def on_AskPublished(self, message: AskPublished, sender: Sender) -> None:
+        self.sessions.check_owner(message.session, sender)
+        if not self._must_wait(message.session, sender):
+            if message.session not in self.sessions.known:
+                raise Aborted("the chief was restarted and does not know this session; open the session again")
+            self.epochs.publishing.tell_newer(message.session, sender, message.run, message.newer_than)
+
     def on_Restore(self, message: Restore, sender: Sender) -> None:
         self.sessions.check_owner(message.session, sender)
         if self._must_wait(message.session, sender):
@@ -356,7 +371,10 @@ class ChiefActor(Actor):
         """How the run does."""
         epochs = self.epochs
         saved = epochs.current.checkpoints if epochs.current is not None else None
+        newest = epochs.newest_version
+        published = [] if newest is None else [newest.number, newest.label, newest.step, self.node.now() - newest.at]
         return {
+            "run": self.members.run, "published": published,
             "phase": epochs.phase, "epoch": epochs.number, "text": self._text(),
             "live": [member.name for member in self.members.live.values()], "away": self._away(),
             "saved": saved.saved_name if saved else "", "saved_ago": saved.saved_ago if saved else "",

@@ -70,6 +70,13 @@ class Takeover:
         trains = [found for found in self.found.values() if found.trains]
         return max(trains, key=lambda s: (s.epoch, s.notes["version"]), default=None)
 
+    def versions(self, plan: Plan) -> tuple[int, list[list[Any]]]:
+        """The highest number of a published version that a ps keeps, and the versions that all ps of the plan keep."""
+        kept = {task: list(found.notes.get("versions", ())) for task, found in self.found.items()}
+        highest = max((int(version[0]) for versions in kept.values() for version in versions), default=0)
+        common = set.intersection(*({version[0] for version in kept.get(task, ())} for task in plan.ps))
+        return highest, [version for version in kept.get(plan.ps[0], ()) if version[0] in common]
+
     def is_whole(self, plan: Plan, epoch: int) -> bool:
         """Whether all ps of the plan serve this epoch, and it trains."""
         served = [self.found[task] for task in plan.ps if task in self.found]

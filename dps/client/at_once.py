@@ -80,7 +80,7 @@ class AtOnce:
             return made or pushes.start(gradients, loss, None, reads)
         except BaseException:  # Ctrl-C: the ps may have the push, so it has to be sent again under its number
             if made is None and not pushes.under_way:
-                pushes.numbers.update(numbers)
+                pushes.numbers = numbers
                 pushes.start(gradients, loss, None)
             raise
 
@@ -183,6 +183,8 @@ class AtOnce:
         ]  # fmt: skip
         if pushes.times.at >= pushes.times.due_at:
             messages[0] = changed(messages[0], times=pushes.times.take_told())  # the step ps is the first
+        if len(peers) > 1:
+            pushes.announce()
         answers = self._ask(messages, prepares=reads)
         if answers is None:
             return None

@@ -199,6 +199,7 @@ class Connection:
 
     def close(self, error: str, timeout_s: float) -> None:
         """Leave the run. A chief that does not answer is left alone."""
+        self.home.track(self.number, None)
         try:
             if self.home.exit_state() is None:
                 checkpoint_dir = str(self.agreed.settings.get("checkpoint_dir") or "")

@@ -16,6 +16,7 @@ from dps.client.transfers import PullTransfer
 from dps.client.waiting import Operation, Waiter
 from dps.messages.replies import Version
 from dps.messages.sessions import Pull
+from dps.transport.message import changed
 from dps.transport.wire import Array
 from dps.variables.plan import Part, Plan, ShardLayout
 from dps.variables.tree import Nesting, is_module, is_tensor, leaves, memory_of_tensor, nested
@@ -126,7 +127,8 @@ class PullOp(Operation):
         else:
             due = list(self._messages)
         for ps in due:
-            packing = None if self._messages[ps].averages else connection.compression
+            pull = self._messages[ps]
+            packing = None if pull.averages or pull.published else connection.compression
             start = PullTransfer if packing is None else packing.pull
             push = None if self._behind is None else self._behind.transfers.get(ps)
             self.transfers[ps] = start(
@@ -236,13 +238,13 @@ class Pulls:
 
     def start(
         self, names: Sequence[str] | None, newer_than: Version | None, after: bool, hold: bool = False,
-        behind: PushOp | None = None, leads: bool = False, averages: bool = False,
+        behind: PushOp | None = None, leads: bool = False, averages: bool = False, published: int = 0,
     ) -> PullOp:  # fmt: skip
         """Make a pull. Does not block.
 
         `after`: it is answered once the pushes in flight have been applied. `hold`, `behind`: as of PullOp. `leads`:
         the pull is sent right before a push to all ps, and waits for that push, too. `averages`: moving averages are
-        wanted.
+        wanted. `published`: the number of the published version that is wanted.
         """
         self._waiter.check_open()
         by_name = self._connection.agreed.plan.by_name
@@ -251,7 +253,9 @@ class Pulls:
             raise ValueError(f"pull: no variables {unknown}; there are {list(by_name)[:10]}")
 
         def launch(again: bool) -> dict[int, Pull]:  # after a rollback it leads nothing
-            return self._launch(wanted, newer_than, after, int(leads and not again), averages)
+            made = self._launch(wanted, newer_than, after, int(leads and not again), averages)
+            own = {"min_step": 0, "after": 0, "shared": False, "published": published}
+            return {ps: changed(pull, **own) for ps, pull in made.items()} if published else made
 
         take = partial(self._recycled.take, self._connection.agreed.plan.layouts)
         return PullOp(self._connection, wanted, newer_than is not None, launch, take, hold, behind)
@@ -334,6 +338,15 @@ class Pulls:
         operation = self.start(names, None, after=False, averages=True)
         try:
             self._waiter.wait(operation, timeout, "a pull of the moving averages")
+            return self._values(operation)
+        finally:
+            operation.drop()
+
+    def published(self, number: int, names: Sequence[str] | None, timeout: float | None) -> Any:
+        """The values of a published version, nested as by a pull of these names. Raises ValueError if it is gone."""
+        operation = self.start(names, None, after=False, published=number)
+        try:
+            self._waiter.wait(operation, timeout, f"a pull of the published version {number}")
             return self._values(operation)
         finally:
             operation.drop()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -143,7 +143,7 @@ class Pushes:
 
     `settled` is called once for each push that has a result and was not refused, in their order.
 
-    More than 12 attributes: a session's parts that a push uses, and what is to be remembered of pushes.
+    More than 12 attributes: a session's parts that a push uses, and numbers, clocks and credit of the pushes.
     """
 
     def __init__(
@@ -158,12 +158,15 @@ class Pushes:
         self.assigned: Assigned | None = None
         """The assigned values of a synchronous session, if it has any."""
         self._begin_epoch()
+        connection.home.track(connection.number, lambda: self._sent)
 
     def _begin_epoch(self) -> None:
         self.acknowledged = 0
         self._connection.steps.begin_numbers()
         self.times.begin_sums()
         self.numbers = dict.fromkeys(self._connection.agreed.plan.ps, 0)
+        self._sent = self._connection.caller.incarnation, self.numbers
+        """As of `Home.track`. With several ps the numbers are replaced by each push, and never changed."""
         self.pulled = dict.fromkeys(self._connection.agreed.plan.ps, -1)
         """The version of each shard that the last pull read, from which the next push is computed."""
         self._credit: dict[int, int] = {}
@@ -188,13 +191,19 @@ class Pushes:
         """Raise ValueError for NaN and infinite values if the ps cannot refuse the push as one."""
         self._loader.check(gradients)
 
-    def made(self, peers: Iterable[PsPeer], number: int, step: int) -> None:
-        """The next push to each of these ps was made in one round trip. `number`: of that to the step ps; `step`: the
-        one that it made."""
+    def made(self, peers: Sequence[PsPeer], number: int, step: int) -> None:
+        """The next push to each of these ps, which was announced if they are several, was made in one round trip.
+        `number`: of that to the step ps; `step`: the one that it made."""
         self._connection.steps.pushed(number, step)
         self.acknowledged += 1
-        for peer in peers:
-            self.numbers[peer.ps] += 1
+        if len(peers) == 1:
+            self.numbers[peers[0].ps] += 1
+        else:
+            self.numbers = self._sent[1]
+
+    def announce(self) -> None:
+        """Note, before anything of it leaves, that a push to all of several ps has begun (see `Home.track`)."""
+        self._sent = self._sent[0], {ps: number + 1 for ps, number in self.numbers.items()}
 
     def start(
         self, gradients: Mapping[int, Gradient], loss: Any, timeout: float | None, lend: bool = False
@@ -241,8 +250,9 @@ class Pushes:
     def send(self, operation: PushOp) -> None:
         """Send a prepared push. Nothing else may be pushed in between."""
         try:
+            self.numbers = {ps: number + (ps in operation.cargo) for ps, number in self.numbers.items()}
+            self._sent = self._sent[0], self.numbers  # before a message leaves
             for ps in operation.cargo:
-                self.numbers[ps] += 1
                 operation.send(ps, self._credit.pop(ps, 0) == self.numbers[ps])
             self._under_way.append(operation)
             if self.assigned is not None:

@@ -25,7 +25,7 @@ from dps.client.waiting import Loss, ThreadGuard, Waiter, one_at_a_time
 from dps.errors import ConfigError, DeadlineExceeded, DpsError, HookError
 from dps.hooks.hook import Chain
 from dps.hooks.scalars import Scalars
-from dps.messages.replies import Push, Reply, Version
+from dps.messages.replies import Published, Push, Reply, Version
 from dps.messages.runs import Restore, Save, Saved
 from dps.process import config
 from dps.process.telemetry import LoopTimes, timed_read
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from dps.client.compressing import Traffic
     from dps.client.exchanging import Exchanging
     from dps.client.opening import PlanRequest
+    from dps.client.publishing import Publications
     from dps.client.training import PsTraining
     from dps.hooks.hook import Hook, Loop
     from dps.training.averages import MovingAverage
@@ -237,7 +238,7 @@ class Session:
     @one_at_a_time
     def pull(
         self, names: Sequence[str] | None = None, out: Any = None, if_newer_than: Version | None = None,
-        timeout: float | None = None,
+        timeout: float | None = None, published: Published | int | None = None,
     ) -> Any:  # fmt: skip
         """The newest values, in the nesting of params. Blocks.
 
@@ -250,13 +251,15 @@ class Session:
                 dtypes, to fill and return. None: new arrays.
             if_newer_than: A `session.version`: nothing is moved when no value has changed since.
             timeout: Seconds; None: the session's.
+            published: A published version, or its number: the values of all shards are those of one cut. It waits for
+                nothing, and is pulled without `pull_compression`. None: the newest values, of each shard one version.
 
         Returns:
             The values. The arrays belong to the caller. None: nothing changed since `if_newer_than`.
 
         Raises:
-            ValueError: A name that no variable has, an array of `out` that does not fit, or memory of `out` for two
-                variables.
+            ValueError: A name that no variable has, an array of `out` that does not fit, memory of `out` for two
+                variables, or a published version that the ps do not keep any more.
             DeadlineExceeded: The values did not come in time; the message names who did not answer.
             TaskLost: The run has ended.
 
@@ -268,6 +271,8 @@ class Session:
             True
             ```
         """
+        if published is not None:
+            return self._publications.pull(published, names, out, timeout)
         return self._training.pull(names, out, if_newer_than, timeout)
 
     @one_at_a_time
@@ -826,6 +831,45 @@ class Session:
         return answer.name
 
     @one_at_a_time
+    def publish(self, label: str = "", timeout: float | None = None) -> Published:
+        """Publish the values as they are now: one cut of all shards, under a number. Blocks until all ps keep it.
+
+        In sync and local mode the cut lies between two steps; in local mode the values are those of the last round. In
+        async and bounded mode with several ps it lies between two pushes of each session, and pushes wait shortly. The
+        ps keep the newest published version, for `pull(published=...)`, until a newer one is published. A rollback
+        drops it; the numbers go on. Values that are the newest published version already get no other number, so that
+        every worker of a loop may publish.
+
+        Args:
+            label: For people and followers, such as "step-42"; at most 200 characters.
+            timeout: Seconds; None: the session's.
+
+        Returns:
+            The version: its run, number, label and step. After a rollback during the call the step is a lower one.
+
+        Raises:
+            CheckpointError: The run's journal cannot be written; nothing was published.
+            DeadlineExceeded: Not all ps kept the values in time, or a session did not tell or deliver its pushes, which
+                the message names; nothing was published.
+            TaskLost: The run has ended.
+
+        Example:
+            ```pycon
+            >>> published = session.publish("step-0")
+            >>> push = session.push({"w": np.ones(3, np.float32)})
+            >>> session.pull(published=published)["w"]
+            array([0., 0., 0.], dtype=float32)
+            ```
+        """
+        return self._publications.publish(label, timeout)
+
+    @property
+    def _publications(self) -> Publications:
+        from dps.client.publishing import Publications  # here: few sessions publish
+
+        return Publications(self._connection, self._waiter, self._pulls)
+
+    @one_at_a_time
     def restore(self, name: str = "", timeout: float | None = None) -> int:
         """Roll the whole run back to a checkpoint. Blocks. All sessions are rolled back, as after the loss of a ps.
 
@@ -1041,6 +1085,11 @@ def join_run(server: Server, timeout: float = 60.0) -> Session:
         session._give_up(error)
         raise
     return session
+
+
+def publications(session: Session) -> Publications:
+    """The published versions as a session sees them."""
+    return session._publications
 
 
 def exchanging(session: Session) -> Exchanging:

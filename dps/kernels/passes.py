@@ -101,7 +101,7 @@ def listed(*names: str) -> str:
 
 def is_operation(value: object) -> bool:
     """Whether a rule may use this function."""
-    return callable(value) and value in ON_CPU
+    return any(value is operation for operation in ON_CPU)
 
 
 def defined(text: str, name: str, rule: Rule, names: Mapping[str, Any]) -> Any:
@@ -116,7 +116,7 @@ def defined(text: str, name: str, rule: Rule, names: Mapping[str, Any]) -> Any:
 
 
 def on_cpu(rule: Rule) -> Rule:
-    """The rule with Python's operators for dps's operations: numba has these, and need not compile each as a function."""
+    """The rule with Python's operators for dps's operations: numba knows these, and compiles no function for each."""
     named = {name: ON_CPU[value] for name, value in inspect.getclosurevars(rule).globals.items() if is_operation(value)}
     return FunctionType(rule.__code__, {**rule.__globals__, **named}, rule.__name__)
 

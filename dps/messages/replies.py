@@ -62,6 +62,45 @@ class Push:
         return f"Push(step={self.step}, accepted={self.accepted}, staleness={self.staleness}{applied})"
 
 
+@record
+class Published:
+    """A published version: one cut of all shards.
+
+    Args:
+        run: The name of the run, a random one.
+        number: Rises with each version that the run publishes, over rollbacks and restarts, and is never used again.
+        label: As it was given to `Session.publish`.
+        step: The global step of the values.
+        lag_s: What `dps.Follower.swap` returns has the seconds from the publication to the swap; else 0.0. Versions
+            that differ only in it are equal.
+
+    Example:
+        ```pycon
+        >>> published = session.publish("first")
+        >>> published.number, published.label, published.step
+        (1, 'first', 0)
+        >>> session.pull(published=published)["w"]
+        array([0., 0., 0.], dtype=float32)
+        ```
+    """
+
+    run: str
+    number: int
+    label: str
+    step: int
+    lag_s: float = 0.0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Published) and self._version == other._version
+
+    def __hash__(self) -> int:
+        return hash(self._version)
+
+    @property
+    def _version(self) -> tuple[str, int, str, int]:
+        return self.run, self.number, self.label, self.step
+
+
 class Reply(Generic[T]):
     """A pending request, which proceeds during the session's next calls. `*_async` methods of a session return it.
 

@@ -1,4 +1,7 @@
-"""The messages by which the chief begins, watches and ends a run: to and from ps, sessions and the agents of nodes."""
+"""The messages by which the chief begins, watches and ends a run: to and from ps, sessions and the agents of nodes.
+
+More than 500 lines: the protocol of the chief is read as a whole, and half of it says what each field means.
+"""
 
 from __future__ import annotations
 
@@ -194,6 +197,17 @@ class Stats(Message, kind=48, roles=ANSWER):
     values: dict[str, Any]
 
 
+class AskNumbers(Message, kind=137, roles=CHIEF_ONLY):
+    """Asks the agent of a task which pushes its sessions have begun to send."""
+
+
+class NumbersAre(Message, kind=138, roles=ANSWER):
+    """Of each session of the process: [its number, its incarnation, [[ps, number of its last push to it], ...]]. A
+    number is there before any message of its push leaves."""
+
+    sessions: list[Any]
+
+
 class AskRun(Message, kind=53, roles=ALL):
     """Asks the agent of a task in which run it takes part."""
 
@@ -335,6 +349,33 @@ class Saved(Message, kind=69, roles=ANSWER):
     step: int
 
 
+class Publish(Message, kind=134, roles=WORKERS):
+    """Publish the values as they are now. Answered with PublishedIs once all ps keep them."""
+
+    session: int
+    label: str
+
+
+class AskPublished(Message, kind=135, roles=SESSIONS):
+    """Asks for the newest published version, once its number is above `newer_than` or it is of another run than `run`
+    ("": any). Answered with PublishedIs."""
+
+    session: int
+    run: str
+    newer_than: int
+
+
+class PublishedIs(Message, kind=136, roles=ANSWER):
+    """A published version that all ps keep: the name of its run, its number, label and step, and when it was published,
+    in seconds ago."""
+
+    run: str
+    number: int
+    label: str
+    step: int
+    age_s: float
+
+
 class Drain(Message, kind=74, roles=CHIEF_ONLY):
     """The run should end: stop the worker's loop after its step. Repeated at each Register; not answered."""
 
@@ -387,7 +428,7 @@ TRACE_BEGIN, TRACE_LOOK, TRACE_END, TRACE_READ, TRACE_DROP = "begin", "look", "e
 """What a task is told of a trace: begin it; say how far it is; end it; send a part of it; forget it."""
 
 
-class AskTrace(Message, kind=98, roles=TRACERS):
+class AskTrace(Message, kind=150, roles=TRACERS):
     """Has the chief give a task, such as "ps:0" or "chief", an order about the trace of this number. Answered with the
     task's TraceState."""
 
@@ -399,7 +440,7 @@ class AskTrace(Message, kind=98, roles=TRACERS):
     by itself (0: unknown), of TRACE_READ the number of the part."""
 
 
-class TraceOrder(Message, kind=99, roles=CHIEF_ONLY):
+class TraceOrder(Message, kind=151, roles=CHIEF_ONLY):
     """The same to the agent of the task."""
 
     trace: int
@@ -407,7 +448,7 @@ class TraceOrder(Message, kind=99, roles=CHIEF_ONLY):
     value: int
 
 
-class TraceState(Message, kind=59, roles=ANSWER):
+class TraceState(Message, kind=152, roles=ANSWER):
     """A task's trace: whether it is over, how many parts it then has, and the part that was asked for."""
 
     trace: int

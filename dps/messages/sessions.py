@@ -1,4 +1,5 @@
-"""The messages between sessions and ps, and from ps to ps. `dps.messages.runs` has those to and from the chief.
+"""The messages between sessions and ps, from ps to ps, and those by which the chief has ps publish versions.
+`dps.messages.runs` has the others to and from the chief.
 
 `epoch` is the sender's current run epoch; a ps that serves another one answers with Aborted. The sender's incarnation,
 which every envelope carries, is the number under which the chief admitted the session.
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dps.transport.message import ANSWER, PS_ONLY, SESSIONS, WORKERS, Message
+from dps.transport.message import ANSWER, CHIEF_ONLY, PS_ONLY, SESSIONS, WORKERS, Message
 from dps.transport.wire import Array
 
 PS = "ps"
@@ -63,10 +64,13 @@ class Pull(Message, kind=10, roles=SESSIONS):
     averages: bool = False
     """The asker wants the moving averages, and the values of variables that have none. The pull counts as no reading of
     the values: it says nothing of staleness, and waits for no clock."""
+    published: int = 0
+    """The number of the published version whose values the asker wants; 0: none. It waits for nothing, and counts as no
+    reading of the newest values."""
 
     def compact(self) -> tuple[int, ...] | None:
         """The usual case: all of a shard, for a session on the ps's machine."""
-        if not self.shared or self.parts or self.packed or self.base != NO_BASE or self.averages:
+        if not self.shared or self.parts or self.packed or self.base != NO_BASE or self.averages or self.published:
             return None
         return (
             self.epoch, self.min_step, self.after, self.clock, self.newer_than, self.patience_ms, self.released,
@@ -386,4 +390,70 @@ class Decide(Message, kind=31, roles=PS_ONLY):
     dropped: list[Any]
     refused: list[Any]
     ended: list[int]
+    cut: str
+
+
+# -- published versions ------------------------------------------------------------------------------------
+
+CUT = "version "
+"""How the names of cuts for published versions begin; those for checkpoints are hexadecimal numbers."""
+
+
+class CutVersion(Message, kind=130, roles=CHIEF_ONLY):
+    """Copy the values of the shard for a published version. Answered with VersionCut.
+
+    In async and bounded mode with several ps `holds` is true, the shard holds its pushes back for this cut, and
+    `numbers` lists [incarnation, number of the last push that belongs to it]; of other sessions none does that is not
+    applied. Else the cut is made as of CutShard."""
+
+    epoch: int
+    cut: str
+    holds: bool = False
+    numbers: list[Any] = NOTHING
+
+
+class VersionCut(Message, kind=131, roles=ANSWER):
+    """The values are copied, at this step and version. `number`: the newest published version, if it has these very
+    values; 0: it has not."""
+
+    step: int
+    counter: int
+    number: int
+
+
+class CommitVersion(Message, kind=132, roles=CHIEF_ONLY):
+    """Keep a copy under this number, which was never used before. All ps have made theirs."""
+
+    epoch: int
+    cut: str
+    number: int
+    label: str
+    step: int
+    """That of the version, the step ps's."""
+
+
+class SettleVersion(Message, kind=133, roles=CHIEF_ONLY):
+    """All ps keep this published version: drop the older ones."""
+
+    epoch: int
+    number: int
+
+
+class HoldPushes(Message, kind=139, roles=CHIEF_ONLY):
+    """Apply no push until the shard is copied at this cut, or it is given up. Answered with PushesHeld."""
+
+    epoch: int
+    cut: str
+
+
+class PushesHeld(Message, kind=129, roles=ANSWER):
+    """The shard holds its pushes back. [incarnation, number] of the last push of each session that has its result."""
+
+    done: list[Any]
+
+
+class ResumePushes(Message, kind=145, roles=CHIEF_ONLY):
+    """The cut is given up: apply the pushes that were held back."""
+
+    epoch: int
     cut: str

@@ -26,20 +26,27 @@ from dps.messages.runs import (
     Stats,
 )
 from dps.messages.sessions import (
+    CUT,
     WINDOW,
+    CommitVersion,
     Credit,
+    CutVersion,
     Decide,
     Enter,
     Exchange,
+    HoldPushes,
     Lookup,
     Probe,
     Probed,
     Pull,
     Push,
+    PushesHeld,
     PushMissing,
     PushStatus,
     Release,
     Report,
+    ResumePushes,
+    SettleVersion,
 )
 from dps.ps.intake.intake import Intake, IntakeState, Staged
 from dps.ps.intake.ledger import Ledger
@@ -190,8 +197,7 @@ class PsActor(Actor):
             self.node.answer(sender, ConfiguredBefore(0, False, 0, {}, {}, "", "", {}))
             return
         what = told.plan, told.settings, told.checkpoint_dir, told.restore
-        notes = {} if shard.members is None else shard.members.notes
-        self.node.answer(sender, ConfiguredBefore(shard.epoch, shard.is_ready, shard.store.step, *what, notes))
+        self.node.answer(sender, ConfiguredBefore(shard.epoch, shard.is_ready, shard.store.step, *what, shard.notes()))
 
     def on_SaveShard(self, message: SaveShard, sender: Sender) -> None:
         shard = self._shard(message.epoch)
@@ -201,6 +207,31 @@ class PsActor(Actor):
         shard = self._shard(message.epoch)
         shard.saving.ask_cut(sender, message.cut)
         shard.mode.order_cut(message.cut)
+
+    def on_HoldPushes(self, message: HoldPushes, sender: Sender) -> None:
+        self.node.answer(sender, PushesHeld(self._shard(message.epoch).mode.hold_pushes(message.cut)))
+
+    def on_ResumePushes(self, message: ResumePushes, sender: Sender) -> None:
+        self._shard(message.epoch).mode.resume_pushes(message.cut)
+        self.node.answer(sender)
+
+    def on_CutVersion(self, message: CutVersion, sender: Sender) -> None:
+        shard = self._shard(message.epoch)
+        if not message.cut.startswith(CUT):
+            raise ProtocolError(f"{message.cut!r:.40} is no name of a cut for a published version")
+        shard.versions.ask_cut(sender, message.cut)
+        if message.holds:
+            shard.mode.cut_after(message.cut, message.numbers, sender)
+        else:
+            shard.mode.order_cut(message.cut)
+
+    def on_CommitVersion(self, message: CommitVersion, sender: Sender) -> None:
+        self._shard(message.epoch).versions.commit(message.cut, message.number, message.label, message.step)
+        self.node.answer(sender)
+
+    def on_SettleVersion(self, message: SettleVersion, sender: Sender) -> None:
+        self._shard(message.epoch).versions.settle(message.number)
+        self.node.answer(sender)
 
     def on_AskStats(self, message: AskStats, sender: Sender) -> None:
         own = None if self.shard is None else self.shard.ledgers.get(sender.incarnation)

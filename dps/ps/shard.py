@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dps.actors.node import Node
 from dps.actors.ref import Ref, Sender
 from dps.errors import Aborted
 from dps.messages.runs import Members
-from dps.messages.sessions import APPLIED, Pushed
+from dps.messages.sessions import APPLIED, CUT, Pushed
 from dps.ps.intake.borrowed import Borrowed
 from dps.ps.intake.credit import Credits
 from dps.ps.intake.ledger import Ledger
@@ -18,6 +18,9 @@ from dps.ps.serving.reading import ShardReads
 from dps.ps.serving.saving import Saving
 from dps.ps.store.store import Store
 from dps.variables.plan import Plan, ShardLayout
+
+if TYPE_CHECKING:
+    from dps.ps.serving.published import PublishedVersions
 
 DIGEST = (1 << 63) - 1
 """The bits of a digest of pushes that travel."""
@@ -61,6 +64,28 @@ class Shard:
         self.counts = {"applied": 0, "dropped": 0, "refused": 0, "pulls": 0, "copied_pulls": 0, "aborted": 0}
         self.credits = Credits(self.layout.gradient_nbytes, node.runtime.tuning)
         self.reading = ShardReads(self)
+        self._versions: PublishedVersions | None = None
+
+    @property
+    def versions(self) -> PublishedVersions:
+        """The published versions of the shard."""
+        if self._versions is None:
+            from dps.ps.serving.published import PublishedVersions  # here: few runs publish, and a start is short
+
+            self._versions = PublishedVersions(self)
+        return self._versions
+
+    def make_copy(self, cut: str) -> None:
+        """Copy the shard as it is now: for a published version, or for a checkpoint."""
+        if cut.startswith(CUT):
+            self.versions.make_copy(cut)
+        else:
+            self.saving.cut_shard(cut)
+
+    def notes(self) -> dict[str, Any]:
+        """What the chief told to keep, with the published versions that are kept."""
+        notes = {} if self.members is None else self.members.notes
+        return notes if self._versions is None else {**notes, "versions": self._versions.notes()}
 
     @property
     def is_ready(self) -> bool:

@@ -226,7 +226,8 @@ class ServedTask:
         who = self.runtime, self.name, self.job, self.task, self.address, self._node.incarnation
         keys = session_keys(self.job, self._node.keys)
         told = self._chief, self._standing.exit_state, self._standing.session_joined, self._standing.hooks
-        return Home(*who, *told, keys, self._standing.named, self._node.ticket, self._standing.progress.record_push)
+        more = self._standing.progress.record_push, self._standing.track
+        return Home(*who, *told, keys, self._standing.named, self._node.ticket, *more)
 
     def __enter__(self) -> Self:
         return self

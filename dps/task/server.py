@@ -178,6 +178,7 @@ class Server(ServedTask):
         told = Told(
             self._seen_epoch, self._has_joined, self._end_task, self._request_stop, self._follow_chief, self._progress,
             self._carry_out_trace,
+            self._standing.sent,
         )  # fmt: skip
         who = self.job, self.task, self._chief, self._node.incarnation
         self._agent = Agent(*who, update, told, chief_command(self.cluster, self._chief, network_flags(self._node)))

@@ -37,9 +37,7 @@ class SessionCalls:
     @property
     def lane(self) -> TraceLane:
         """The lane of the thread that calls."""
-        known = self._ring.lanes
-        name = PROGRAM if all(lane.name == NODE for lane in known.values()) else f"{PROGRAM} {len(known) + 1}"
-        return self._ring.lane(threading.get_ident(), name)
+        return self._ring.lane(threading.get_ident(), PROGRAM)
 
     def _through(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def traced(*arguments: Any, **named: Any) -> Any:

@@ -91,8 +91,8 @@ class TraceClient:
 
     def take_trace(self, begun: Callable[[list[str]], None] = lambda tasks: None) -> Traced:
         """Take the trace. `begun` is called with the tasks, once they are traced. Blocks. Ctrl-C ends the trace early;
-        a second one raises KeyboardInterrupt. Raises DeadlineExceeded without a chief, and Unavailable with what all
-        tasks have answered if none can be traced."""
+        a second one raises KeyboardInterrupt. Raises DeadlineExceeded without a chief, and Unavailable if no task can
+        be traced, or if the run ends meanwhile."""
         try:
             first = self._begin_trace()
             begun(list(self._states))
@@ -102,7 +102,12 @@ class TraceClient:
                 self.stopped = True
             self._order(self._states, TRACE_END, ANSWER_S)
             steps = max((state.step for state in self._states.values()), default=-1) - first
-            return self._made(self._read_all(), max(0, steps), max(0, first))
+            tasks = self._read_all()
+            if not tasks:
+                gone = f"the run has ended while it was traced, or has lost its chief at {self._chief}"
+                why = "; ".join(self.left_out.values())
+                raise Unavailable(gone if self._chief in self._caller.away else f"nothing was traced: {why}")
+            return self._made(tasks, max(0, steps), max(0, first))
         finally:
             for task in self._states:
                 self._caller.start(Ref(self._chief, OPERATORS), self._ask(task, TRACE_DROP), lambda answer: True)
@@ -164,7 +169,7 @@ class TraceClient:
         asked = list(tasks)
         try:
             requests.extend(map(ask, asked))
-            self._caller.wait(requests, within_s)
+            self._caller.wait(requests, within_s, lambda: self._chief in self._caller.away)
         finally:
             for request in requests:
                 self._caller.drop(request)

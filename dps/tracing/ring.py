@@ -73,10 +73,12 @@ class Ring:
         return int(self._now() * 1e9)
 
     def lane(self, key: object, name: str) -> TraceLane:
-        """The lane of a writer; made, with this name, when it is asked for first."""
+        """The lane of a writer. It is made when it is asked for first, with this name, or, for another one of the same
+        name, with a number behind it."""
         with self._lock:
             if key not in self.lanes:
-                self.lanes[key] = TraceLane(len(self.lanes) + 1, name)
+                same = sum(lane.name.startswith(name) for lane in self.lanes.values())
+                self.lanes[key] = TraceLane(len(self.lanes) + 1, f"{name} {same + 1}" if same else name)
             return self.lanes[key]
 
     @contextmanager

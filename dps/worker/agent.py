@@ -12,7 +12,19 @@ from dps.actors.authorization import digest
 from dps.actors.ref import Ref, Sender
 from dps.actors.standing import OUTSIDE
 from dps.errors import DeadlineExceeded, DpsError, Unavailable
-from dps.messages.runs import CHIEF, AskRun, Drain, Leave, Register, Registered, RunIs, StopTask, TraceOrder
+from dps.messages.runs import (
+    CHIEF,
+    AskNumbers,
+    AskRun,
+    Drain,
+    Leave,
+    NumbersAre,
+    Register,
+    Registered,
+    RunIs,
+    StopTask,
+    TraceOrder,
+)
 from dps.process.telemetry import FIRST_S, LogThrottle, log
 from dps.transport.message import Message
 from dps.worker.joining import find_chief
@@ -46,6 +58,8 @@ class Told(NamedTuple):
     """Returns how far the task's training has come, as `Register` has it."""
     traced: Callable[[TraceOrder, Sender], None] = lambda order, sender: None
     """Carries out and answers an order about a trace."""
+    sent: Callable[[], list[Any]] = list
+    """Returns which pushes the process's sessions have begun to send, as `NumbersAre` has it."""
 
 
 class AgentState(Enum):
@@ -217,6 +231,9 @@ class Agent(Actor):
 
     def on_AskRun(self, message: AskRun, sender: Sender) -> None:
         self.node.answer(sender, RunIs(self.chief.address, self.job, self.task))
+
+    def on_AskNumbers(self, message: AskNumbers, sender: Sender) -> None:
+        self.node.answer(sender, NumbersAre(self._told.sent()))
 
     def on_StopTask(self, message: StopTask, sender: Sender) -> None:
         self.node.answer(sender)

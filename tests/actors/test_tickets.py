@@ -31,6 +31,7 @@ from dps.errors import Aborted, DeadlineExceeded, DpsError, NotAuthenticated
 from dps.messages.runs import (
     AGENT,
     CHIEF,
+    AskPublished,
     AskServing,
     CloseSession,
     Configure,
@@ -39,13 +40,26 @@ from dps.messages.runs import (
     Init,
     Leave,
     Members,
+    Publish,
     Register,
     Restore,
     Save,
     SaveShard,
     StopTask,
 )
-from dps.messages.sessions import PS, RUN, Decide, Enter, Probe, Probed, Pull, Push, Pushed, Report
+from dps.messages.sessions import (
+    PS,
+    RUN,
+    CommitVersion,
+    Decide,
+    Enter,
+    Probe,
+    Probed,
+    Pull,
+    Push,
+    Pushed,
+    Report,
+)
 from dps.transport.current import runtime
 from dps.transport.message import Message
 from dps.transport.sockets.connections import Connections
@@ -129,6 +143,7 @@ TO_PS: dict[str, Callable[[Attack], Message]] = {
     "Configure": lambda a: Configure(1 << 40, a.connection.agreed.plan.to_wire(), 0, {}, [], "/root", "secret"),
     "Members": lambda a: Members(a.epoch, 1 << 60, [], [], [], 0),
     "CutShard": lambda a: CutShard(a.epoch, "cut"),
+    "CommitVersion": lambda a: CommitVersion(a.epoch, "version 1", 1, "", 0),
     "SaveShard": lambda a: SaveShard(a.epoch, "cut", "/root", "saved"),
     "AskServing": lambda a: AskServing(),
     "Report": lambda a: Report(a.epoch, 0, []),
@@ -148,7 +163,7 @@ def test_what_it_sends_to_the_ps_is_refused(attack: Attack, what: str, own: bool
 def test_a_worker_is_not_the_chief(attack: Attack) -> None:
     """The ticket is a real one, of a task that may push and nothing more."""
     attack.present(attack.worker._node.ticket)
-    for what in ("Configure", "Members", "SaveShard", "Report"):
+    for what in ("Configure", "Members", "SaveShard", "CommitVersion", "Report"):
         with pytest.raises(NotAuthenticated, match="on a connection of worker:0; wanted it from the"):
             attack.ask(attack.ps, TO_PS[what](attack))
     attack.present(runtime().secret())
@@ -167,7 +182,10 @@ def test_who_is_not_the_chief_ends_no_task(attack: Attack, message: Message) -> 
 def test_a_session_belongs_to_the_process_that_opened_it(attack: Attack) -> None:
     number, chief = attack.connection.number, Ref(attack.worker.target, CHIEF)
     attack.caller.connect(chief.address, runtime().secret())
-    for message in (Restore(number, attack.epoch, ""), Save(number), CloseSession(number, "", "worker", 0, "/root")):
+    for message in (
+        Restore(number, attack.epoch, ""), Save(number), CloseSession(number, "", "worker", 0, "/root"),
+        Publish(number, "forged"), AskPublished(number, "", 0),
+    ):  # fmt: skip
         with pytest.raises(NotAuthenticated, match="session of worker:0 belongs to another process"):
             attack.ask(chief, message)
     with pytest.raises(NotAuthenticated, match="task worker:0 belongs to another process"):

@@ -54,7 +54,9 @@ def test_any_number_of_ps_and_parts_has_the_same_bits(ps: int, parts: int | None
     partitioner = None if parts is None else dps.partition.Fixed(parts)
     with (
         cluster(ps=ps, transport="inproc") as (server,),
-        dps.Session(server, variables(), optimizer=SGD, partitioner=partitioner) as session,
+        dps.Session(
+            server, variables(), optimizer=SGD, partitioner=partitioner, timeout=240
+        ) as session,  # it may compile
     ):
         assert is_same(session.pull(), wanted())
         assert np.array_equal(session.lookup("table", [12, 0]), wanted()["table"][[12, 0]])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import dps
+from dps.errors import ProtocolError
 from dps.process.telemetry import TOLD_S
 from dps.transport.current import runtime
 
@@ -140,3 +141,26 @@ def test_pushes_tell_it_once_in_50_ms(session: dps.Session, monkeypatch: pytest.
         session.push(ONES)
         session.step(ONES)
     assert len(told) <= 1 + (runtime().now() - began) / TOLD_S
+
+
+def push_wrong_times(server: dps.Server, told: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    with dps.Session(server, PARAMS, optimizer=dps.optim.SGD(0.1), timeout=20) as session:
+        before = times(session)
+        monkeypatch.setattr(type(session._turns.times), "take_told", lambda times: told)
+        pause(1.1 * TOLD_S)
+        try:
+            session.push(ONES)
+        finally:
+            found = session.stats()["ps:0"]
+            assert found["sessions"]["worker:0"]["times"] == before and found["step"] == 1
+
+
+@pytest.mark.parametrize("told", [[float("nan"), 0.0, 0.0, 0.0], [-1.0, 0.0, 0.0, 0.0], [0.0], ["x"] * 4])
+def test_a_push_with_times_that_are_none_is_refused_and_not_applied(
+    told: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        dps.Server.create_local_server() as server,
+        pytest.raises(ProtocolError, match="four numbers of seconds"),
+    ):
+        push_wrong_times(server, told, monkeypatch)

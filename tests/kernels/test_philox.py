@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
+import platform
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from statistics import NormalDist
@@ -11,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import hypothesis.strategies as st
+import llvmlite.binding as llvm  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -261,3 +266,30 @@ def test_constants_are_exact_and_a_negative_zero_keeps_its_sign() -> None:
     assert made(dps.init.Zeros(), "w", (), "int64").shape == ()
     assert made(dps.init.Normal(0.0, mean=3.0), "w", (5,), "float32").tolist() == [3.0] * 5
     assert made(dps.init.Uniform(0.25, 0.25), "w", (5,), "float32").tolist() == [0.25] * 5
+
+
+BITS = """
+import numpy as np
+from tests.kernels.test_philox import FROZEN, PLACES, bits
+from dps.kernels.first_values import made
+for init, dtype, wanted in FROZEN:
+    assert bits(made(init, "user/table", (64, 32), dtype))[list(PLACES)].tolist() == wanted, (init, dtype)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["x86-64", "haswell", "skylake-avx512"])
+def test_code_for_other_processors_computes_the_same_bits(target: str, tmp_path: Path) -> None:
+    """For one without vectors of four numbers and without fused products, and for those that have them."""
+    features = {
+        "x86-64": "+sse2", "haswell": "+avx2,+fma,+bmi,+bmi2",
+        "skylake-avx512": "+avx2,+fma,+bmi,+bmi2,+avx512f,+avx512dq,+avx512vl,+avx512bw",
+    }[target]  # fmt: skip
+    here = llvm.get_host_cpu_features()
+    if platform.machine() != "x86_64" or not all(here.get(name[1:]) for name in features.split(",")):
+        pytest.skip("this processor cannot run that code")
+    own = {"NUMBA_CPU_NAME": target, "NUMBA_CPU_FEATURES": features, "NUMBA_CACHE_DIR": str(tmp_path)}
+    root = Path(__file__).parents[2]
+    environ = {**os.environ, **own, "PYTHONPATH": str(root)}
+    done = subprocess.run([sys.executable, "-c", BITS], env=environ, cwd=root, check=False, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()

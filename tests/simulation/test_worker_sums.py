@@ -123,7 +123,7 @@ def simulated(update: Any, slow: str, workers: int, ledgers: list[Ledger], ps: i
     return seen[0], max(done.results)
 
 
-OFTEN = {("data", 2), ("computing", 1), ("link", 3)}
+OFTEN = {("computing", 1), ("link", 3)}
 """What is tried with `make test`; the rest is slow."""
 CASES = [
     pytest.param(slow, MODES[mode], marks=[] if (slow, mode) in OFTEN else [pytest.mark.slow])

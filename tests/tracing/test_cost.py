@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter as Counts
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -18,8 +19,20 @@ from tests.in_process import cluster
 from tests.tracing.test_traces_of_runs import asking
 
 PUSHES = 40
-WAITS = ("dps/actors/caller.py", "dps/actors/pausable_clock.py", "dps/transport/")
-"""What runs for as long as it takes, which is another number of bytecodes each time."""
+VARIES = (
+    "dps/actors/caller.py", "dps/actors/pausable_clock.py", "dps/transport/", "dps/process/telemetry.py",
+    "dps/ps/intake/worker_times.py",
+)  # fmt: skip
+"""What waits, and what depends on the time."""
+
+ON_THE_WAY = (
+    "client/session.py::Session.push", "client/training.py::PsTraining.push",
+    "client/training.py::PsTraining._gradients",
+    "actors/node.py::Node._hand_over", "actors/node.py::Node._handle", "actors/actor.py::Actor.handle",
+    "ps/server.py::PsActor.on_Push", "ps/store/store.py::Store.apply_update", "ps/shard.py::Shard.record_result",
+    "ps/store/draft.py::Draft.write", "ps/store/draft.py::Draft.publish",
+)  # fmt: skip
+"""What a trace taps, what calls it, and what it calls. What else runs depends on what other pushes have left behind."""
 
 
 class Counter:
@@ -27,31 +40,32 @@ class Counter:
     node only while it handles a push."""
 
     def __init__(self, code: Any) -> None:
-        self._code, self._counting, self._count = code, False, 0
-        self.counts: list[int] = []
-        self.files: set[str] = set()
-
-    @property
-    def usual(self) -> int:
-        """The count of a call that nothing has interrupted."""
-        return min(self.counts)
+        self._code, self._counting = code, False
+        self._now = Counts[str]()
+        self.calls = 0
+        self.least: dict[str, int] = {}
+        """How many bytecodes of each function run in the call with the fewest of them: it may be interrupted."""
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
         if frame.f_code is self._code:
             envelope = frame.f_locals.get("envelope")
-            self._counting, self._count = envelope is None or isinstance(envelope.message, Push), 0
+            self._counting = envelope is None or isinstance(envelope.message, Push)
+            self._now.clear()
         name = frame.f_code.co_filename
-        if not self._counting or "/dps/" not in name or any(part in name for part in WAITS):
+        if not self._counting or "/dps/" not in name or any(part in name for part in VARIES):
             return None
-        self.files.add(name.rpartition("/dps/")[2])
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._inside
 
     def _inside(self, frame: FrameType, event: str, argument: Any) -> Any:
-        self._count += event == "opcode"
-        if event == "return" and frame.f_code is self._code:
+        code = frame.f_code
+        if event == "opcode":
+            self._now[f"{code.co_filename.rpartition('/dps/')[2]}::{code.co_qualname}"] += 1
+        if event == "return" and code is self._code:
             self._counting = False
-            self.counts.append(self._count)
+            self.calls += 1
+            for function, count in self._now.items():
+                self.least[function] = min(self.least.get(function, count), count)
         return self._inside
 
 
@@ -69,7 +83,8 @@ def counted(server: Any, ps: Any, push: Callable[[], Any]) -> tuple[Counter, Cou
         sys.settrace(before)
         ps.node.post(lambda: sys.settrace(None))
     push()
-    assert len(own.counts) >= PUSHES and len(other.counts) >= PUSHES // 2
+    assert own.calls >= PUSHES and other.calls >= PUSHES // 2
+    assert "client/training.py::PsTraining.push" in own.least and "ps/server.py::PsActor.on_Push" in other.least
     return own, other
 
 
@@ -90,15 +105,16 @@ def test_before_and_after_a_trace_a_push_runs_the_same_bytecodes_and_none_of_tra
             def during(tasks: list[str]) -> None:
                 push()
                 found = counted(server, ps, push)
-                assert found[1].usual > before[1].usual
-                assert any(file.startswith("tracing/") for file in found[1].files)
+                assert any(function.startswith("tracing/") for function in found[1].least)
                 made.stopped = True
 
             made.take_trace(during)
         after = counted(server, ps, push)
+        assert not set(ON_THE_WAY) - before[0].least.keys() - before[1].least.keys()
         for one, other in zip(before, after, strict=True):
-            assert one.usual == other.usual
-            assert not any(file.startswith("tracing/") for file in one.files | other.files)
+            known = [function for function in ON_THE_WAY if function in one.least]
+            assert known and {f: one.least[f] for f in known} == {f: other.least[f] for f in known}
+            assert not any(function.startswith("tracing/") for function in one.least | other.least)
 
 
 def nodes() -> list[Any]:

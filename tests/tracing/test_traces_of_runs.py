@@ -20,6 +20,7 @@ from dps.actors.caller import Caller
 from dps.actors.ref import Ref
 from dps.errors import ConfigError, DeadlineExceeded, DpsError, ProtocolError, Unavailable
 from dps.messages.runs import OPERATORS, TRACE_BEGIN, TRACE_LOOK, TRACE_READ, AskTrace, TraceState
+from dps.task.served_task import serving
 from dps.tracing import gathering, recording
 from dps.tracing.gathering import TraceClient, Traced, TraceWish, check_wish
 from dps.transport.current import keys_for, runtime
@@ -138,7 +139,7 @@ def test_ctrl_c_ends_a_trace_and_it_is_written(
 
 
 def test_a_task_that_does_not_answer_is_named_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "ANSWER_S", 0.5)
+    monkeypatch.setattr(gathering, "ANSWER_S", 2.5)
     held = threading.Event()
     with training() as (servers, _):
         servers[1]._node.post(lambda: held.wait(20))  # type: ignore[arg-type, return-value]
@@ -146,7 +147,7 @@ def test_a_task_that_does_not_answer_is_named_and_left_out(monkeypatch: pytest.M
             made = take(servers[0].target, 5)
         finally:
             held.set()
-        assert made.left_out == {"worker:1": "worker:1 did not answer within 0.5 s"}
+        assert made.left_out == {"worker:1": "worker:1 did not answer within 2.5 s"}
         check(made.trace)
         assert made.tasks == [name for name in ALL if name != "worker:1"]
         assert made.trace["otherData"]["left out"] == made.left_out
@@ -195,6 +196,7 @@ def test_one_trace_at_a_time_and_one_for_which_nobody_asks_ends_by_itself(monkey
             runtime().sleep(0.05)
         with pytest.raises(ProtocolError, match="a trace of 0 s, wanted 1 to 600"):
             order("ps:0", 9, TRACE_BEGIN)
+        monkeypatch.setattr(recording, "SILENT_S", 5.0)
         check(take(servers[0].target, 5).trace)
 
 
@@ -228,12 +230,21 @@ def test_the_profiler_of_all_tasks_writes_what_there_is_when_its_loop_ends(tmp_p
 
 def test_a_second_trace_costs_the_profiler_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with cluster() as (server,), asking(server.target) as caller, caplog.at_level(logging.WARNING, "dps"):
-        for task in ("chief", "worker:0"):
+        loop(server, 1)
+        for task in ("chief", "ps:0", "worker:0"):
             caller.ask(Ref(server.target, OPERATORS), AskTrace(task, 7, TRACE_BEGIN, 60), 5.0)
-        caller.ask(Ref(server.target, OPERATORS), AskTrace("ps:0", 7, TRACE_BEGIN, 60), 5.0)
         loop(server, 100, [dps.Profiler(str(tmp_path), all_tasks=True)])
     told = [record.getMessage() for record in caplog.records if "no trace of all tasks" in record.getMessage()]
     assert len(told) == 1 and "is traced already" in told[0] and not list(tmp_path.iterdir())
+
+
+def test_a_run_that_ends_while_it_is_traced_is_one_line() -> None:
+    with cluster() as (server,), asking(server.target) as caller:
+        (chief,) = (each for each in serving if each.address == server.target)
+        loop(server, 1)
+        made = TraceClient(runtime(), caller, server.target, TraceWish(10, 30))
+        with pytest.raises(Unavailable, match="the run has ended while it was traced, or has lost its chief at"):
+            made.take_trace(lambda tasks: chief.stop())
 
 
 @pytest.mark.parametrize(("steps", "seconds"), [(0, 60), (-1, 60), (True, 60), (1.5, 60), (10, 0), (10, 601)])

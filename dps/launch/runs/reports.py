@@ -46,7 +46,7 @@ class RunReader:
             chief = self._asking.ask_chief()
             return RunReports(view, chief, self._asking.ask_ps(chief))
         except DpsError as error:
-            return RunReports(view, {}, {}, f"not known: {error}")
+            return RunReports(view, {}, {}, str(error))
 
     def close(self) -> None:
         if self._asking is not None:

@@ -59,9 +59,10 @@ def show_run(path: str, as_json: bool) -> int:
         "command": view.asked.get("command"), "values": given,
         "resumes": view.asked.get("resumes"), "chief": values["chief"], "output": view.asked.get("output"),
         "folder": view.path, "exit code": values["exit_code"], "reason": values["reason"],
-        "training": training_line(training) if training else reports.trouble,
+        "training": training_line(training) if training else reports.trouble and f"not known: {reports.trouble}",
         "why": training and training["why"],
         "last checkpoint": training and checkpoint_text(training),
+        "published": training and published_text(training),
     }  # fmt: skip
     for name, value in lines.items():
         if value not in (None, "", {}):
@@ -92,7 +93,7 @@ def training_of(chief: Mapping[str, Any], ps: Mapping[str, Mapping[str, Any]]) -
         "loss": loss if loss is None or isfinite(loss) else str(loss),
         "pushes_per_s": sum(rates.values()) if rates else None,
         "examples_per_s": sum(rate * batches[name] for name, rate in rates.items()) if known else None,
-        "saved": chief["saved"], "saved_ago": chief["saved_ago"],
+        "saved": chief["saved"], "saved_ago": chief["saved_ago"], "published": chief.get("published") or [],
         "update": update.get("mode"), "workers": workers, "waits": waits,
         "why": sentence(workers, update, waits, chief.get("away")),
     }  # fmt: skip
@@ -127,6 +128,14 @@ def checkpoint_text(training: Mapping[str, Any]) -> str:
     return ", saved ".join(text for text in (training["saved"], training["saved_ago"]) if text) or "none"
 
 
+def published_text(training: Mapping[str, Any]) -> str:
+    """The newest published version, for people; "" if there is none."""
+    if not training["published"]:
+        return ""
+    number, label, step, seconds = training["published"]
+    return f"{number}{f' {label!r}' if label else ''} of step {step}, {seconds:.0f} s ago"
+
+
 def show_cluster(address: str, as_json: bool) -> int:
     """The cluster of a chief."""
     with StatusClient(address, "dps status") as asking, tell_if_slow(f"asks the chief at {address} and its ps"):
@@ -143,6 +152,8 @@ def show_cluster(address: str, as_json: bool) -> int:
     for what in ("live", "waiting", "finished", "given_up"):
         names = sorted(chief[what], key=lambda name: (len(name), name))  # worker:2 before worker:10
         print(f"workers {what.replace('_', ' ')}: {', '.join(names) or 'none'}")
+    if published := published_text(training):
+        print(f"published: version {published}")
     if training["step"] is not None:
         print(f"training: {training_line(training)}")
     if training["why"]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dps.actors.answers import Waiting
 from dps.actors.ref import Sender
-from dps.errors import ConfigError
+from dps.errors import ConfigError, DeadlineExceeded
 from dps.kernels.halves import widened
 from dps.messages.runs import Members
 from dps.messages.sessions import (
@@ -39,6 +39,9 @@ from dps.ps.store.gradients import Gradient, GradientPieces, GradientSum, RowGra
 from dps.training.update_modes import Async, Bounded
 from dps.transport.tuning import ORDINARY
 from dps.transport.wire import Array
+
+if TYPE_CHECKING:
+    from dps.ps.modes.holding import HeldPushes
 
 
 class EarlyDraftBackoff:
@@ -79,19 +82,30 @@ class AsyncMode:
         self._assigned: deque[int] = deque(maxlen=MOST_ASSIGNED)
         """The last versions that only set values, in rising order."""
         self._backoff = EarlyDraftBackoff(shard.node.runtime.tuning.store.most_skipped)
-        self._plain = settings == Async() and shard.is_small
+        self._is_plain = settings == Async() and shard.is_small
         """Whether the settings ignore a push's staleness, and a push can be applied without staging."""
+        self._plain = self._is_plain
+        """Whether this is so now: not while pushes are held back."""
+        self._held: HeldPushes | None = None
 
     def accept_push(self, staged: Staged, sender: Sender) -> None:
         incarnation = staged.push.incarnation
         ledger = self.shard.ledgers[incarnation]
         self._senders[incarnation, staged.push.number] = sender
+        self._apply_staged(ledger)
+        if self._held is not None:
+            self._held.finish_if_whole()
+        self.shard.reading.answer_waiting()
+
+    def _apply_staged(self, ledger: Ledger) -> None:
+        """Apply and answer the pushes of a session that are complete and next."""
         while (ready := ledger.staged.get(ledger.done + 1)) is not None:
+            if self._held is not None and not self._held.may_apply(ledger):
+                return
             result = self._apply_push(ledger, ready)
-            asker = self._senders.pop((incarnation, ready.push.number), None)
+            asker = self._senders.pop((ledger.incarnation, ready.push.number), None)
             if asker is not None:
                 self.shard.reading.answer_push(asker, result)
-        self.shard.reading.answer_waiting()
 
     def at_once(self, push: Push, ledger: Ledger, sender: Sender) -> bool:
         """Apply and answer a push that is the next of its session, and finite, if the settings ignore its staleness."""
@@ -126,7 +140,7 @@ class AsyncMode:
     def _open_draft(self, push: PushOf) -> Draft | None:
         """The draft to which a push is written while it arrives; None if it is applied once it is complete."""
         store, staleness, limit = self.shard.store, self._staleness(push.counter), self.settings.max_staleness
-        is_next = push.number == self.shard.ledgers[push.incarnation].done + 1
+        is_next = push.number == self.shard.ledgers[push.incarnation].done + 1 and self._held is None
         if not is_next or (limit is not None and staleness > limit) or not self._backoff.may_try():
             return None
         least = store.runtime.tuning.store.ahead_pieces * self.shard.reading.piece_nbytes(push.incarnation)
@@ -161,9 +175,44 @@ class AsyncMode:
             self.shard.forget_session(incarnation)
             self._backups.pop(incarnation, None)
         self._senders = {key: sender for key, sender in self._senders.items() if key[0] in live}
+        if self._held is not None:
+            self._held.finish_if_whole()
 
     def order_cut(self, name: str) -> None:
-        self.shard.saving.cut_shard(name)
+        self.shard.make_copy(name)
+
+    def hold_pushes(self, cut: str) -> list[list[int]]:
+        from dps.ps.modes.holding import HeldPushes  # here: few runs publish, and a start is short
+
+        if self._held is None or self._held.cut != cut:
+            if self._held is not None:
+                self._held.give_up()
+            self._plain = False
+            self._held = HeldPushes(self.shard, cut, self._resume)
+        return [[incarnation, ledger.done] for incarnation, ledger in self.shard.ledgers.items()]
+
+    def cut_after(self, cut: str, numbers: list[Any], sender: Sender) -> None:
+        if self._held is None or self._held.cut != cut:
+            if not self.shard.versions.has_copy(cut):
+                # Not Aborted, which would have the session that publishes join again.
+                raise DeadlineExceeded(f"{self.shard.node.name} holds its pushes back no more; nothing was published")
+            return
+        self._held.set_limits(numbers, sender)
+        for ledger in self.shard.ledgers.values():
+            self._apply_staged(ledger)
+        self._held.finish_if_whole()
+        self.shard.reading.answer_waiting()
+
+    def resume_pushes(self, cut: str) -> None:
+        if self._held is not None and self._held.cut == cut:
+            self._held.give_up()
+
+    def _resume(self) -> None:
+        """Pushes are not held back any more: apply those that were."""
+        self._held, self._plain = None, self._is_plain
+        for ledger in self.shard.ledgers.values():
+            self._apply_staged(ledger)
+        self.shard.reading.answer_waiting()
 
     def join_exchange(self, message: Exchange, sender: Sender) -> None:
         raise ConfigError(f"{message.what}: workers reduce values through a ps in sync alone")
@@ -348,7 +397,7 @@ class BoundedMode(AsyncMode):
 
     def __init__(self, shard: Shard, settings: Bounded) -> None:
         super().__init__(shard, Async())
-        self._plain = False  # results are counted
+        self._plain = self._is_plain = False  # results are counted
         self.clocks = Clocks(settings.staleness)
         self._waits = Waits(shard.node, shard.ledgers)
         self._timed: set[tuple[int, int]] = set()

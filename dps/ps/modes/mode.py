@@ -57,7 +57,18 @@ class Mode(Protocol):
         """The step ps has decided on a step, in sync."""
 
     def order_cut(self, name: str) -> None:
-        """A checkpoint is wanted: have `shard.saving.cut(name)` called at the right moment."""
+        """A checkpoint or a published version is wanted: have `shard.make_copy(name)` called at the right moment."""
+
+    def hold_pushes(self, cut: str) -> list[list[int]]:
+        """A version is published, in async and bounded mode with several ps: apply no push before `cut_after` or
+        `resume_pushes`. Returns what PushesHeld tells."""
+
+    def cut_after(self, cut: str, numbers: list[Any], sender: Sender) -> None:
+        """Have `shard.make_copy(cut)` called when these pushes are applied (`CutVersion.numbers`) and no others.
+        `sender` gets the error if they do not come."""
+
+    def resume_pushes(self, cut: str) -> None:
+        """The cut is given up."""
 
     def standstill(self) -> dict[str, Any]:
         """For how long which sessions have waited for which others, as of `Waits.standstill`; {} if nobody waits."""

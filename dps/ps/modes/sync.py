@@ -35,6 +35,8 @@ from dps.transport.message import Message
 
 EXCHANGE = -1
 """The number under which a session waits in a call of all workers."""
+MOST_CUTS = 16
+"""How many cuts a step ps remembers, so that an order that comes again makes none. One or two are ordered at a time."""
 
 
 class SyncMode:
@@ -67,6 +69,7 @@ class SyncMode:
         self._waits = Waits(shard.node, shard.ledgers)
         """On the step ps."""
         self._cuts: list[str] = []
+        """The last cuts that were ordered."""
         self._together: Together | None = None
         if self.quorum and not self._others:
             self._together = Together(shard, self.quorum, self._keep_granted, settings.reduction)
@@ -249,8 +252,17 @@ class SyncMode:
         """Copy the shard between two steps, the same two on every ps: the step ps numbers the cut as a decision."""
         self._report_kept()
         if self.quorum is not None and name not in self._cuts:
-            self._cuts.append(name)
+            self._cuts = [*self._cuts[-MOST_CUTS:], name]
             self._issue_decision(Decision(self.quorum.step), name)
+
+    def hold_pushes(self, cut: str) -> list[list[int]]:
+        raise ValueError(f"{self.shard.node.name} cuts between two steps, and holds no pushes back")
+
+    def cut_after(self, cut: str, numbers: list[Any], sender: Sender) -> None:
+        self.hold_pushes(cut)
+
+    def resume_pushes(self, cut: str) -> None:
+        """Does nothing: none are held back."""
 
     def _report_pushes(self, pushes: list[list[Any]]) -> None:
         if self.quorum is not None:
@@ -322,7 +334,7 @@ class SyncMode:
         for incarnation in decision.ended:
             self._forget_session(incarnation)
         if cut:
-            self.shard.saving.cut_shard(cut)
+            self.shard.make_copy(cut)
 
     def _apply_step(self, chosen: tuple[PushId, ...], step: int) -> None:
         shard = self.shard

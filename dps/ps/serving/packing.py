@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from dps.ps.store.store import Store
 from dps.transport.wire import Array
 from dps.variables.deltas import difference
 from dps.variables.packed import PackedLayout
+from dps.variables.plan import Part
 
 
 class Packing:
@@ -50,13 +52,18 @@ class Packing:
         return self._changes[key]
 
     def _pack_values(self, packed: PackedLayout) -> Array:
-        data = np.zeros(packed.nbytes, np.uint8)
         self._store.refresh([part.index for part, _, _, _ in packed.entries])
-        for part, form, offset, nbytes in packed.entries:
-            values, target = self._store.part(part).reshape(-1), data[offset : offset + nbytes]
-            if form:
-                cast = kernels.to_float16 if form == "float16" else kernels.to_bfloat16
-                cast(target.view(np.uint16), values)
-            else:
-                target[:] = values.view(np.uint8)
-        return data
+        return pack(packed, lambda part: self._store.part(part).reshape(-1))
+
+
+def pack(packed: PackedLayout, values_of: Callable[[Part], Array]) -> Array:
+    """The packed bytes of parts, whose values `values_of` gives, with one dimension."""
+    data = np.zeros(packed.nbytes, np.uint8)
+    for part, form, offset, nbytes in packed.entries:
+        values, target = values_of(part), data[offset : offset + nbytes]
+        if form:
+            cast = kernels.to_float16 if form == "float16" else kernels.to_bfloat16
+            cast(target.view(np.uint16), values)
+        else:
+            target[:] = values.view(np.uint8)
+    return data

@@ -20,6 +20,7 @@ from dps.ps.serving.sending import Answer, Sending
 from dps.ps.store.draft import Draft
 from dps.ps.store.hold import Hold
 from dps.transport.message import changed
+from dps.transport.wire import Array
 from dps.variables.packed import PackedLayout
 from dps.variables.plan import cut
 
@@ -83,6 +84,9 @@ class ShardReads:
         for index in pull.parts:
             if type(index) is not int or index not in self._shard.layout.place:
                 raise ValueError(f"part {index!r} is not on {self._shard.node.name}")
+        if pull.published:
+            self._shard.versions.answer_pull(sender, pull, read.packed)
+            return
         if self._waiting_text(sender, pull):
             if len(self._waiting) >= self._bound.most:
                 self._bound.check_count(sum(other == sender.incarnation for other, _ in self._waiting), sender.name)
@@ -236,9 +240,17 @@ class ShardReads:
         data = self._packing.pack_values(packed, keep=base != NO_BASE)
         changes = self._packing.changes(packed, base)
         data, base = (data, NO_BASE) if changes is None else (changes, base)
+        self.send_bytes(read.sender, store.counter, store.step, data, base)
+
+    def send_bytes(self, sender: Sender, counter: int, step: int, data: Array, base: int = NO_BASE) -> None:
+        """Send the packed bytes of a version, or its changes since `base`."""
         number = self._sending.next_number()
-        self._shard.ledgers[read.sender.incarnation].sent += data.nbytes
+        self._shard.ledgers[sender.incarnation].sent += data.nbytes
         for piece in cut([(0, data.nbytes)], self._shard.node.runtime.tuning.piece_nbytes):
             arrays = tuple(data[offset : offset + n] for offset, n in piece)
-            about, offsets = (self._shard.epoch, store.counter, store.step), [offset for offset, _ in piece]
-            self._shard.node.answer(read.sender, Values(*about, data.nbytes, offsets, number, base, arrays))
+            about, offsets = (self._shard.epoch, counter, step), [offset for offset, _ in piece]
+            self._shard.node.answer(sender, Values(*about, data.nbytes, offsets, number, base, arrays))
+
+    def send_copy(self, sender: Sender, pull: Pull, hold: Hold) -> None:
+        """Send a copy of an earlier version."""
+        self._sending.send_version(sender, pull, hold, self._answer_soon)

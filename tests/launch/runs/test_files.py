@@ -381,7 +381,7 @@ def test_list_and_status_as_json(run: str, capsys: pytest.CaptureFixture[str]) -
     assert cli.main(["list", "--json"]) == 0
     (listed,) = json.loads(capsys.readouterr().out)
     assert cli.main(["status", "1", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == listed | {"training": {}}
+    assert json.loads(capsys.readouterr().out) == listed | {"training": {}, "ps": {}}
     assert listed["id"] == "1" and listed["state"] == "CREATED" and listed["tasks"]["worker:1"]["state"] == "CREATED"
 
 

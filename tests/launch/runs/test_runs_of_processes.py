@@ -140,10 +140,10 @@ def test_a_run_in_the_background_is_listed_watched_read_and_ended_from_other_ter
     of_worker = of_ps.replace(r"ps\.0", r"worker\.2").replace(r"- +[\d.]+ +N/A +-", r"0\.5 +[\d.]+ +[\d,]+ +\d+", 1)
     assert re.search(of_ps, monitor, re.M) and re.search(of_worker, monitor, re.M), monitor
     assert "steps of chief, ps:0, ps:1, worker:0, worker:1, worker:2, " in user.dps("trace", "1", "--steps", "20")
-    tracing, screen = user.start("trace", "1", "--steps", "100000", "--out", "interrupted.json")
-    user.until(screen, "Ctrl-C ends the trace")
-    os.write(screen, termios.tcgetattr(screen)[6][termios.VINTR])
-    assert "interrupted.json: " in user.rest(screen) and tracing.wait(60) == 0
+    tracing, view = user.start("trace", "1", "--steps", "100000", "--out", "interrupted.json")
+    user.until(view, "Ctrl-C ends the trace")
+    os.write(view, termios.tcgetattr(view)[6][termios.VINTR])
+    assert "interrupted.json: " in user.rest(view) and tracing.wait(60) == 0
     check(json.loads((user.folder / "interrupted.json").read_text()))
     (path,) = user.folder.glob("trace-1-step-*.json")
     events = check(json.loads(path.read_text()))

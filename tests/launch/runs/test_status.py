@@ -164,3 +164,28 @@ def test_a_run_that_has_ended_is_not_traced_and_says_so_in_one_line(
     told = say(capsys, "trace", "1", code=2)
     assert told == "dps: run 1 has ended (SUCCEEDED); only a run that goes on can be traced: dps list\n"
     assert "no run goes on; the newest is 1 (old, SUCCEEDED): dps trace 1" in say(capsys, "trace", code=2)
+
+
+def test_the_times_of_workers_and_who_is_slow_are_a_part_of_the_training() -> None:
+    chief = {"progress": {}, "batches": {}, "phase": "training", "text": "", "saved": "", "saved_ago": "", "away": {}}
+    usual, slow = [[1, 0.1, 0.1, 0.1, 0.9]] * 20, [[1, 0.1, 1.0, 0.1, 0.0]] * 20
+    sessions = {f"worker:{task}": {"times": {"steps": 20, "recent": usual}} for task in (0, 1)}
+    sessions["worker:2"] = {"times": {"steps": 20, "recent": slow}}
+    ps = {
+        "0": {"step": 20, "update": {"mode": "sync"}, "sessions": sessions, "standstill": {}},
+        "1": {"state": "filling"},
+    }
+    found = status.training_of(chief, ps)
+    assert found["update"] == "sync" and found["workers"]["worker:2"] == sessions["worker:2"]["times"]
+    assert found["waits"] is None and found["why"] == (
+        "worker 2 is 4.0 times slower than the median, 83 % of it computing; without it 4.0 times more steps/s"
+    )
+    waits = {"who": ["worker:0"], "for": ["worker:2"], "since_s": 1.9, "until_s": 9.0}
+    ps["0"]["standstill"] = waits
+    assert status.training_of(chief, ps)["waits"] is None
+    ps["0"]["standstill"] = waits | {"since_s": 5.0}
+    found = status.training_of(chief, ps)
+    assert found["waits"] == waits | {"since_s": 5.0}
+    assert found["why"] == "worker 0 waits for worker 2, for 5 s so far, and gives up in 9 s"
+    chief["away"] = {"ps:1": [3.0, 47.0]}
+    assert status.training_of(chief, ps)["why"] == "the chief waits for ps 1, for 3 s so far, and gives up in 47 s"

@@ -145,7 +145,7 @@ UPDATE = st.sampled_from([SYNC, ASYNC, BOUNDED, LOCAL, SYNC | {"replicas_to_aggr
 
 
 @given(st.dictionaries(st.integers(0, 9).map("worker:{}".format), st.lists(PIECE, max_size=14)), UPDATE)
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_whatever_the_numbers_there_is_one_line_or_none(pieces: dict[str, Any], update: dict[str, Any]) -> None:
     text = sentence({name: {"recent": each} for name, each in pieces.items()}, update)
     assert "\n" not in text and "nan" not in text and "inf" not in text
@@ -159,7 +159,7 @@ OWN = st.floats(0.001, 10.0)
 
 
 @given(st.lists(OWN, min_size=2, max_size=8), st.sampled_from([SYNC, LOCAL, BOUNDED]), st.integers(1, 8))
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_the_gain_is_that_of_a_run_of_even_steps(own: list[float], update: dict[str, Any], wanted: int) -> None:
     """Against the steps that workers of constant speed make, with the slowest and without it."""
     own.sort()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dps.launch.runs.reports import RunReports
 from dps.launch.watch import page
 from tests.launch.watch import watched
 from tests.launch.watch.chromium import Tab, browsing, find_browser
@@ -155,6 +156,18 @@ def test_the_address_works_from_a_link_of_another_site_but_its_requests_do_not(t
     tab.errors = [
         error for error in tab.errors if "403" not in error and "CORS" not in error and "ERR_FAILED" not in error
     ]
+
+
+def test_a_chief_that_does_not_answer_leaves_the_last_figures_with_the_reason(tab: Tab, tmp_path: Path) -> None:
+    with serving(str(tmp_path)) as server:
+        server.feed.add_reading(told(str(tmp_path), 4))
+        silent = reading(str(tmp_path), {})
+        server.feed.add_reading(RunReports(silent.view, {}, {}, "no chief answered at <b>x</b> for 2 s"))
+        tab.go(server.make_url())
+        tab.until(LIVE)
+        said = tab.look("document.getElementById('ended').textContent")
+        assert said == "The figures of the training are the last ones: no chief answered at <b>x</b> for 2 s"
+        assert tile(tab, "step") == "4" and tab.look("document.getElementById('why').hidden")
 
 
 def test_a_run_that_was_over_before_has_its_end_its_tasks_and_its_log(tab: Tab, tmp_path: Path) -> None:

@@ -42,8 +42,8 @@ def test_each_message_class_states_its_roles_and_those_that_no_actor_handles_hav
 
 def test_a_reader_reads_and_a_worker_also_writes() -> None:
     reads, writes = by_role("reader"), by_role("worker")
-    assert {"Pull", "Lookup", "AskState", "OpenSession"} <= reads < writes
-    assert writes - reads >= {"Push", "Credit", "Init", "Save", "Restore", "Leave"}
+    assert {"Pull", "Lookup", "AskState", "OpenSession", "AskPublished"} <= reads < writes
+    assert writes - reads >= {"Push", "Credit", "Init", "Save", "Restore", "Leave", "Publish"}
 
 
 def test_only_the_chief_configures_saves_and_stops_and_only_ps_report_and_decide() -> None:
@@ -52,7 +52,8 @@ def test_only_the_chief_configures_saves_and_stops_and_only_ps_report_and_decide
         for role in ROLES
     }
     own = {"Configure", "Members", "AskServing", "CutShard", "SaveShard", "StopTask", "Drain", "Serve", "TraceOrder"}
-    assert alone["chief"] == own
+    publishes = {"CutVersion", "CommitVersion", "SettleVersion", "HoldPushes", "ResumePushes", "AskNumbers"}
+    assert alone["chief"] == own | publishes
     assert alone["ps"] == {"Report", "Decide"}
 
 
