@@ -95,8 +95,8 @@ class TraceClient:
         be traced, or if the run ends meanwhile."""
         try:
             first = self._begin_trace()
-            begun(list(self._states))
             try:
+                begun(list(self._states))
                 self._wait_steps(first)
             except KeyboardInterrupt:
                 self.stopped = True

@@ -207,7 +207,8 @@ def test_a_result_of_several_ps_says_the_largest_staleness() -> None:
         assert one.push(ones()).staleness == 1
 
 
-def test_ctrl_c_at_any_line_neither_loses_nor_doubles_on_several_ps() -> None:
+def test_ctrl_c_at_any_line_neither_loses_nor_doubles_on_several_ps(monkeypatch: pytest.MonkeyPatch) -> None:
+    tune(monkeypatch, client__step_patience_s=5.0, client__probe_s=60.0)  # sockets would be the ordinary way
     with cluster(2, 1) as (server,), session(server) as s:
         for call in (lambda: s.step(ones(4.0)), lambda: s.push(ones(4.0)), s.pull):
             before, line, reached = values(s)[0], 1, True
