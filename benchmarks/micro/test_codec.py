@@ -67,7 +67,7 @@ def test_gradients_gathered(benchmark: BenchmarkFixture, count: int) -> None:
     params, plan = model(count)
     gradients, layout = check_gradients(plan, list(leaves(params))), plan.layouts[0]
     run = np.zeros(layout.nbytes, np.uint8)
-    benchmark(lambda: gather(plan, layout, gradients, run))
+    benchmark(lambda: gather(plan, layout, gradients, layout.flats(run)))
 
 
 @pytest.mark.parametrize("count", COUNTS)
