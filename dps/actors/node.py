@@ -154,12 +154,12 @@ class Node:
         self._send(to.address, Envelope(message, to.actor, 0, self.name))
 
     def ask(
-        self, to: Ref, message: Message, timeout_s: float, then: Then, resend: Message | None = None,
+        self, to: Ref, message: Message, timeout_s: float, then: Then, resend: Callable[[], Message] | None = None,
         waits: Callable[[str], None] = lambda reason: None,
     ) -> Callable[[], None]:  # fmt: skip
         """Send a request until an answer comes; `then` gets it, or DeadlineExceeded, or the error that it carries.
-        `resend` is sent while no answer has come; None: the message. `waits` gets the reason of each answer that only
-        says to wait. Returns a function that drops the request."""
+        `resend` makes what is sent while no answer has come; None: the message. `waits` gets the reason of
+        each answer that only says to wait. Returns a function that drops the request."""
         now = self._time.now()
 
         def feed(answer: Message) -> bool:
@@ -173,7 +173,7 @@ class Node:
             error = DeadlineExceeded(f"{to} did not answer {type(message).__name__} within {timeout_s:.1f} s")
             self._call_guarded(lambda: then(error))
 
-        request = Question(feed, lambda: resend or message, expired)
+        request = Question(feed, resend or (lambda: message), expired)
         self._requests.open_request(now, to, request, now + timeout_s)
         self._send(to.address, Envelope(message, to.actor, request.number, self.name))
         return lambda: self._requests.forget_request(request)

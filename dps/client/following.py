@@ -24,11 +24,17 @@ LOOK_S = 0.2
 """How often it is asked whether the run is over."""
 
 
-class Followed(NamedTuple):
-    """The values of a global step, as nested arrays that belong to the caller."""
-
+class _Pair(NamedTuple):
     step: int
     values: Any
+
+
+class Followed(_Pair):
+    """The values of a global step, as nested arrays that belong to the caller. A pair, with one attribute beside it."""
+
+    went_back: bool = False
+    """Whether the run was rolled back since the pair before: to a checkpoint, or to its first values. What was followed
+    before may be undone. The step is lower, unless the run has passed it again in the meantime."""
 
 
 def follow(
@@ -50,7 +56,10 @@ def follow(
         timeout: The longest wait for newer values, in seconds; `dps.FOREVER`: no limit.
 
     Yields:
-        `(step, values)`: the global step, and the variables as nested arrays, which belong to the caller.
+        `(step, values)`: the global step, and the variables as nested arrays, which belong to the caller. The pair has
+        an attribute: `went_back` is True for the first one after a rollback of the run, also where the run has passed
+        the step of the one before again. Of a folder, it is True for the first checkpoint that another epoch of the
+        run, or another run, has written.
 
     Raises:
         ConfigError: Neither a server nor a folder, or seconds that are not above 0.
@@ -65,6 +74,13 @@ def follow(
         ...         break
         >>> step, values["w"]
         (0, array([0., 0., 0.]))
+
+        To learn of rollbacks:
+
+        >>> for followed in dps.follow(server.target, pause=10.0):  # doctest: +SKIP
+        ...     step, values = followed
+        ...     if followed.went_back:
+        ...         print("rolled back; now at step", step)
         ```
     """
     if pause <= 0 or timeout <= 0:
@@ -105,12 +121,15 @@ def _session(server: Server, timeout: float) -> Session:
 
 def _looked(source: _Source, runtime: Runtime, pause: float, timeout: float) -> Iterator[Followed]:
     """What is newer at each look, until the source is over."""
-    last, came_at = "none so far", runtime.now()
+    last, came_at, before = "none so far", runtime.now(), None
     while True:
         ends = source.over()  # before the look: what was written before the end is seen
         found = source.look()
         if found is not None:
-            yield found
+            followed = Followed(found.step, found.values)
+            followed.went_back = before is not None and (found.epoch != before[0] or found.step < before[1])
+            before = found.epoch, found.step
+            yield followed
             last, came_at = f"the last one was of step {found.step}", runtime.now()
         if ends or config.stop_requested.is_set():
             return
@@ -121,6 +140,14 @@ def _looked(source: _Source, runtime: Runtime, pause: float, timeout: float) -> 
             runtime.sleep(min(left_s, LOOK_S))
 
 
+class _Found(NamedTuple):
+    """What a source has: values, their global step, and the run epoch that they belong to."""
+
+    epoch: int
+    step: int
+    values: Any
+
+
 class _Source(Protocol):
     what: str
     """What is followed, in messages."""
@@ -128,7 +155,7 @@ class _Source(Protocol):
     def over(self) -> bool:
         """Whether the run is over. Raises TaskLost if it has failed."""
 
-    def look(self) -> Followed | None:
+    def look(self) -> _Found | None:
         """What is newer than at the last look, or None."""
 
 
@@ -149,10 +176,10 @@ class _Versions:
     def over(self) -> bool:
         return _is_over(self._server)
 
-    def look(self) -> Followed | None:
+    def look(self) -> _Found | None:
         values = self._session.pull(if_newer_than=self._seen)
         self._seen = self._session.version
-        return None if values is None else Followed(self._session.global_step, values)
+        return None if values is None else _Found(self._seen.epoch, self._session.global_step, values)
 
 
 class _Checkpoints:
@@ -171,7 +198,7 @@ class _Checkpoints:
             return _is_over(self._server)
         return self._seen != (-1, -1) and LOCK_FILE not in self._storage.names(self._folder)
 
-    def look(self) -> Followed | None:
+    def look(self) -> _Found | None:
         from dps.checkpoint import candidates, load, parse_folder_name
 
         for name in candidates(self._storage, self._folder):
@@ -180,7 +207,7 @@ class _Checkpoints:
                 return None
             try:
                 manifest = load(self._storage, self._folder, name, verify=False)
-                found = Followed(manifest.step, self._values(manifest))
+                found = _Found(key[0], manifest.step, self._values(manifest))
             except CheckpointError:
                 continue  # not finished, or deleted meanwhile; an older one may be newer than what was seen
             self._seen = key

@@ -156,7 +156,8 @@ class Dispatcher(Actor):
                 self._take_outcome(address, call, answer)
 
         def ask() -> None:
-            drop = self.node.ask(Ref(address, CALLS), message, FOREVER, answered, AskCall(self._client, message.number))
+            resend = partial(AskCall, self._client, message.number)
+            drop = self.node.ask(Ref(address, CALLS), message, FOREVER, answered, resend)
             self.sent[address] = SentCall(call, self.node.now(), drop)
 
         self._drop_call(address)

@@ -144,14 +144,20 @@ class Agent(Actor):
     def _register(self) -> None:
         if not self._is_active:
             return
-        who = self.job, self.task, self.node.address, self.process
-        message = Register(*who, self._told.epoch(), self._update, self._proof, self._told.progress())
         left = self._heard_at + CHIEF_S - self.node.now()  # late answers count, too: a chief may be busy
         self._beats += 1
-        asked = self.node.ask(self.chief, message, max(BEAT_S, left), self._registered, waits=self._told_to_wait)
+        asked = self.node.ask(
+            self.chief, self._sign_of_life(), max(BEAT_S, left), self._registered, self._sign_of_life,
+            self._told_to_wait,
+        )  # fmt: skip
         self._unasked = asked
         if self._start_the_chief:
             self._log_waiting(self._beats)
+
+    def _sign_of_life(self) -> Register:
+        """Made anew for each resend: a chief that was started again asks the ps that have seen a run epoch by now."""
+        who = self.job, self.task, self.node.address, self.process
+        return Register(*who, self._told.epoch(), self._update, self._proof, self._told.progress())
 
     def _log_waiting(self, beat: int) -> None:
         """Log that this node waits for the chief, while this beat has no answer."""

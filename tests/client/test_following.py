@@ -80,6 +80,43 @@ def test_checkpoints_are_followed_to_the_last_one(tmp_path: Path) -> None:
     assert only.step == 5
 
 
+@pytest.mark.parametrize("of", ["versions", "checkpoints"])
+def test_the_first_pair_after_a_rollback_says_that_it_went_back(tmp_path: Path, of: str) -> None:
+    params, one = {"b": np.zeros(())}, {"b": np.ones(())}
+    with (
+        cluster(ps=2, workers=1) as (worker,),
+        dps.Session(worker, params, optimizer=SGD, checkpoint_dir=tmp_path) as session,
+    ):
+
+        def trains(steps: int) -> str:
+            for _ in range(steps):
+                session.push(one)
+            return session.save()
+
+        def follows() -> tuple[int, bool]:
+            found = next(followed)
+            step, values = found
+            assert float(values["b"]) == -step and len(found) == 2 and tuple(found) == (found.step, found.values)
+            return step, found.went_back
+
+        first = trains(1)
+        followed = dps.follow(worker.target, tmp_path if of == "checkpoints" else None, pause=0.01, timeout=30)
+        assert follows() == (1, False)
+        trains(3)
+        assert follows() == (4, False)
+        session.restore(first)
+        trains(1)
+        assert follows() == (2, True)
+        trains(1)
+        assert follows() == (3, False)
+        session.restore(first)
+        trains(6)
+        assert follows() == (7, True), "also where the step has been passed again"
+        trains(1)
+        assert follows() == (8, False)
+        followed.close()
+
+
 def test_a_checkpoint_that_is_not_finished_is_passed_over(tmp_path: Path) -> None:
     with cluster(workers=1) as (worker,):
         trained(worker, 2, tmp_path)

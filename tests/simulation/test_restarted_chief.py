@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 import dps
-from dps.actors.ref import Ref
+from dps.actors.node import Node
+from dps.actors.ref import Ref, Sender
 from dps.checkpoint import newest_whole
 from dps.chief.ending import Shutdown
 from dps.launch.commands.simulate import SimulatedCluster, SimulatedRun
-from dps.messages.runs import AGENT
+from dps.messages.runs import AGENT, Registered
 from dps.transport.sim import Compute, Kill, Network, Pause
 from dps.transport.sim.world import DiskFull, Fault
 
@@ -150,6 +151,28 @@ def test_without_a_checkpoint_dir_a_ps_that_is_lost_with_the_chief_ends_the_run(
     for task in range(2):
         said = done.errors[f"worker:{task}"]
         assert said.startswith("TaskLost") and "give the session a checkpoint_dir" in said
+
+
+def test_a_ps_that_never_heard_that_it_is_registered_is_asked_what_it_serves_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its first Register is sent again until the next chief answers, and says then which epoch the ps has seen by now.
+    Nothing is saved, so that the run would end if the chief took the ps for an empty one."""
+    answer, chiefs, lost = Node.answer, list[Node](), list[int]()
+
+    def loses(self: Node, sender: Sender, message: Any = None, done: Any = None) -> None:
+        if isinstance(message, Registered) and sender.name == "ps:0":
+            chiefs.append(self)
+            if self is chiefs[0]:
+                lost.append(sender.request)
+                return
+        answer(self, sender, message, done)
+
+    monkeypatch.setattr(Node, "answer", loses)
+    done, seen, _ = run(dps.Async(), [CHIEF], None)
+    assert not done.errors and set(done.exit_codes.values()) == {0}, done.errors
+    assert seen.rollbacks == [] and len(happened(done, "epoch")) == 1 and len(happened(done, "taken up")) == 1
+    assert len(lost) > 1 and set(lost) == {1}, "it was one request"
 
 
 def test_a_ps_that_is_lost_with_the_chief_and_stays_away_ends_the_run_and_is_named() -> None:

@@ -37,7 +37,7 @@ class Desk:
     def present(self, address: str) -> None:
         pass
 
-    def ask(self, to: Ref, message: Any, timeout_s: float, then: Any, waits: Any = None) -> None:
+    def ask(self, to: Ref, message: Any, timeout_s: float, then: Any, resend: Any = None, waits: Any = None) -> None:
         self.asked.append((timeout_s, then))
         self.waits = waits
 
