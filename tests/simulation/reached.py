@@ -29,7 +29,7 @@ ROOMS = {
     "modes": ["ps/modes/*.py"],
     "store": ["ps/store/*.py"],
 }
-ELSEWHERE = {"thread_pool.py", "device_memory.py", "exchanges.py", "making.py"}
+ELSEWHERE = {"thread_pool.py", "device_memory.py", "exchanges.py", "making.py", "holding.py", "versions.py"}
 """Of the store: threads and the memory of GPUs, which have property tests, and first values that the ps make, which
 have seeds of their own (tests/simulation/test_made.py). Of the modes: what strategies exchange in sync, which has seeds
 of its own (tests/strategy/test_reduced_under_faults.py)."""
