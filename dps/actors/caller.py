@@ -51,8 +51,6 @@ class Caller:
         """Addresses with which there has been a connection."""
         self._heard: dict[int, Message | None] = {}
         """The first answers to posted requests that somebody waits for, by number; None: it is to come."""
-        self._to_come = 0
-        """How many of those are to come."""
 
     def now(self) -> float:
         """Monotonic seconds, without those in which this process was stopped: the clock of all deadlines here."""
@@ -95,10 +93,9 @@ class Caller:
         """The first answer to each of these posted requests, by their numbers; None for one that does not come in time.
         Blocks up to `wait_s`."""
         heard = self._heard = dict.fromkeys(numbers)
-        self._to_come = len(heard)
         deadline = self._time.now() + wait_s
         try:
-            while self._to_come and wait_s > 0:
+            while wait_s > 0 and None in heard.values():
                 self.turn(wait_s)
                 wait_s = deadline - self._time.received_at
             return heard
@@ -221,7 +218,6 @@ class Caller:
             self._requests.feed_answer(number, envelope.message, now)
         elif self._heard[number] is None:
             self._heard[number] = envelope.message
-            self._to_come -= 1
 
 
 def _nothing() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dps.transport.wire import Array
+from dps.transport.wire import MAX_FRAMES, Array
 from dps.variables.layout import Gradient, check_gradients, check_is_nested, split
 from dps.variables.plan import Arena, Plan, ShardLayout, picker
 from dps.variables.tree import Nesting, leaves
@@ -69,7 +69,7 @@ def pieces_of_parts(
     plan: Plan, layout: ShardLayout, values: Mapping[str, Array], most: int
 ) -> Iterator[tuple[list[int], tuple[Array, ...]]]:
     """The parts of a shard of which there are values, as offsets in its run and bytes: about `most` bytes each time,
-    and at least one element."""
+    at least one element, and no more pieces than a message has frames."""
     offsets, arrays, nbytes = list[int](), list[Array](), 0
     for arena in layout.arenas:
         longest = max(1, most // arena.itemsize) * arena.itemsize
@@ -81,7 +81,7 @@ def pieces_of_parts(
             data, at = whole.reshape(-1).view(np.uint8), arena.offset + start * arena.itemsize
             for begin in range(0, len(data), longest):
                 piece = data[begin : begin + longest]
-                if offsets and nbytes + len(piece) > most:
+                if offsets and (nbytes + len(piece) > most or len(offsets) == MAX_FRAMES):
                     yield offsets, tuple(arrays)
                     offsets, arrays, nbytes = [], [], 0
                 offsets.append(at + begin)

@@ -7,14 +7,12 @@ numbers. All are little-endian.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from dps.errors import ProtocolError
 from dps.kernels import deltas as kernels
 from dps.transport.wire import Array
-from dps.variables.packed import PackedLayout
+from dps.variables.packed import ChangesReader, PackedLayout
 
 WORTH = 0.75
 """A delta is used only if it is shorter than this share of the values' bytes."""
@@ -24,8 +22,8 @@ def difference(packed: PackedLayout, before: Array, now: Array) -> Array | None:
     """The delta between two runs of a layout's bytes; None if it is nearly as long as a run."""
     found: list[Array] = []
     nbytes = 0
-    for (old, blocks), (new, _) in zip(_numbers(packed, before), _numbers(packed, now), strict=True):
-        masks = np.empty(blocks, np.uint64)
+    for old, new in zip(packed.numbers(before), packed.numbers(now), strict=True):
+        masks = np.empty(_blocks(old), np.uint64)
         values = np.empty(kernels.masks_of(masks, old, new), new.dtype)
         kernels.collect(values, new, masks)
         some = masks != 0
@@ -38,31 +36,20 @@ def difference(packed: PackedLayout, before: Array, now: Array) -> Array | None:
 
 def patch(packed: PackedLayout, run: Array, changes: Array) -> None:
     """Apply a delta to one version of a layout's bytes, in place. Raises ProtocolError for a malformed delta."""
-    at = 0
-
-    def take(nbytes: int) -> Array:
-        nonlocal at
-        at += nbytes
-        if at > len(changes):
-            raise ProtocolError(f"changes of {len(changes)} bytes end too soon")
-        return changes[at - nbytes : at]
-
-    for numbers, blocks in _numbers(packed, run):
-        some = np.unpackbits(take(-(-blocks // 8)), bitorder="little")[:blocks].astype(np.bool_)
+    reader = ChangesReader(changes)
+    for numbers in packed.numbers(run):
+        blocks = _blocks(numbers)
+        some = np.unpackbits(reader.take(-(-blocks // 8)), bitorder="little")[:blocks].astype(np.bool_)
         masks = np.zeros(blocks, np.uint64)
-        masks[some] = take(8 * int(np.count_nonzero(some))).copy().view(np.uint64)
+        masks[some] = reader.take(8 * int(np.count_nonzero(some))).copy().view(np.uint64)
         last = len(numbers) - (blocks - 1) * kernels.BLOCK
         if last < kernels.BLOCK and int(masks[-1]) >> last:
             raise ProtocolError("changes name numbers that are not there")
         count = int(np.bitwise_count(masks).sum())
-        kernels.patch(numbers, masks, take(count * numbers.itemsize).copy().view(numbers.dtype))
-    if at != len(changes):
-        raise ProtocolError(f"changes of {len(changes)} bytes are {len(changes) - at} too long")
+        kernels.patch(numbers, masks, reader.take(count * numbers.itemsize).copy().view(numbers.dtype))
+    reader.check_end()
 
 
-def _numbers(packed: PackedLayout, run: Array) -> Iterator[tuple[Array, int]]:
-    """The bits of each entry's numbers, and their number of blocks."""
-    for part, _, offset, nbytes in packed.entries:
-        if nbytes:
-            numbers = run[offset : offset + nbytes].view(f"u{nbytes // part.size}")
-            yield numbers, -(-len(numbers) // kernels.BLOCK)
+def _blocks(numbers: Array) -> int:
+    """How many blocks the numbers of an entry have."""
+    return -(-len(numbers) // kernels.BLOCK)

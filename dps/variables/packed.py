@@ -17,7 +17,7 @@ variable's dtype. All numbers are little-endian, without gaps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -86,6 +86,32 @@ class PackedLayout:
                 offset += -(-nbytes // ALIGN) * ALIGN
         self.entries = tuple(entries)
         self.nbytes = offset
+
+    def numbers(self, run: Array) -> Iterator[Array]:
+        """The bits of each entry's numbers in a run of these bytes, as unsigned integers; of none without numbers."""
+        for part, _, offset, nbytes in self.entries:
+            if nbytes:
+                yield run[offset : offset + nbytes].view(f"u{nbytes // part.size}")
+
+
+class ChangesReader:
+    """Reads the changes from one version to another, from the first byte to the last."""
+
+    def __init__(self, changes: Array) -> None:
+        """`changes`: bytes, uint8 (n,)."""
+        self._changes, self._at = changes, 0
+
+    def take(self, nbytes: int) -> Array:
+        """The next bytes. Raises ProtocolError if there are fewer."""
+        self._at += nbytes
+        if self._at > len(self._changes):
+            raise ProtocolError(f"changes of {len(self._changes)} bytes end too soon")
+        return self._changes[self._at - nbytes : self._at]
+
+    def check_end(self) -> None:
+        """Raise ProtocolError if bytes are left."""
+        if left := len(self._changes) - self._at:
+            raise ProtocolError(f"changes of {len(self._changes)} bytes are {left} too long")
 
 
 def _forms(packed: list[Any]) -> dict[int, str]:

@@ -7,14 +7,13 @@ as it has whole 255s, then the rest, one byte below 255. All are little-endian.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from dps.errors import ProtocolError
 from dps.transport.wire import Array
-from dps.variables.packed import PackedLayout
+from dps.variables.packed import ChangesReader, PackedLayout
 
 FULL = 255
 _HEAD = np.dtype("<u4")
@@ -23,7 +22,7 @@ _HEAD = np.dtype("<u4")
 def difference(packed: PackedLayout, before: Array, now: Array) -> Array:
     """The changes between two runs of a layout's bytes."""
     found: list[Array] = []
-    for old, new in zip(_numbers(packed, before), _numbers(packed, now), strict=True):
+    for old, new in zip(packed.numbers(before), packed.numbers(now), strict=True):
         at = np.flatnonzero(old != new)
         gaps = _gaps(at)
         found += [np.array([len(at), len(gaps)], _HEAD).view(np.uint8), gaps, new[at].view(np.uint8)]
@@ -32,23 +31,14 @@ def difference(packed: PackedLayout, before: Array, now: Array) -> Array:
 
 def patch(packed: PackedLayout, run: Array, changes: Array) -> None:
     """Apply changes to one version of a layout's bytes, in place. Raises ProtocolError for malformed ones."""
-    at = 0
-
-    def take(nbytes: int) -> Array:
-        nonlocal at
-        at += nbytes
-        if at > len(changes):
-            raise ProtocolError(f"changes of {len(changes)} bytes end too soon")
-        return changes[at - nbytes : at]
-
-    for numbers in _numbers(packed, run):
-        count, nbytes = (int(number) for number in take(2 * _HEAD.itemsize).copy().view(_HEAD))
-        places = _places(take(nbytes))
+    reader = ChangesReader(changes)
+    for numbers in packed.numbers(run):
+        count, nbytes = (int(number) for number in reader.take(2 * _HEAD.itemsize).copy().view(_HEAD))
+        places = _places(reader.take(nbytes))
         if len(places) != count or (count and places[-1] >= len(numbers)):
             raise ProtocolError("changes name numbers that are not there")
-        numbers[places] = take(count * numbers.itemsize).copy().view(numbers.dtype)
-    if at != len(changes):
-        raise ProtocolError(f"changes of {len(changes)} bytes are {len(changes) - at} too long")
+        numbers[places] = reader.take(count * numbers.itemsize).copy().view(numbers.dtype)
+    reader.check_end()
 
 
 def _gaps(places: Array) -> Array:
@@ -66,10 +56,3 @@ def _places(gaps: Array) -> Any:
         raise ProtocolError("changes end within a gap")
     ends = np.flatnonzero(gaps != FULL)
     return np.cumsum(gaps, dtype=np.int64)[ends] + np.arange(len(ends))
-
-
-def _numbers(packed: PackedLayout, run: Array) -> Iterator[Array]:
-    """The bits of each entry's numbers."""
-    for part, _, offset, nbytes in packed.entries:
-        if nbytes:
-            yield run[offset : offset + nbytes].view(f"u{nbytes // part.size}")

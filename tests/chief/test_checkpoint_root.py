@@ -105,16 +105,16 @@ def reading(path: str) -> dict[str, Any]:
     return make_plan([spec], (0, 1), lambda *_: 0, None).to_wire()
 
 
-@pytest.mark.parametrize(("root", "joined"), [("", False), ("", True), ("/root", False), ("/root", True), (None, True)])
+@pytest.mark.parametrize(("root", "joined"), [("", False), ("", True), ("/srv", False), ("/srv", True), (None, True)])
 def test_where_others_may_join_a_session_names_no_file_outside_of_the_root(root: str | None, joined: bool) -> None:
     led = led_below(root)
     led.desk.user = "worker a-joined-key" if joined else "worker"
-    for path in "/elsewhere/w", "/root/../elsewhere/w", "relative":
+    for path in "/elsewhere/w", "/srv/../elsewhere/w", "relative":
         answer = led.open(1, plan=reading(path))
         assert isinstance(answer, CheckpointError) and f"worker:1 asks for first values from {path}" in str(answer)
         assert "\n" not in str(answer) and led.chief.sessions.known == {}
     if root:
-        led.open(1, plan=reading("/root/models/w"))
+        led.open(1, plan=reading("/srv/new/w"))
         assert list(led.chief.sessions.known) == [1]
 
 

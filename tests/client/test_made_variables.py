@@ -16,6 +16,7 @@ from dps.client import assembly, membership
 from dps.errors import CheckpointError, ConfigError
 from dps.kernels.first_values import made
 from dps.messages.runs import Init
+from dps.transport.wire import MAX_FRAMES
 from tests.in_process import cluster, on_all
 
 SGD = dps.optim.SGD(0.5)
@@ -119,6 +120,14 @@ def test_first_values_of_some_parts_are_cut_into_pieces_and_grouped() -> None:
                     if value is not None and part.ps == ps and part.size:
                         rows = value[part.row0 : part.row0 + part.shape[0]]
                         assert np.array_equal(flat[start : start + part.size], rows.reshape(-1))
+
+
+def test_first_values_of_very_many_small_variables_fit_the_frames_of_a_message() -> None:
+    small = {f"b{number}": np.full(2, number, np.float32) for number in range(MAX_FRAMES + 10)}
+    made = dps.Variable(shape=(4, 3), dtype="float32", init=dps.init.Ones())
+    with cluster(transport="inproc") as (server,), dps.Session(server, {**small, "t": made}, optimizer=SGD) as session:
+        found = session.pull()
+    assert all(np.array_equal(found[name], value) for name, value in small.items()) and (found["t"] == 1).all()
 
 
 def test_init_fn_may_give_a_value_of_its_own_and_leave_others_to_the_ps() -> None:
