@@ -207,20 +207,6 @@ def test_a_result_of_several_ps_says_the_largest_staleness() -> None:
         assert one.push(ones()).staleness == 1
 
 
-def test_ctrl_c_at_any_line_neither_loses_nor_doubles_on_several_ps(monkeypatch: pytest.MonkeyPatch) -> None:
-    tune(monkeypatch, client__step_patience_s=5.0, client__probe_s=60.0)  # sockets would be the ordinary way
-    with cluster(2, 1) as (server,), session(server) as s:
-        for call in (lambda: s.step(ones(4.0)), lambda: s.push(ones(4.0)), s.pull):
-            before, line, reached = values(s)[0], 1, True
-            while reached and line < 900:
-                reached = interrupted_at(line, call)
-                s._pushes.drain()
-                s.push(ones())
-                after, other = values(s)
-                assert before - after in (1.0, 5.0) and after == other, f"at line {line}"
-                before, line = after, line + 13
-
-
 def test_a_result_says_its_step_and_how_many_came_in_between(asked: Asked) -> None:
     with cluster(1, 2) as servers, session(servers[0]) as one, session(servers[1]) as other:
         one.pull()
@@ -346,17 +332,21 @@ def test_what_takes_too_long_goes_the_ordinary_way_and_counts_once(monkeypatch: 
         assert s.stats()["ps:0"]["applied"] == 2
 
 
-def test_ctrl_c_at_any_line_neither_loses_nor_doubles() -> None:
-    with trained() as s:
+@pytest.mark.parametrize(("ps", "most", "every"), [(1, 700, 11), (2, 900, 13)], ids=["one ps", "several ps"])
+def test_ctrl_c_at_any_line_neither_loses_nor_doubles(
+    ps: int, most: int, every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tune(monkeypatch, client__step_patience_s=5.0, client__probe_s=60.0)  # sockets would be the ordinary way
+    with cluster(ps, 1) as (server,), session(server) as s:
         for call in (lambda: s.step(ones(4.0)), lambda: s.push(ones(4.0)), s.pull):
             before, line, reached = values(s)[0], 1, True
-            while reached and line < 700:
+            while reached and line < most:
                 reached = interrupted_at(line, call)
                 s._pushes.drain()
                 s.push(ones())
-                after = values(s)[0]
-                assert before - after in (1.0, 5.0), f"at line {line}"
-                before, line = after, line + 11
+                after, other = values(s)
+                assert before - after in (1.0, 5.0) and after == other, f"at line {line}"
+                before, line = after, line + every
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["at once", "the ordinary way"])

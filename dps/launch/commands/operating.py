@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from dps.actors.caller import Caller
 from dps.actors.ref import Ref
@@ -52,7 +51,7 @@ def has_variables(chief: str) -> bool:
 
 
 class StatusClient:
-    """Asks the tasks of one cluster for their counters, for an operator. Close it, or use it in a with block."""
+    """Asks the tasks of one cluster for their counters, for an operator. Close it."""
 
     def __init__(self, chief: str, name: str, answer_s: float | None = None) -> None:
         self.address, self._answer_s = chief, ANSWER_S if answer_s is None else answer_s
@@ -96,14 +95,6 @@ class StatusClient:
 
     def close(self) -> None:
         self._caller.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 LOOK_S, AWAY_S = 0.2, 0.5

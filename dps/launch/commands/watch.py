@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import sys
+from contextlib import closing
 
 from dps.launch.runs.reports import RunReader
 from dps.launch.runs.view import read_run
@@ -27,7 +28,7 @@ def watch_run(path: str, port: int, metrics_token_file: str | None) -> int:
     try:
         with (
             WatchServer(port, feed, metrics, Access(token), f"dps-run-{run}").serving() as server,
-            RunReader("dps watch", ANSWER_S) as reader,
+            closing(RunReader("dps watch", ANSWER_S)) as reader,
         ):
             with tell_if_slow(f"asks the chief of run {run} and its ps"):
                 is_over = _read(path, reader, feed, metrics)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from dps.errors import DpsError
 from dps.launch.commands.operating import StatusClient
@@ -25,7 +24,7 @@ class RunReports:
 
 
 class RunReader:
-    """Reads a run again and again, over connections that it keeps. For one thread. Close it, or use it in a with block.
+    """Reads a run again and again, over connections that it keeps. For one thread. Close it.
 
     `name`: the command that reads, for the logs of the tasks; `answer_s`: how long each answer may take."""
 
@@ -51,11 +50,3 @@ class RunReader:
     def close(self) -> None:
         if self._asking is not None:
             self._asking.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

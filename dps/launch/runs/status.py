@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from math import isfinite
 from statistics import fmean
 from typing import Any
@@ -45,7 +46,10 @@ def show_live(as_json: bool) -> int:
 def show_run(path: str, as_json: bool) -> int:
     """A run and its tasks."""
     view = read_run(path, wall())
-    with RunReader("dps status", ANSWER_S) as reader, tell_if_slow(f"asks the chief of run {view.id} and its ps"):
+    with (
+        closing(RunReader("dps status", ANSWER_S)) as reader,
+        tell_if_slow(f"asks the chief of run {view.id} and its ps"),
+    ):
         reports = reader.read(view)
     told = run_values(reports)
     training = told["training"]
@@ -138,7 +142,10 @@ def published_text(training: Mapping[str, Any]) -> str:
 
 def show_cluster(address: str, as_json: bool) -> int:
     """The cluster of a chief."""
-    with StatusClient(address, "dps status") as asking, tell_if_slow(f"asks the chief at {address} and its ps"):
+    with (
+        closing(StatusClient(address, "dps status")) as asking,
+        tell_if_slow(f"asks the chief at {address} and its ps"),
+    ):
         chief = asking.ask_chief()
         ps = asking.ask_ps(chief)
     training = training_of(chief, ps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -89,7 +90,7 @@ def test_no_counter_goes_back_when_a_session_goes_back_to_a_checkpoint(tmp_path:
         dps.Session(
             server, {"w": np.zeros(300)}, optimizer=dps.optim.SGD(1.0), checkpoint_dir=str(tmp_path / "saved")
         ) as session,
-        RunReader("a test", 20.0) as reader,
+        closing(RunReader("a test", 20.0)) as reader,
     ):
         view.values["chief"] = server.target
 
