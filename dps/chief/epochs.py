@@ -388,8 +388,8 @@ class Epochs:
             raise Aborted("the chief was restarted and does not know this session; open the session again")
         if self.current is None or self.run is None or self.phase not in TRAINS:
             raise Aborted(f"nothing can be published now: {self.text()}")
-        mode = str(self.run.settings["update"]["mode"])
-        about = self.current.number, self.current.refs, self.run.plan.ps[0], mode, label
+        current = self.current
+        about = current.number, current.refs, self.run.plan.ps[0], current.may_have_halves, label
         self.publishing.publish(*about, (session, request), then)
 
     def text(self) -> str:

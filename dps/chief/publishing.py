@@ -87,15 +87,15 @@ class Publishing:
     # -- publishing ---------------------------------------------------------------------------------------------
 
     def publish(
-        self, epoch: int, ps: Mapping[int, Ref], step_ps: int, mode: str, label: str, asker: Any, then: Result
+        self, epoch: int, ps: Mapping[int, Ref], step_ps: int, holds: bool, label: str, asker: Any, then: Result
     ) -> None:  # fmt: skip
-        """Publish the values of the run epoch as they are now, unless they are the newest version already. `mode`: the
-        update mode's name. `asker`: who asks, and under which number: a request that is sent again is the same."""
+        """Publish the values of the run epoch as they are now, unless they are the newest version already. `holds`: a
+        push may be applied on one ps and not on another, so pushes are held back. `asker`: who asks, and under which
+        number: a request that is sent again is the same."""
         if self._now is not None and asker in self._now.asked:
             self._now.asked[asker] = then
             return
         if self._next is None:
-            holds = len(ps) > 1 and mode in ("async", "bounded")
             self._next = _Publication(_Epoch(epoch, ps, step_ps, holds), label, {})
         self._next.asked[asker] = then
         self._begin_next()

@@ -22,7 +22,7 @@ from dps.messages.sessions import NO_BASE, Pull, Values
 from dps.transport.dtypes import dtype_of
 from dps.transport.message import Message, changed
 from dps.transport.wire import Array
-from dps.variables.packed import PackedLayout
+from dps.variables.packed import ChangesReader, PackedLayout
 from dps.variables.plan import Part
 from dps.variables.sparse_changes import patch
 
@@ -166,14 +166,12 @@ class _CastPull(PackedPull):
 def changed_by(packed: PackedLayout, base: Array, arrived: Array) -> Array:
     """The bytes that a chain of changes makes of others: a checksum, then each length and the changes. Raises
     ProtocolError if they do not fit, or the result has another checksum."""
-    data, at = base.copy(), 4
-    while at < len(arrived):
-        nbytes = int.from_bytes(arrived[at : at + 4].tobytes(), "little")
-        if at + 4 + nbytes > len(arrived):
-            raise ProtocolError(f"changes of {nbytes} bytes end too soon")
-        patch(packed, data, arrived[at + 4 : at + 4 + nbytes])
-        at += 4 + nbytes
-    if crc32(data.data) != int.from_bytes(arrived[:4].tobytes(), "little"):
+    data, reader = base.copy(), ChangesReader(arrived)
+    checksum = int.from_bytes(reader.take(4).tobytes(), "little")
+    while reader.left:
+        nbytes = int.from_bytes(reader.take(4).tobytes(), "little")
+        patch(packed, data, reader.take(nbytes))
+    if crc32(data.data) != checksum:
         raise ProtocolError("the changes of a published version do not lead to it")
     return data
 

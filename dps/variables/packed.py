@@ -108,10 +108,15 @@ class ChangesReader:
             raise ProtocolError(f"changes of {len(self._changes)} bytes end too soon")
         return self._changes[self._at - nbytes : self._at]
 
+    @property
+    def left(self) -> int:
+        """How many bytes are left."""
+        return len(self._changes) - self._at
+
     def check_end(self) -> None:
         """Raise ProtocolError if bytes are left."""
-        if left := len(self._changes) - self._at:
-            raise ProtocolError(f"changes of {len(self._changes)} bytes are {left} too long")
+        if self.left:
+            raise ProtocolError(f"changes of {len(self._changes)} bytes are {self.left} too long")
 
 
 def _forms(packed: list[Any]) -> dict[int, str]:

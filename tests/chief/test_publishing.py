@@ -38,7 +38,7 @@ class Run:
 
     def publish(self, label: str = "one", mode: str = "sync") -> None:
         self.asked += 1
-        self.publishing.publish(2, REFS, 0, mode, label, self.asked, self.results.append)
+        self.publishing.publish(2, REFS, 0, mode in ("async", "bounded"), label, self.asked, self.results.append)
 
     def cut(self, numbers: tuple[int, int] = (0, 0), step: int = 7) -> None:
         for question, number in zip(self.desk.take(CutVersion), numbers, strict=True):
@@ -89,8 +89,8 @@ def test_all_who_ask_before_a_cut_begins_get_its_number_and_a_repeated_request_m
     run.publish("one")
     run.publish("two")
     run.publish("three")
-    run.publishing.publish(2, REFS, 0, "sync", "one", 1, lambda told: run.results.append(("again", told)))
-    run.publishing.publish(2, REFS, 0, "sync", "two", 2, lambda told: run.results.append(("again", told)))
+    run.publishing.publish(2, REFS, 0, False, "one", 1, lambda told: run.results.append(("again", told)))
+    run.publishing.publish(2, REFS, 0, False, "two", 2, lambda told: run.results.append(("again", told)))
     run.cut()
     run.commit()
     run.cut()
