@@ -39,12 +39,13 @@ class Monitor:
     def rows(self, view: View) -> list[dict[str, Any]]:
         """The rows of a run as it is now; None for what is not known. Blocks for up to some seconds if chief or ps do
         not answer."""
-        return self.rows_of(self._reader.read(view))
+        reports = self._reader.read(view)
+        self.why = training_of(reports.chief, reports.ps)["why"] if reports.chief else ""
+        return self.rows_of(reports)
 
     def rows_of(self, reports: RunReports) -> list[dict[str, Any]]:
         """The rows of a run as it was read."""
         view, chief = reports.view, reports.chief
-        self.why = training_of(chief, reports.ps)["why"] if chief else ""
         stats = {f"ps:{task}": values for task, values in reports.ps.items()}
         progress, batches = chief.get("progress", {}), chief.get("batches", {})
         flows = {ps: self._flows(ps, values) for ps, values in stats.items()}
