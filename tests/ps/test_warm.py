@@ -75,8 +75,8 @@ def test_rows_of_a_sparse_table_find_their_kernels_ready() -> None:
 def test_dps_warm_compiles_everything_once_and_says_where() -> None:
     code = "import sys, dps.cli; sys.exit(dps.cli.main(['warm']))"
     first, second = run(code).splitlines(), run(code).splitlines()
-    assert len(first) == len(second) == 15 and first[:-1] == second[:-1]
-    assert first[0] == " 1 of 14: sgd float32"
+    assert len(first) == len(second) == 16 and first[:-1] == second[:-1]
+    assert first[0] == " 1 of 15: sgd float32" and first[14] == "15 of 15: first values"
     told = r"(\d+) kernels ready in [0-9.]+ s: (\d+) compiled, (\d+) had been compiled before; kept in (.+)"
     again = re.fullmatch(told, second[-1])
     assert again is not None and re.fullmatch(told, first[-1])
@@ -99,7 +99,7 @@ arenas = [Arena("<f4", o.to_wire(), False, 0, 30, (Part(0, 0, "w", (30,), 0, 0),
 warm.warm(arenas)
 ready = compiled_here().versions
 for arena in arenas:
-    Store(ShardLayout((arena,), arena.nbytes), runtime()).apply(Gradient([np.ones(30, "f4")], {}, checked=False), 1)
+    Store(ShardLayout((arena,), arena.nbytes), runtime()).apply_update(Gradient([np.ones(30, "f4")], {}, checked=False), 1)
 print(ready, compiled_here().versions)
 """
 
