@@ -99,7 +99,8 @@ arenas = [Arena("<f4", o.to_wire(), False, 0, 30, (Part(0, 0, "w", (30,), 0, 0),
 warm.warm(arenas)
 ready = compiled_here().versions
 for arena in arenas:
-    Store(ShardLayout((arena,), arena.nbytes), runtime()).apply_update(Gradient([np.ones(30, "f4")], {}, checked=False), 1)
+    gradient = Gradient([np.ones(30, "f4")], {}, checked=False)
+    Store(ShardLayout((arena,), arena.nbytes), runtime()).apply_update(gradient, 1)
 print(ready, compiled_here().versions)
 """
 
