@@ -167,10 +167,10 @@ def changed_by(packed: PackedLayout, base: Array, arrived: Array) -> Array:
     """The bytes that a chain of changes makes of others: a checksum, then each length and the changes. Raises
     ProtocolError if they do not fit, or the result has another checksum."""
     data, reader = base.copy(), ChangesReader(arrived)
-    checksum = int.from_bytes(reader.take(4).tobytes(), "little")
+    checksum = int.from_bytes(reader.take_bytes(4).tobytes(), "little")
     while reader.left:
-        nbytes = int.from_bytes(reader.take(4).tobytes(), "little")
-        patch(packed, data, reader.take(nbytes))
+        nbytes = int.from_bytes(reader.take_bytes(4).tobytes(), "little")
+        patch(packed, data, reader.take_bytes(nbytes))
     if crc32(data.data) != checksum:
         raise ProtocolError("the changes of a published version do not lead to it")
     return data

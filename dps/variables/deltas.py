@@ -39,14 +39,14 @@ def patch(packed: PackedLayout, run: Array, changes: Array) -> None:
     reader = ChangesReader(changes)
     for numbers in packed.numbers(run):
         blocks = _blocks(numbers)
-        some = np.unpackbits(reader.take(-(-blocks // 8)), bitorder="little")[:blocks].astype(np.bool_)
+        some = np.unpackbits(reader.take_bytes(-(-blocks // 8)), bitorder="little")[:blocks].astype(np.bool_)
         masks = np.zeros(blocks, np.uint64)
-        masks[some] = reader.take(8 * int(np.count_nonzero(some))).copy().view(np.uint64)
+        masks[some] = reader.take_bytes(8 * int(np.count_nonzero(some))).copy().view(np.uint64)
         last = len(numbers) - (blocks - 1) * kernels.BLOCK
         if last < kernels.BLOCK and int(masks[-1]) >> last:
             raise ProtocolError("changes name numbers that are not there")
         count = int(np.bitwise_count(masks).sum())
-        kernels.patch(numbers, masks, reader.take(count * numbers.itemsize).copy().view(numbers.dtype))
+        kernels.patch(numbers, masks, reader.take_bytes(count * numbers.itemsize).copy().view(numbers.dtype))
     reader.check_end()
 
 

@@ -101,7 +101,7 @@ class ChangesReader:
         """`changes`: bytes, uint8 (n,)."""
         self._changes, self._at = changes, 0
 
-    def take(self, nbytes: int) -> Array:
+    def take_bytes(self, nbytes: int) -> Array:
         """The next bytes. Raises ProtocolError if there are fewer."""
         self._at += nbytes
         if self._at > len(self._changes):

@@ -33,11 +33,11 @@ def patch(packed: PackedLayout, run: Array, changes: Array) -> None:
     """Apply changes to one version of a layout's bytes, in place. Raises ProtocolError for malformed ones."""
     reader = ChangesReader(changes)
     for numbers in packed.numbers(run):
-        count, nbytes = (int(number) for number in reader.take(2 * _HEAD.itemsize).copy().view(_HEAD))
-        places = _places(reader.take(nbytes))
+        count, nbytes = (int(number) for number in reader.take_bytes(2 * _HEAD.itemsize).copy().view(_HEAD))
+        places = _places(reader.take_bytes(nbytes))
         if len(places) != count or (count and places[-1] >= len(numbers)):
             raise ProtocolError("changes name numbers that are not there")
-        numbers[places] = reader.take(count * numbers.itemsize).copy().view(numbers.dtype)
+        numbers[places] = reader.take_bytes(count * numbers.itemsize).copy().view(numbers.dtype)
     reader.check_end()
 
 

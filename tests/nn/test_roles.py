@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,17 @@ def model_of(strategy: Any) -> Any:
         model = two_layers()
     model.compile(dps.optim.SGD(0.2), "sparse_categorical_crossentropy", ["accuracy"])
     return model
+
+
+def told_of(call: Callable[..., Any], event: threading.Event) -> Callable[..., Any]:
+    """The call, after which the event is set."""
+
+    def calling(*args: Any, **kwargs: Any) -> Any:
+        result = call(*args, **kwargs)
+        event.set()
+        return result
+
+    return calling
 
 
 def test_without_a_server_it_trains_and_then_evaluates() -> None:
@@ -53,18 +65,30 @@ def test_an_evaluator_follows_the_run_and_ps_and_chief_serve(tmp_path: Path, che
     x, y = data()
     folder = {"checkpoint_dir": str(tmp_path / "run")} if checkpoints else {}
     logs: dict[str, Any] = {}
+    evaluated = threading.Event()
+
+    class WaitsForTheEvaluator(dps.Hook):
+        """Without checkpoints the evaluator sees nothing of a training that is over before it has looked."""
+
+        def after_run(self, session: Any, result: Any, loss: Any) -> None:
+            if result.step == 5 and not checkpoints:
+                assert evaluated.wait(30)
+
     with (
         cluster(ps=1, workers=1, owned=False) as (worker,),
         dps.Server(None, "evaluator", 0, chief=worker.target) as evaluator,
     ):
 
         def task(server: dps.Server) -> None:
-            hooks = [dps.CheckpointSaver(steps=5)] if checkpoints else []
+            hooks: list[dps.Hook] = [dps.CheckpointSaver(steps=5)] if checkpoints else []
+            if server is worker:
+                hooks.append(WaitsForTheEvaluator())
             with dps.strategy.ParameterServer(server, hooks=hooks, **folder) as strategy:
                 train = {"x": x, "y": y, "epochs": 5, "verbose": 0}
-                logs[server.job] = dps.nn.train_and_evaluate(
-                    model_of(strategy), train, {"x": x, "y": y}, pause=0.01, timeout=30
-                )
+                model = model_of(strategy)
+                if server is evaluator:
+                    model.evaluate = told_of(model.evaluate, evaluated)
+                logs[server.job] = dps.nn.train_and_evaluate(model, train, {"x": x, "y": y}, pause=0.01, timeout=30)
             if server is worker:
                 worker.stop()
 
