@@ -15,8 +15,8 @@ from dps.errors import Cancelled, DeadlineExceeded, NotAuthenticated, ProtocolEr
 from dps.process import config
 from dps.process.telemetry import LogThrottle, log
 from dps.transport.endpoint import Connected, Delivery, Disconnected, Refused, Runtime
-from dps.transport.message import Message
-from dps.transport.wire import Envelope, decode, unbundle
+from dps.transport.message import Form, Message
+from dps.transport.wire import Envelope, decode, encode_plain, unbundle
 
 if TYPE_CHECKING:
     from dps.transport.keys.keyring import Credentials
@@ -87,6 +87,17 @@ class Caller:
         """Send a request at once and never again; returns its number, for `hear`. Does not block."""
         number = self._requests.take_number()
         self._outbox.send_message(to.address, Envelope(message, to.actor, number, self.name, self.incarnation))
+        return number
+
+    def post_plain(self, to: Ref, form: Form, numbers: Sequence[int]) -> int:
+        """Like `post`, for the message `form.made(*numbers)`, which is not made if it has a plain header."""
+        number = self._requests.take_number()
+        header = encode_plain(form, numbers, to.actor, number, self.name, self.incarnation)
+        if header:
+            self._outbox.send_header(to.address, header)
+        else:
+            envelope = Envelope(form.made(*numbers), to.actor, number, self.name, self.incarnation)
+            self._outbox.send_message(to.address, envelope)
         return number
 
     def hear(self, numbers: Iterable[int], wait_s: float) -> dict[int, Message | None]:

@@ -18,9 +18,9 @@ from dps.client.pulling import PullMemory, Pulls
 from dps.client.pushing import Pushes, PushOp
 from dps.client.transfers import copy_steadily
 from dps.messages.replies import Push
-from dps.messages.sessions import APPLIED, SHARED, Pull, Pushed, SharedValues
+from dps.messages.sessions import APPLIED, Pull, Pushed, SharedValues
 from dps.messages.sessions import Push as PushMessage
-from dps.transport.message import changed
+from dps.transport.message import Form, Message, changed
 from dps.variables.layout import Gradient
 
 _staleness = operator.attrgetter("staleness")
@@ -184,18 +184,19 @@ class AtOnce:
         connection, pushes = self._connection, self._pushes
         lend, epoch = reads or connection.agreed.mode.has_stable_values, connection.membership.epoch
         step, numbers, pulled = connection.steps.local_step, pushes.numbers, pushes.pulled
-        messages = [
-            PushMessage(
-                epoch, numbers[peer.ps] + 1, step, pulled[peer.ps], SHARED, peer.layout.gradient_nbytes, [],
-                [memory, 0], 0, lend, peer.lane.all_released_below(),
-            )
-            for peer, memory in zip(peers, memories, strict=True)
-        ]  # fmt: skip
+        plain = list[tuple[int, ...]]()  # as of `PushMessage.expanded`
+        for peer in peers:
+            ps, lane = peer.ps, peer.lane
+            plain.append(
+                (epoch, numbers[ps] + 1, step, pulled[ps], peer.layout.gradient_nbytes, 0, lend,
+                 lane.all_released_below(), *memories[len(plain)])
+            )  # fmt: skip
+        first: PushMessage | None = None
         if pushes.times.at >= pushes.times.due_at:
-            messages[0] = changed(messages[0], times=pushes.times.take_told())  # the step ps is the first
+            first = changed(PushMessage.expanded(*plain[0]), times=pushes.times.take_told())  # to the step ps
         if len(peers) > 1:
             pushes.announce()
-        answers = self._ask(messages, prepares=reads)
+        answers = self._ask(PushMessage.form_of, plain, reads, first)
         if answers is None:
             return None
         leading = answers[0]  # the step ps's
@@ -217,22 +218,27 @@ class AtOnce:
         if not peers:
             return []
         epoch = connection.membership.epoch
-        pulls = [Pull(epoch, 0, 0, 0, -1, [], 0, True, peer.lane.all_released_below()) for peer in peers]
-        answers = self._ask(pulls, prepares)
+        plain = [(epoch, 0, 0, 0, -1, 0, peer.lane.all_released_below(), 0) for peer in peers]  # `Pull.expanded`
+        answers = self._ask(Pull.form_of, plain, prepares)
         if self._holds and answers is not None:
             connection.steps.saw(answers[0].step)
             self.note(self._holds)
         return self._holds
 
-    def _ask(self, messages: Sequence[PushMessage | Pull], prepares: bool) -> list[Any] | None:
-        """Send a message to each ps, and hold the values that all of the answers lend. None for anything but the usual
-        answers."""
+    def _ask(
+        self, form: Form, plain: Sequence[Sequence[int]], prepares: bool, first: Message | None = None
+    ) -> list[Any] | None:
+        """Send each ps the message of a form that its integers in `plain` describe, or the first ps another one, and
+        hold the values that all of the answers lend. None for anything but the usual answers."""
         caller, at = self._connection.caller, self._connection.home.runtime.tuning.client
         asked: dict[int, PsPeer] = {}
         holds, usual = Holds(), True
         try:
-            for peer, message in zip(self._peers, messages, strict=True):
-                number = caller.post(peer.ref, message)
+            for peer, numbers in zip(self._peers, plain, strict=True):
+                if first is None:
+                    number = caller.post_plain(peer.ref, form, numbers)
+                else:
+                    number, first = caller.post(peer.ref, first), None
                 asked[number] = peer
                 peer.lane.reads(number)
             self._prepared = self._pulls.prepared() if prepares else None

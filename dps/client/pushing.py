@@ -153,7 +153,8 @@ class Pushes:
         """`times`: those of the session's loop, which pushes tell the step ps."""
         self._connection, self._waiter, self._settled, self.times = connection, waiter, settled, times
         self._nesting, self._assembly = nesting, Assembly(connection.agreed.plan, nesting)
-        self._under_way: list[PushOp] = []
+        self.under_way: list[PushOp] = []
+        """Those in flight. Only this class changes it."""
         self._loader = Loader(connection)
         self.assigned: Assigned | None = None
         """The assigned values of a synchronous session, if it has any."""
@@ -171,10 +172,6 @@ class Pushes:
         """The version of each shard that the last pull read, from which the next push is computed."""
         self._credit: dict[int, int] = {}
         """The number of the push for which a ps has granted credit, by ps."""
-
-    @property
-    def under_way(self) -> bool:
-        return bool(self._under_way)
 
     @property
     def assembly(self) -> Assembly:
@@ -254,7 +251,7 @@ class Pushes:
             self._sent = self._sent[0], self.numbers  # before a message leaves
             for ps in operation.cargo:
                 operation.send(ps, self._credit.pop(ps, 0) == self.numbers[ps])
-            self._under_way.append(operation)
+            self.under_way.append(operation)
             if self.assigned is not None:
                 self.assigned.sent()
         except BaseException:  # Ctrl-C: some ps may lack this push, and would wait for it for ever
@@ -266,8 +263,8 @@ class Pushes:
         results and the run goes on. Returns how many pushes are acknowledged."""
         connection, deadline = self._connection, self._waiter.deadline(timeout)
         self.account()
-        while self._under_way and (len(self._under_way) >= WINDOW or connection.membership.settles):
-            self._waiter.wait(self._under_way[0], max(0.0, deadline - connection.caller.now()), "an earlier push")
+        while self.under_way and (len(self.under_way) >= WINDOW or connection.membership.settles):
+            self._waiter.wait(self.under_way[0], max(0.0, deadline - connection.caller.now()), "an earlier push")
             self.account()
         if connection.membership.settles:
             self._waiter.recover(deadline)
@@ -276,8 +273,8 @@ class Pushes:
     def account(self) -> None:
         """Account for the pushes that are complete, once each, in the run epoch that they belong to."""
         connection = self._connection
-        while (operation := next((op for op in self._under_way if op.complete), None)) is not None:
-            self._under_way.remove(operation)
+        while (operation := next((op for op in self.under_way if op.complete), None)) is not None:
+            self.under_way.remove(operation)
             if connection.compression is not None:
                 connection.compression.settle(operation, connection.agreed.plan, operation.applied)
             result = operation.settle(connection.steps.step)
@@ -323,7 +320,7 @@ class Pushes:
             try:
                 self._waiter.wait(operation, timeout, "a push")
             except PermissionDenied:  # this session's key is not a worker's, so none of its pushes gets a result
-                self._under_way.clear()
+                self.under_way.clear()
                 raise
             self.account()
         operation.raise_error()
@@ -334,8 +331,8 @@ class Pushes:
 
     def drain(self) -> None:
         """Wait for all pushes in flight."""
-        while self._under_way:
-            self._waiter.wait(self._under_way[0], None, "a push")
+        while self.under_way:
+            self._waiter.wait(self.under_way[0], None, "a push")
             self.account()
 
     def roll_back(self, told: Callable[[], None]) -> None:
@@ -343,7 +340,7 @@ class Pushes:
 
         `told` is called once numbers and clocks are reset, before the pushes get their results.
         """
-        given_up, self._under_way = self._under_way, []
+        given_up, self.under_way = self.under_way, []
         for operation in given_up:
             operation.roll_back(self._connection.caller)
             if self.assigned is not None:

@@ -187,17 +187,12 @@ class ThreadGuard:
         names = [thread.name for thread in threading.enumerate() if thread.ident == self.thread]
         return names[0] if names else f"thread {self.thread}"
 
-    def begin(self, call: str) -> None:
-        """Begin a call; `times.leave()` and `lock.release()` end it. Raises RuntimeError if another thread is in a
-        call."""
-        if not self.lock.acquire(False):
-            raise self.taken(call)
-        self.call, self.thread, times = call, get_ident(), self.times
-        times.at = times.now()  # `enter`
-
     def run(self, call: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call the function under the lock. Raises RuntimeError if another thread is in a call."""
-        self.begin(call)
+        if not self.lock.acquire(False):
+            raise self.taken(call)
+        self.call, self.thread = call, get_ident()
+        self.times.enter()
         try:
             return function(*args, **kwargs)
         finally:
@@ -223,12 +218,14 @@ def one_at_a_time(method: Callable[Concatenate[U, P], T]) -> Callable[Concatenat
     @wraps(method)
     def taking_turns(self: U, /, *args: P.args, **kwargs: P.kwargs) -> T:
         turns = self._turns
-        turns.begin(call)
+        if not turns.lock.acquire(False):  # from here on it is `turns.run`, of which each step pays each call
+            raise turns.taken(call)
+        turns.call, turns.thread, times = call, get_ident(), turns.times
+        times.at = times.now()
         try:
             return method(self, *args, **kwargs)
         finally:
-            times = turns.times
-            times.inside_s += times.now() - times.at  # `leave`
+            times.inside_s += times.now() - times.at
             turns.lock.release()
 
     return taking_turns

@@ -54,13 +54,10 @@ def encode(envelope: Envelope) -> tuple[bytes, tuple[Array, ...]]:
     message, actor, request, sender, incarnation = envelope
     form = message.form_of
     if form.plain is not None:
-        try:
-            numbers = form.numbers(message)
-            if numbers is not None:
-                plain = form.plain.pack(PLAIN, VERSION, form.number, request, incarnation, *numbers)
-                return plain + _names(actor, sender), ()
-        except (struct.error, TypeError, ValueError):  # a number of more than 8 bytes, or a name that is too long
-            pass
+        numbers = form.numbers(message)
+        header = encode_plain(form, numbers, actor, request, sender, incarnation) if numbers is not None else b""
+        if header:
+            return header, ()
     arrays: tuple[Array, ...] = message.arrays if form.has_arrays else ()  # type: ignore[attr-defined]
     shapes = [(a.dtype.str, *a.shape) for a in arrays] if arrays else ()
     for shape in shapes:
@@ -69,6 +66,18 @@ def encode(envelope: Envelope) -> tuple[bytes, tuple[Array, ...]]:
             arrays = tuple(a.view(np.uint16) if wire_name(a.dtype) == BFLOAT16 else a for a in arrays)
             break
     return _pack((VERSION, form.number, request, sender, incarnation, actor, form.values(message), shapes)), arrays
+
+
+def encode_plain(
+    form: Form, numbers: Sequence[int], actor: str, request: int, sender: str, incarnation: int
+) -> bytes:  # fmt: skip
+    """The plain header of the message `form.made(*numbers)`, which need not be made; b"" if there is none."""
+    try:
+        assert form.plain is not None
+        plain = form.plain.pack(PLAIN, VERSION, form.number, request, incarnation, *numbers)
+        return plain + _names(actor, sender)
+    except (struct.error, TypeError, ValueError):  # a number of more than 8 bytes, or a name that is too long
+        return b""
 
 
 _pack = msgpack.Packer().pack

@@ -50,17 +50,22 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     """The kinds of messages that a session sends in its main loop."""
     asked: Asked = []
-    post, send = Caller.post, Caller.send
+    post, post_plain, send = Caller.post, Caller.post_plain, Caller.send
 
     def posted(self: Caller, to: Any, message: Any) -> int:
         asked.append(f"{type(message).__name__} at once")
         return post(self, to, message)
+
+    def posted_plain(self: Caller, to: Any, form: Any, numbers: Any) -> int:
+        asked.append(f"{form.cls.__name__} at once")
+        return post_plain(self, to, form, numbers)
 
     def sent(self: Caller, request: Any, message: Any) -> None:
         asked.append(type(message).__name__)
         send(self, request, message)
 
     monkeypatch.setattr(Caller, "post", posted)
+    monkeypatch.setattr(Caller, "post_plain", posted_plain)
     monkeypatch.setattr(Caller, "send", sent)
     return asked
 
