@@ -11,7 +11,7 @@ from dps.errors import ConfigError, OutOfDescriptors
 
 SPARE = 16
 """Additional descriptors for temporary use: checkpoints, module imports, a program's own files."""
-NEEDS = {"chief": (17, 5, 6), "ps": (27, 6, 3), "worker": (39, 7, 0)}
+NEEDS = {"chief": (17, 5, 6), "ps": (27, 6, 4), "worker": (39, 8, 0)}
 """Descriptors of each job: for itself, per ps and per worker. Counted in /proc/PID/fd of runs with 1 to 4 of each."""
 LAUNCHER = (26, 0, 3)
 """The same for `dps launch`, which asks the chief at the end."""

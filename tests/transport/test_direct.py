@@ -24,6 +24,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has 
 
 
 Make = Callable[[], Direct]
+NAME = "0123456789abcdef"
+MARK = bytes.fromhex(NAME)
 
 
 @pytest.fixture
@@ -88,8 +90,8 @@ def test_a_name_that_another_account_could_bind_is_not_paired(make: Make, tmp_pa
     own.mkdir(mode=0o700)
     open_to_all.chmod(0o755)
     (tmp_path / "link").symlink_to(own)
-    assert node.pair(b"own", os.fsencode(own / "name"), hears=True)
-    for name in (open_to_all / "name", tmp_path / "link" / "name", tmp_path / "absent" / "name"):
+    assert node.pair(b"own", os.fsencode(own / NAME), hears=True)
+    for name in (open_to_all / NAME, tmp_path / "link" / NAME, tmp_path / "absent" / NAME, own / "name"):
         assert not node.pair(b"route", os.fsencode(name), hears=True)
     for text in (b"", b"\0dps-abstract", b"relative/name", b"/"):
         assert not node.pair(b"route", text, hears=True)
@@ -99,19 +101,18 @@ def test_a_name_that_another_account_could_bind_is_not_paired(make: Make, tmp_pa
 @pytest.mark.parametrize(
     "datagram",
     [
-        b"", b"\x01", struct.pack("<H", 0), struct.pack("<HI", 1, 0), struct.pack("<HI", 1, 5) + b"abc",
-        struct.pack("<HI", 1, 3) + b"abcd", struct.pack("<H", 65535) + b"x" * 100, b"x" * (LONGEST_NBYTES + 1),
+        b"", b"\x01", MARK, MARK + struct.pack("<H", 0), MARK + struct.pack("<HI", 1, 0),
+        MARK + struct.pack("<HI", 1, 5) + b"abc", MARK + struct.pack("<HI", 1, 3) + b"abcd",
+        MARK + struct.pack("<H", 65535) + b"x" * 100, MARK + b"x" * (LONGEST_NBYTES + 1),
+        MARK[::-1] + struct.pack("<HI", 1, 4) + b"evil",
     ],
 )  # fmt: skip
 def test_malformed_datagrams_are_thrown_away_and_the_next_is_read(make: Make, datagram: bytes) -> None:
     node = make()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        name = os.path.join(os.path.dirname(node.name), b"client")
-        sender.bind(name)
-        node.pair(b"client", name, hears=False)
-        os.unlink(name)
+        node.pair(b"client", os.path.join(os.path.dirname(node.name), NAME.encode()), hears=False)
         sender.sendto(datagram, node.name)
-        sender.sendto(struct.pack("<HI", 1, 4) + b"good", node.name)
+        sender.sendto(MARK + struct.pack("<HI", 1, 4) + b"good", node.name)
     got = node.receive()
     assert got is not None and got.header == b"good"
 

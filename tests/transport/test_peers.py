@@ -24,8 +24,8 @@ class End:
 
 
 def test_what_is_too_long_does_not_fit() -> None:
-    assert fits(LONGEST_NBYTES - 6, 1) and not fits(LONGEST_NBYTES - 5, 1)
-    assert fits(LONGEST_NBYTES - 14, 3) and not fits(LONGEST_NBYTES - 13, 3)
+    assert fits(LONGEST_NBYTES - 14, 1) and not fits(LONGEST_NBYTES - 13, 1)
+    assert fits(LONGEST_NBYTES - 22, 3) and not fits(LONGEST_NBYTES - 21, 3)
 
 
 def test_a_new_name_at_a_route_ends_the_old_one() -> None:

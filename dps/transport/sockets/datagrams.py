@@ -7,7 +7,9 @@ survive when the connection breaks and comes back, as it does when a process was
 decides which peers are heard and written to.
 
 The sockets are files in folders that only their user can enter. So another account can neither write to a socket, nor
-take the name of one whose process has ended (decision 76).
+take the name of one whose process has ended (decision 76). An endpoint writes to each peer through a socket that is
+connected to the peer's, so that the system looks up its path once and not for each datagram; the sender's own name is
+in the datagram.
 """
 
 from __future__ import annotations
@@ -37,14 +39,16 @@ Name = TypeVar("Name", bytes, str)
 
 def fits(nbytes: int, parts: int) -> bool:
     """Whether a message of this size and number of parts (the header and the frames) may be sent as a datagram."""
-    return nbytes + 4 * parts + 2 <= LONGEST_NBYTES
+    return nbytes + 4 * parts + _COUNT.size <= LONGEST_NBYTES
 
 
 class DatagramPeers(Generic[Name]):
     """The peers of one endpoint, by route and by name. `is_open(name)` tells whether the socket of a name exists."""
 
-    def __init__(self, is_open: Callable[[Name], bool]) -> None:
+    def __init__(self, is_open: Callable[[Name], bool], dropped: Callable[[Name], None] | None = None) -> None:
+        """`dropped` is called with each name that is forgotten before `clear`."""
         self._is_open: Callable[[Name], bool] = is_open
+        self._dropped: Callable[[Name], None] | None = dropped
         self._paired: dict[Route, Name] = {}
         """The name of every paired peer, by route."""
         self._routes: dict[Name, Route] = {}
@@ -103,6 +107,8 @@ class DatagramPeers(Generic[Name]):
         name = self._paired.pop(route, None)
         if name is not None and self._routes.get(name) == route:
             del self._routes[name]
+            if self._dropped is not None:
+                self._dropped(name)
 
     def clear(self) -> None:
         """Forget everybody."""
@@ -111,9 +117,11 @@ class DatagramPeers(Generic[Name]):
         self.written.clear()
 
 
-_COUNT = struct.Struct("<H")
-_ALONE = struct.Struct("<HI")
-"""Precedes a header without frames: the number 1 and the header's length."""
+_SENDER_NBYTES = 8
+_COUNT = struct.Struct(f"<{_SENDER_NBYTES}xH")
+_ALONE = struct.Struct(f"<{_SENDER_NBYTES}sHI")
+"""Precedes a header without frames: the sender's mark (the file name of its socket, as bytes), the number 1 and the
+header's length."""
 _lock = threading.Lock()
 _folders: dict[int, str] = {}
 """The folder of this process's datagram sockets, by its pid: a forked child gets its own."""
@@ -129,7 +137,12 @@ class Direct:
         self.name = b""
         self.fd = -1
         self._socket: socket.socket | None = None
-        self.peers = DatagramPeers[str](_is_open)
+        self._mark = b""
+        self._lines: dict[str, socket.socket] = {}
+        """A socket for each peer that was written to, connected to the peer's, by its name."""
+        self._names: dict[bytes, str] = {}
+        """The names of all paired peers, by mark."""
+        self.peers = DatagramPeers[str](_is_open, self._drop_peer)
         self._buffer = memoryview(bytearray(LONGEST_NBYTES + 1))
         if sys.platform == "linux":
             self._open()
@@ -146,18 +159,37 @@ class Direct:
             log.debug("no datagrams, small messages go through ZeroMQ: %s", error)
             made.close()
             return
-        self.name, self.fd, self._socket = name, made.fileno(), made
+        self.name, self.fd, self._socket, self._mark = name, made.fileno(), made, _mark_of(name)
 
     def pair(self, route: Route, name: bytes, hears: bool) -> bool:
         """Note the name of the peer at a route. `hears`: the peer knows this endpoint's name; otherwise it is written
         to only once it has written. Returns whether it is heard from now on. A name outside a folder that only this
         user can enter is refused."""
-        return (
-            self._socket is not None
-            and os.path.isabs(name)
-            and is_private(os.path.dirname(name))
-            and self.peers.pair(route, os.fsdecode(name), hears)
-        )
+        mark, text = _mark_of(name), os.fsdecode(name)
+        if self._socket is None or not mark or not os.path.isabs(name) or not is_private(os.path.dirname(name)):
+            return False
+        if self._names.get(mark, text) != text or not self.peers.pair(route, text, hears):
+            return False
+        self._names[mark] = text
+        return True
+
+    def _drop_peer(self, name: str) -> None:
+        """The peer of this name is forgotten."""
+        self._names.pop(_mark_of(os.fsencode(name)), None)
+        if (line := self._lines.pop(name, None)) is not None:
+            line.close()
+
+    def _open_line(self, name: str) -> socket.socket:
+        """The socket that writes to the peer of this name. Raises OSError."""
+        line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            line.setblocking(False)
+            line.connect(name)
+        except BaseException:
+            line.close()
+            raise
+        self._lines[name] = line
+        return line
 
     def paired(self, name: bytes) -> Route | None:
         """See `Endpoint.paired`."""
@@ -174,12 +206,11 @@ class Direct:
         if name is None:
             return False
         alone = not frames and nbytes <= LONGEST_NBYTES - _ALONE.size
-        data = _ALONE.pack(1, nbytes) + header if alone else _joined(header, frames)
+        data = _ALONE.pack(self._mark, 1, nbytes) + header if alone else _joined(self._mark, header, frames)
         if not data:
             return False
-        assert self._socket is not None
         try:
-            self._socket.sendto(data, name)
+            (self._lines.get(name) or self._open_line(name)).send(data)
         except (ConnectionRefusedError, FileNotFoundError):  # that socket is closed
             self.peers.gone(route)
             return False
@@ -191,15 +222,17 @@ class Direct:
         """The next message of a known peer; None if there is none. Malformed ones are dropped."""
         while self._socket is not None:
             try:
-                nbytes, name = self._socket.recvfrom_into(self._buffer)
+                nbytes = self._socket.recv_into(self._buffer)
             except BlockingIOError:
                 return None
             except OSError:
                 continue
-            route = self.peers.heard(name)
-            if route is None:  # a stranger, or a socket without a name or with one that is no path
+            mark, count, length = _ALONE.unpack_from(self._buffer)  # of a shorter datagram it is what was there before
+            name = self._names.get(mark) if nbytes > _ALONE.size else None
+            route = None if name is None else self.peers.heard(name)
+            if route is None:  # of a stranger
                 continue
-            if nbytes > _ALONE.size and _ALONE.unpack_from(self._buffer) == (1, nbytes - _ALONE.size):
+            if count == 1 and length == nbytes - _ALONE.size:
                 return Delivery(route, bytes(self._buffer[_ALONE.size : nbytes]), [])
             parts = _parts(self._buffer, nbytes)
             if parts is not None:
@@ -212,6 +245,10 @@ class Direct:
             self._socket = None
             with contextlib.suppress(OSError):
                 os.unlink(self.name)
+            for line in self._lines.values():
+                line.close()
+            self._lines.clear()
+            self._names.clear()
         self.peers.clear()
 
 
@@ -226,7 +263,7 @@ def _bind(made: socket.socket) -> bytes:
             if folder is None:
                 folder = _folders[os.getpid()] = private_folder()
                 atexit.register(_remove_folder, os.getpid(), folder)
-        name = os.fsencode(os.path.join(folder, os.urandom(8).hex()))
+        name = os.fsencode(os.path.join(folder, os.urandom(_SENDER_NBYTES).hex()))
         try:
             made.bind(name)
             return name
@@ -236,13 +273,22 @@ def _bind(made: socket.socket) -> bytes:
     raise AssertionError("unreachable")
 
 
+def _mark_of(name: bytes) -> bytes:
+    """The mark of the socket of this name; b"" if no endpoint gave it this name."""
+    try:
+        mark = bytes.fromhex(os.path.basename(name).decode())
+    except ValueError:
+        return b""
+    return mark if len(mark) == _SENDER_NBYTES else b""
+
+
 def _remove_folder(pid: int, folder: str) -> None:
     """Remove the folder of the process of this number at its end, not at that of a forked child."""
     if pid == os.getpid():
         remove(folder)
 
 
-def _joined(header: bytes, frames: Sequence[Buffer]) -> bytes:
+def _joined(mark: bytes, header: bytes, frames: Sequence[Buffer]) -> bytes:
     """A datagram of a header and frames; b"" if it is too long, or a frame is not contiguous."""
     parts: list[Buffer] = [header]
     lengths = [len(header)]
@@ -254,7 +300,7 @@ def _joined(header: bytes, frames: Sequence[Buffer]) -> bytes:
         parts.append(view.cast("B") if view.nbytes else b"")
     if not fits(sum(lengths), len(parts)):
         return b""
-    return b"".join((struct.pack(f"<H{len(parts)}I", len(parts), *lengths), *parts))
+    return b"".join((mark, struct.pack(f"<H{len(parts)}I", len(parts), *lengths), *parts))
 
 
 def _is_open(name: str) -> bool:
@@ -273,10 +319,10 @@ def _parts(buffer: memoryview, nbytes: int) -> list[bytes] | None:
     """Header and frames of a datagram, copied; None if it is truncated or malformed."""
     try:
         (count,) = _COUNT.unpack_from(buffer)
-        lengths = struct.unpack_from(f"<{count}I", buffer, 2)
+        lengths = struct.unpack_from(f"<{count}I", buffer, _COUNT.size)
     except struct.error:
         return None
-    at = 2 + 4 * count
+    at = _COUNT.size + 4 * count
     if not count or not lengths[0] or at + sum(lengths) != nbytes:
         return None
     parts = []
