@@ -129,6 +129,29 @@ def test_what_is_too_long_or_finds_no_room_or_nobody_goes_through_zeromq(make: M
     assert not client.send("node", b"head", []) and "node" not in client.peers.written
 
 
+def test_who_takes_the_name_of_a_socket_that_is_closed_gets_nothing(make: Make) -> None:
+    client, node = pair(make)
+    assert client.send("node", b"one", [])
+    node.close()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+        other.bind(node.name)
+        try:
+            other.setblocking(False)
+            assert not client.send("node", b"two", []) and "node" not in client.peers.written
+            with pytest.raises(BlockingIOError):
+                other.recv(100)
+        finally:
+            os.unlink(node.name)
+
+
+def test_a_forgotten_peer_keeps_no_descriptor(make: Make) -> None:
+    client, node = pair(make)
+    before = len(os.listdir("/proc/self/fd"))
+    assert client.send("node", b"one", []) and len(os.listdir("/proc/self/fd")) == before + 1
+    client.peers.gone("node")
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_peer_whose_connection_broke_is_heard_and_written_to_again_once_it_writes(make: Make) -> None:
     client, node = pair(make)
     client.send("node", b"one", [])
