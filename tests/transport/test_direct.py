@@ -145,7 +145,7 @@ def test_who_takes_the_name_of_a_socket_that_is_closed_gets_nothing(make: Make) 
 
 
 def test_a_forgotten_peer_keeps_no_descriptor(make: Make) -> None:
-    client, node = pair(make)
+    client, _node = pair(make)
     before = len(os.listdir("/proc/self/fd"))
     assert client.send("node", b"one", []) and len(os.listdir("/proc/self/fd")) == before + 1
     client.peers.gone("node")
