@@ -72,7 +72,7 @@ def copies_for(device: torch.device) -> Copies:
 
 def is_direct(tensor: torch.Tensor) -> bool:
     """Whether a session can write to a tensor's own memory."""
-    return tensor.device.type == "cpu" and (tensor.is_contiguous() or tensor.dtype != torch.bfloat16)
+    return bool(tensor.device.type == "cpu" and (tensor.is_contiguous() or tensor.dtype != torch.bfloat16))
 
 
 class Staging:
