@@ -50,15 +50,14 @@ class Outbox:
 
     def send_message(self, route: Route, envelope: Envelope) -> None:
         """Send all queued messages and then this one, which waits for no other. Raises as `queue_message`."""
+        self.flush()
         header, arrays = encode(envelope)
-        if self._waiting:
-            self.flush()
         self._endpoint.send(route, header, arrays)
 
     def send_header(self, route: Route, header: bytes) -> None:
-        """Send all queued messages and then one that is encoded, without arrays. Raises as `queue_message`."""
-        if self._waiting:
-            self.flush()
+        """Send all queued messages and then one without arrays, of which this is the header. Raises as
+        `queue_message`."""
+        self.flush()
         self._endpoint.send(route, header)
 
     def flush(self) -> None:

@@ -184,13 +184,11 @@ class AtOnce:
         connection, pushes = self._connection, self._pushes
         lend, epoch = reads or connection.agreed.mode.has_stable_values, connection.membership.epoch
         step, numbers, pulled = connection.steps.local_step, pushes.numbers, pushes.pulled
-        plain = list[tuple[int, ...]]()  # as of `PushMessage.expanded`
-        for peer in peers:
-            ps, lane = peer.ps, peer.lane
-            plain.append(
-                (epoch, numbers[ps] + 1, step, pulled[ps], peer.layout.gradient_nbytes, 0, lend,
-                 lane.all_released_below(), *memories[len(plain)])
-            )  # fmt: skip
+        plain = [  # arguments of `PushMessage.expanded`
+            (epoch, numbers[peer.ps] + 1, step, pulled[peer.ps], peer.layout.gradient_nbytes, 0, lend,
+             peer.lane.all_released_below(), *memory)
+            for peer, memory in zip(peers, memories, strict=True)
+        ]  # fmt: skip
         first: PushMessage | None = None
         if pushes.times.at >= pushes.times.due_at:
             first = changed(PushMessage.expanded(*plain[0]), times=pushes.times.take_told())  # to the step ps
@@ -218,7 +216,8 @@ class AtOnce:
         if not peers:
             return []
         epoch = connection.membership.epoch
-        plain = [(epoch, 0, 0, 0, -1, 0, peer.lane.all_released_below(), 0) for peer in peers]  # `Pull.expanded`
+        # Arguments of `Pull.expanded`.
+        plain = [(epoch, 0, 0, 0, -1, 0, peer.lane.all_released_below(), 0) for peer in peers]
         answers = self._ask(Pull.form_of, plain, prepares)
         if self._holds and answers is not None:
             connection.steps.saw(answers[0].step)
@@ -228,8 +227,9 @@ class AtOnce:
     def _ask(
         self, form: Form, plain: Sequence[Sequence[int]], prepares: bool, first: Message | None = None
     ) -> list[Any] | None:
-        """Send each ps the message of a form that its integers in `plain` describe, or the first ps another one, and
-        hold the values that all of the answers lend. None for anything but the usual answers."""
+        """Send each ps a message, and hold the values that all of the answers lend. None for anything but the usual
+        answers. `plain`: for each ps the integers of its message, of this form. `first`: sent to the first ps instead
+        of those."""
         caller, at = self._connection.caller, self._connection.home.runtime.tuning.client
         asked: dict[int, PsPeer] = {}
         holds, usual = Holds(), True

@@ -218,7 +218,7 @@ def one_at_a_time(method: Callable[Concatenate[U, P], T]) -> Callable[Concatenat
     @wraps(method)
     def taking_turns(self: U, /, *args: P.args, **kwargs: P.kwargs) -> T:
         turns = self._turns
-        if not turns.lock.acquire(False):  # from here on it is `turns.run`, of which each step pays each call
+        if not turns.lock.acquire(False):  # all of this is `turns.run`, without its calls: it is a part of every step
             raise turns.taken(call)
         turns.call, turns.thread, times = call, get_ident(), turns.times
         times.at = times.now()

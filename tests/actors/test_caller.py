@@ -27,6 +27,18 @@ def test_a_question_gets_its_answer() -> None:
     with_echo(use)
 
 
+@pytest.mark.parametrize(("epoch", "name"), [(7, "test"), (1 << 63, "test"), (7, "n" * 300)])
+def test_a_message_that_is_told_by_its_integers_arrives_also_where_no_plain_header_holds_it(
+    epoch: int, name: str
+) -> None:  # fmt: skip
+    def use(caller: Caller, world: World) -> None:
+        caller.name = name
+        number = caller.post_plain(ECHO, Enter.form_of, (epoch,))
+        assert caller.hear([number], 5.0) == {number: Token(epoch)}
+
+    with_echo(use)
+
+
 def test_a_refusal_is_raised_where_it_was_asked_as_what_it_is() -> None:
     def use(caller: Caller, world: World) -> None:
         with pytest.raises(ValueError, match="one is refused"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import threading
@@ -43,10 +44,12 @@ def training(mode: Any = "async") -> Iterator[tuple[list[dps.Server], list[dps.S
             sessions.append(session)
             session.push(GRADS)
             begun.wait(30)
-            while not over.is_set() and not session.should_stop():
+            for turn in itertools.count():
+                if over.is_set() or session.should_stop():
+                    break
                 session.pull()
                 runtime().sleep(0.001)
-                session.step(GRADS) if session.global_step % 5 == 0 else session.push(GRADS, loss=0.5)
+                session.step(GRADS) if turn % 2 else session.push(GRADS, loss=0.5)
 
     with cluster(2, 2, update=mode) as servers:
         failed: list[BaseException] = []
@@ -103,9 +106,9 @@ def untouched(servers: list[dps.Server], sessions: list[dps.Session]) -> bool:
 def test_a_trace_has_all_tasks_and_links_the_pushes_of_each_worker_to_the_updates_of_each_ps(mode: str) -> None:
     with training(mode) as (servers, sessions):
         for _ in range(2):
-            made = take(servers[0].target)
+            made = take(servers[0].target, 40)
             check(made.trace)
-            assert made.tasks == ALL and not made.left_out and made.steps >= 20
+            assert made.tasks == ALL and not made.left_out and made.steps >= 40
             for ps in ("ps:0", "ps:1"):
                 assert names(made.trace, "X", ps)["apply"] >= 10 and names(made.trace, "f", ps)["push"] >= 10
             for worker in ("worker:0", "worker:1"):

@@ -107,4 +107,4 @@ def datagrams(rng: random.Random, found: list[Bytes]) -> bytes:
     """A message as a datagram."""
     header, frames = rng.choice(found)
     parts = [header, *frames]
-    return struct.pack(f"<H{len(parts)}I", len(parts), *map(len, parts)) + b"".join(parts)
+    return rng.randbytes(8) + struct.pack(f"<H{len(parts)}I", len(parts), *map(len, parts)) + b"".join(parts)

@@ -105,7 +105,9 @@ def test_changed_messages_are_decoded_or_refused(budget_s: float, more: int) -> 
         if count % 4 == 0:
             data = mutated(rng, one_plan, headers)
             checked(lambda data=data: plan(data), data)  # type: ignore[misc]
-            data = mutated(rng, datagrams(rng, found), headers)
+            whole = datagrams(rng, found)
+            assert _parts(memoryview(whole), len(whole)) is not None
+            data = mutated(rng, whole, headers)
             checked(lambda data=data: datagram(data), data)  # type: ignore[misc]
         count += 1
     print(f"seed {seed}: {count} messages")

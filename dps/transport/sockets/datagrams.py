@@ -46,7 +46,7 @@ class DatagramPeers(Generic[Name]):
     """The peers of one endpoint, by route and by name. `is_open(name)` tells whether the socket of a name exists."""
 
     def __init__(self, is_open: Callable[[Name], bool], dropped: Callable[[Name], None] | None = None) -> None:
-        """`dropped` is called with each name that is forgotten before `clear`."""
+        """`dropped` is called with each name that is forgotten, but not by `clear`."""
         self._is_open: Callable[[Name], bool] = is_open
         self._dropped: Callable[[Name], None] | None = dropped
         self._paired: dict[Route, Name] = {}
@@ -163,8 +163,8 @@ class Direct:
 
     def pair(self, route: Route, name: bytes, hears: bool) -> bool:
         """Note the name of the peer at a route. `hears`: the peer knows this endpoint's name; otherwise it is written
-        to only once it has written. Returns whether it is heard from now on. A name outside a folder that only this
-        user can enter is refused."""
+        to only once it has written. Returns whether it is heard from now on. Refused are a name outside a folder
+        that only this user can enter, one that no endpoint gave its socket, and one with the mark of another peer."""
         mark, text = _mark_of(name), os.fsdecode(name)
         if self._socket is None or not mark or not os.path.isabs(name) or not is_private(os.path.dirname(name)):
             return False
