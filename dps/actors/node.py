@@ -204,6 +204,13 @@ class Node:
         elif done is not None:
             done()
 
+    def answer_now(self, sender: Sender, message: Message) -> None:
+        """Answer a sender that waits, with a message without arrays, and not at the end of the turn."""
+        if sender.route == self.address:
+            self.answer(sender, message)
+        else:
+            self._outbox.send_message(sender.route, Envelope(message, "", sender.request, self.name))
+
     def present(self, address: str, ticket: bytes | None = None) -> None:
         """Present this process's ticket, or the given one unless it is empty, on each connection to an address."""
         if ticket != b"" and address != self.address:

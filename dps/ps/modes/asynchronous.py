@@ -122,7 +122,7 @@ class AsyncMode:
         ):
             return False
         ledger.received += push.nbytes
-        shard.reading.answer_push(sender, ledger.results[push.number], push.lend)
+        shard.reading.answer_push(sender, ledger.results[push.number], push.lend, now=True)
         shard.reading.answer_waiting()
         return True
 

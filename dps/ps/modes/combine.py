@@ -23,13 +23,20 @@ def combined(gradients: Sequence[Gradient], layout: ShardLayout, reduction: str 
     gradients = [gradient for gradient in gradients if gradient.run is not None or gradient.parts]
     mean = reduction == "mean"
     if gradients and all(gradient.run is not None for gradient in gradients):
-        runs, divisor = [gradient.flats() for gradient in gradients], len(gradients) if mean else 1
-        return Gradient(runs[0] if len(runs) == 1 else [GradientSum(gs, divisor) for gs in zip(*runs, strict=True)], {})
+        return combined_runs([gradient.flats() for gradient in gradients], mean)
     parts: dict[int, list[Array | RowGradient]] = {}
     for gradient in gradients:
         for index, of_part in _parts(gradient, layout).items():
             parts.setdefault(index, []).append(_wide(of_part))
     return Gradient(None, {index: _part(parts[index], mean) for index in sorted(parts)})
+
+
+def combined_runs(runs: Sequence[Sequence[Array]], mean: bool) -> Gradient:
+    """The same of runs, each with an array for each arena."""
+    if len(runs) == 1:
+        return Gradient(runs[0], {})
+    divisor = len(runs) if mean else 1
+    return Gradient([GradientSum(arrays, divisor) for arrays in zip(*runs, strict=True)], {})
 
 
 def assigned(pushes: Sequence[Staged]) -> dict[int, Array]:

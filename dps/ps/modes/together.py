@@ -14,9 +14,10 @@ from functools import partial
 from dps.actors.ref import Sender
 from dps.messages.sessions import APPLIED, Pushed
 from dps.ps.intake.intake import Staged
-from dps.ps.modes.combine import combined
+from dps.ps.modes.combine import combined_runs
 from dps.ps.modes.quorum import PushId, Quorum
 from dps.ps.shard import Shard
+from dps.transport.wire import Array
 
 Asked = tuple[Staged, Sender]
 """A complete push, and the sender who waits for its result."""
@@ -29,7 +30,7 @@ class Together:
         self, shard: Shard, quorum: Quorum, granted: Callable[[int, Pushed], None], reduction: str
     ) -> None:  # fmt: skip
         """`granted(incarnation, result)` keeps a result for a session that asks again. `reduction`: "mean" or "sum"."""
-        self._shard, self._quorum, self._granted, self._reduction = shard, quorum, granted, reduction
+        self._shard, self._quorum, self._granted, self._is_mean = shard, quorum, granted, reduction == "mean"
         self.kept: dict[PushId, Asked] = {}
 
     def keep(self, staged: Staged, sender: Sender) -> int | None:
@@ -53,16 +54,19 @@ class Together:
         """Make the step of the kept pushes. Returns False, and changes nothing, if a gradient is not finite."""
         shard, store = self._shard, self._shard.store
         step, pushes = self._quorum.step + 1, sorted(self.kept)
-        found = [gradient for push in pushes if (gradient := self.kept[push][0].gradient) is not None]
-        update = combined(found, shard.layout, self._reduction)
-        update.checked = all(gradient.checked for gradient in found)
+        runs, checked = list[list[Array]](), True
+        for push in pushes:
+            gradient = self.kept[push][0].sound()
+            runs.append(gradient.run)  # type: ignore[arg-type]  # `keep` has looked; in sync it has neither pieces nor sums
+            checked &= gradient.checked
+        update = combined_runs(runs, self._is_mean)
+        update.checked = checked
         if store.apply_update(update, step, record=partial(self._record, pushes, step)):
             return False
         kept, self.kept = self.kept, {}
         for push in pushes:  # one by one: the first are at work again while the last are answered
             _, incarnation, number = push
-            shard.reading.answer_push(kept[push][1], shard.ledgers[incarnation].results[number])
-            shard.node.flush()
+            shard.reading.answer_push(kept[push][1], shard.ledgers[incarnation].results[number], now=True)
         shard.reading.answer_waiting()
         return True
 

@@ -49,8 +49,8 @@ class Waits:
         """These sessions go on. Does nothing for those that have not waited."""
         now = self._now()
         for key in keys:
-            found, ledger = self._since.pop(key, None), self._ledgers.get(key[0])
-            if found is not None and ledger is not None:
+            found = self._since.pop(key, None)
+            if found is not None and (ledger := self._ledgers.get(key[0])) is not None:
                 ledger.waited_s += now - found[0]
 
     def forget_session(self, incarnation: int) -> None:

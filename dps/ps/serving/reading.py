@@ -208,16 +208,19 @@ class ShardReads:
             self._record_pull(sender, True, self._shard.layout.data_nbytes)
         return hold
 
-    def answer_push(self, sender: Sender, result: Pushed, lend: bool | None = None) -> None:
+    def answer_push(self, sender: Sender, result: Pushed, lend: bool | None = None, now: bool = False) -> None:
         """Tell a push's result, with the values where its sender wants them (`lend`; None: as it has said) and they can
-        be lent."""
+        be lent. `now`: before the end of this turn."""
         if lend is None:
             lend = self.lending.is_wanted(sender.incarnation, sender.request)
         if lend and result.status != REFUSED:
             hold = self.lending.lent(sender.incarnation, sender.request) or self.lend_version(sender)
             if hold is not None:
                 result = changed(result, lent=[hold.counter, hold.step, hold.memories])
-        self._shard.node.answer(sender, result)
+        if now:
+            self._shard.node.answer_now(sender, result)
+        else:
+            self._shard.node.answer(sender, result)
 
     def _answer_lent(self, sender: Sender) -> bool:
         """A pull that was lent a version was sent again: answer with that version, unless it was returned."""
