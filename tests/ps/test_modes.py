@@ -62,6 +62,9 @@ class Desk:
         if done is not None:
             done()
 
+    def answer_now(self, sender: Sender, message: Any) -> None:
+        self.answer(sender, message)
+
     def post(self, call: Any) -> None:
         call()
 

@@ -45,7 +45,7 @@ class Node(Desk):
 
     refused_messages = 0
     accepted = Connections()
-    flushes = 0
+    answered_now = 0
 
     def __init__(self, actor: PsActor) -> None:
         super().__init__()
@@ -58,8 +58,9 @@ class Node(Desk):
         except DpsError as error:
             self.answer(sender, error)
 
-    def flush(self) -> None:
-        self.flushes += 1
+    def answer_now(self, sender: Sender, message: Any) -> None:
+        self.answered_now += 1
+        self.answer(sender, message)
 
 
 class Ps:
@@ -163,7 +164,7 @@ def test_a_step_in_one_go_is_the_mean_of_all_and_tells_where_the_values_are() ->
     assert ps.values == [-4.0] * 6  # a rate of 1, and the mean of 2 and 6
     (memory,) = ps.shard.store.hold_shared().memories
     assert answers == {i: Pushed(2, APPLIED, 2, 0, 2, "", [2, 2, [memory]]) for i in (1, 2)}
-    assert ps.node.flushes == 2
+    assert ps.node.answered_now == 2
 
 
 def test_the_books_are_those_of_the_ordinary_way() -> None:
@@ -370,7 +371,7 @@ def test_a_step_whose_answers_do_not_leave_was_made_all_the_same(monkeypatch: py
     ps = Ps()
     ps.step(1, 2.0)
     with monkeypatch.context() as patch:
-        patch.setattr(ps.node, "flush", _no_way_out)
+        patch.setattr(ps.node, "answer_now", _no_way_out)
         with pytest.raises(OSError, match="no way out"):
             ps.step(2, 4.0)
     ps.node.take()
@@ -378,7 +379,7 @@ def test_a_step_whose_answers_do_not_leave_was_made_all_the_same(monkeypatch: py
     assert (again.number, again.status, again.step) == (2, APPLIED, 2) and ps.values == [-3.0] * 6
 
 
-def _no_way_out() -> None:
+def _no_way_out(sender: Sender, message: Any) -> None:
     raise OSError("no way out")
 
 
