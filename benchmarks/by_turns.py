@@ -7,7 +7,8 @@
 as a difference of the commits. Here both clusters live at once, each with its ps and the workers that the work needs,
 and only one of them works at a time: a round is a burst of calls with one commit and a burst with the other; who goes
 first alternates. A ratio is the time of BASE over the time of HEAD in one round: above 1, HEAD is faster. The table
-shows the median ratio, the middle half of all rounds, and the median time of a call.
+shows the median ratio, the middle half of all rounds, and the median time of a call; and the same of the processor
+time that all processes of a cluster take for a call, which other load changes less.
 
 Works: push, step, and pull with push, asynchronous, SGD; sync, a synchronous step of two workers. Each ps, on this
 machine, has one variable of float32 of --elements.
@@ -23,9 +24,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKS = ("push", "step", "pull and push", "sync")
@@ -81,6 +82,13 @@ def train(server: Any, folder: str, kind: str, ps: int, elements: int, bursts: i
 # -- over both commits --------------------------------------------------------------------------------------------
 
 
+class Cost(NamedTuple):
+    """Seconds of a call."""
+
+    time: float
+    processor: float
+
+
 class Served:
     """The cluster of one commit, in processes of its own."""
 
@@ -110,8 +118,9 @@ class Served:
             return os.fdopen(made, mode, buffering=1)
         raise SystemExit(f"{path.parent}: the worker did not come within {START_S:.0f} s; its output is above")
 
-    def burst(self, work: str) -> float:
-        """Seconds of a call. Blocks."""
+    def burst(self, work: str, calls: int) -> Cost:
+        """What one of its calls costs. Blocks."""
+        began_s = self._processor_s()
         print(work, file=self._asked)
         line = self._told.readline()
         while not line and self._process.poll() is None:  # the worker has not opened its end yet
@@ -119,7 +128,17 @@ class Served:
             line = self._told.readline()
         if not line:
             raise SystemExit("a worker ended in the middle of its work; its output is above")
-        return float(line)
+        return Cost(float(line), (self._processor_s() - began_s) / calls)
+
+    def _processor_s(self) -> float:
+        """The processor time that the processes of this cluster have taken; nan where the system does not tell it."""
+        found, nanoseconds = [self._process.pid], 0
+        for pid in found:  # it grows by their children
+            with contextlib.suppress(FileNotFoundError):
+                for thread in Path(f"/proc/{pid}/task").iterdir():
+                    found += map(int, (thread / "children").read_text().split())
+                    nanoseconds += int((thread / "schedstat").read_text().split()[0])
+        return nanoseconds / 1e9 or float("nan")
 
     def close(self) -> None:
         self._asked.close()
@@ -131,9 +150,9 @@ class Served:
 
 def rounds_of(
     trees: Sequence[Path], works: Sequence[str], elements: int, rounds: int, calls: int, ps: int = 1
-) -> dict[str, Any]:  # fmt: skip
-    """By work: a list of pairs (seconds of a call with BASE, with HEAD), one for each counted round."""
-    found: dict[str, list[tuple[float, float]]] = {work: [] for work in works}
+) -> dict[str, list[tuple[Cost, Cost]]]:  # fmt: skip
+    """By work: a list of pairs (of a call with BASE, with HEAD), one for each counted round."""
+    found: dict[str, list[tuple[Cost, Cost]]] = {work: [] for work in works}
     for kind in ("async", "sync"):
         mine = [work for work in works if (work == "sync") == (kind == "sync")]
         if not mine:
@@ -147,15 +166,22 @@ def rounds_of(
             for number in range(rounds + UNCOUNTED):
                 first = number % 2
                 for work in mine:
-                    times = {at: served[at].burst(work) for at in (first, 1 - first)}
+                    costs = {at: served[at].burst(work, calls) for at in (first, 1 - first)}
                     if number >= UNCOUNTED:
-                        found[work].append((times[0], times[1]))
+                        found[work].append((costs[0], costs[1]))
     return found
 
 
-def lines_of(found: dict[str, list[tuple[float, float]]]) -> Iterator[str]:
-    """The table."""
+def lines_of(found: dict[str, list[tuple[Cost, Cost]]]) -> Iterator[str]:
+    """The tables."""
     yield f"{'HEAD is so many times as fast':30} {'median':>7} {'middle half':>13} {'BASE':>9} {'HEAD':>9}"
+    yield from _rows_of({work: [(base.time, head.time) for base, head in costs] for work, costs in found.items()})
+    yield "by the processor time of all processes"
+    by_processor = {work: [(base.processor, head.processor) for base, head in costs] for work, costs in found.items()}
+    yield from _rows_of(by_processor)
+
+
+def _rows_of(found: Mapping[str, Sequence[tuple[float, float]]]) -> Iterator[str]:
     for work, pairs in found.items():
         ratios = sorted(base / head for base, head in pairs)
         low, high = ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]

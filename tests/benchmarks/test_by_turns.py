@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.by_turns import ROOT, lines_of, main, rounds_of
+from benchmarks.by_turns import ROOT, Cost, lines_of, main, rounds_of
 
 
 def test_the_table_has_median_ratio_spread_and_times() -> None:
-    pairs = [(2e-4, 1e-4), (3e-4, 1e-4), (1e-4, 1e-4), (4e-4, 1e-4)]
-    head, push = lines_of({"push": pairs})
+    costs = [(Cost(base, 3e-4), Cost(1e-4, 2e-4)) for base in (2e-4, 3e-4, 1e-4, 4e-4)]
+    head, push, between, by_processor = lines_of({"push": costs})
     assert head.startswith("HEAD is so many times as fast")
     assert push.split() == ["push", "2.500", "2.00-4.00", "250.0", "us", "100.0", "us"]
+    assert between == "by the processor time of all processes"
+    assert by_processor.split() == ["push", "1.500", "1.50-1.50", "300.0", "us", "200.0", "us"]
 
 
 def test_unknown_works_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
