@@ -155,7 +155,7 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
     if config.launched.is_set():
         handle_run_end()
     code = run_program(args.program, rest, args.verbose) if args.program else serve_functions(args.serve)
-    if job == "worker" and not config.session_opened.is_set():
+    if job == "worker" and not config.trains.is_set():
         tell_the_chief(environ, code)
     return code
 
@@ -179,7 +179,8 @@ def chief_from_stdin(job: str) -> str:
 
 
 def tell_the_chief(environ: dict[str, str], code: int) -> None:
-    """Tell the chief not to wait for a worker whose program made no session; impossible if its task is not known."""
+    """Tell the chief not to wait for a worker whose program made no session that trains; impossible if its task is not
+    known. One that has read values, such as a `Follower`, has done its part, as one that served functions."""
     if environ["DPS_TASK"] == "":
         return
     from dps.launch.programs.leaving import report_end
@@ -194,7 +195,7 @@ def tell_the_chief(environ: dict[str, str], code: int) -> None:
         if lead is None or (lead.job, lead.index) == ("worker", task):
             return  # this task would have been the chief itself
         chief = cluster.task_address(lead.job, lead.index)
-    has_served = config.serves.is_set() and not code
+    has_served = (config.serves.is_set() or config.session_opened.is_set()) and not code
     report_end(chief, task, SERVED if has_served else f"ended with exit code {code}", code)
 
 

@@ -115,6 +115,10 @@ class RunEnding:
         """Note that a worker is lost; it may come back."""
         self._why.setdefault(name, why)
 
+    def why_lost(self, name: str) -> str:
+        """What is known of the end of a worker that has not registered since; "" if nothing is."""
+        return self._why.get(name, "")
+
     def mark_admitted(self) -> None:
         """Note that a session was admitted and trains."""
         self._alone_since, self._all_is_saved = None, False

@@ -163,7 +163,8 @@ class ChiefActor(Actor):
             self.handle_lost_ps(ps, problem(address, self.node.address, f"ps:{ps}") or silent)
         if (worker := self.cluster.workers.mark_lost(address)) is not None:
             name = f"worker:{worker}"
-            self._worker_lost(name, problem(address, self.node.address, name) or silent)
+            why = self.ending.why_lost(name) or problem(address, self.node.address, name) or silent
+            self._worker_lost(name, why)
         for session in self.sessions.sessions_at(address):
             self.admission.end_session(session, lost=True)
         self.node.unwatch(address)
@@ -264,6 +265,8 @@ class ChiefActor(Actor):
             self.handle_program_over(name, message.reason, message.code)
         elif self.cluster.is_alone and name in self.members.waiting():
             self.handle_program_over(name, "has left", UNKNOWN)
+        elif name in self.members.waiting() and name not in self.members.joined:  # it may be started again
+            self.ending.mark_lost(name, "has left before it took part in the training")
         if message.job == "worker" and (name in self.members.finished or name in self.members.given_up):
             self._worker_ends(message.task, None if message.reason else sender.peer.ticket)
             self.ending.end_if_done()

@@ -1019,6 +1019,8 @@ class Session:
             self._opened = isinstance(error, DeadlineExceeded | HookError)
             raise
         config.session_opened.set()
+        if params is not None and not self._own_server:
+            config.trains.set()
         self._server.check_sees("ps", connection.agreed.plan.ps)
         if connection.compression is not None:
             connection.compression.check(connection.agreed.plan)

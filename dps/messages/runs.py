@@ -383,7 +383,7 @@ class Drain(Message, kind=74, roles=CHIEF_ONLY):
 
 
 SERVED = "has served"
-"""The reason of a `Leave` of a worker that has run functions for others until it was told to stop."""
+"""The reason of a `Leave` of a worker that has run functions for others until it was told to stop, or only read."""
 
 
 class Leave(Message, kind=73, roles=ENDS):

@@ -17,7 +17,10 @@ launched = threading.Event()
 """Set in a task that a launcher started. It starts all tasks, so only the chief reports missing tasks."""
 
 session_opened = threading.Event()
-"""Set when this process has joined a run. The session then tells the chief of the process's end."""
+"""Set when this process has joined a run, to train or to read."""
+
+trains = threading.Event()
+"""Set when this process has joined a run to train as its task. The session then tells the chief of the task's end."""
 
 serves = threading.Event()
 """Set when this process runs functions for others."""

@@ -251,6 +251,21 @@ def test_a_worker_alone_that_has_left_is_not_waited_for(
         assert led.chief.ending.shutdown.message == StopTask(0, "")
 
 
+def test_a_worker_that_has_left_without_a_session_is_said_to_have_left_when_its_node_is_gone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    led = Led().train(0)
+    led.tell(Leave("worker", 1, ""), "leave")
+    led.lose("worker", 1)
+    assert caplog.messages == [
+        "chief: worker:1 has left before it took part in the training; the others go on without it"
+    ]
+    led.register("worker", 1, process=2)
+    led.lose("worker", 1)
+    assert led.chief.members.given_up == ["worker:1"]
+    assert len(caplog.messages) == 2 and "worker:1 came back and joins again" in caplog.messages[1]
+
+
 def test_workers_whose_nodes_have_said_that_they_end_are_not_told_and_those_that_say_nothing_are() -> None:
     led = Led().train(0, 1)
     led.close(0)

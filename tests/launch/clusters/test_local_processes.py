@@ -366,6 +366,36 @@ def test_a_worker_that_ends_before_its_session_keeps_nobody_waiting_in_sync(prog
     assert f"worker:1 {words}; the others go on without it\n" in text
 
 
+FOLLOWS = """
+if os.environ['DPS_TASK'] == '1':
+    with dps.Server.from_env() as server, {follower} as weights:
+        while weights.swap() is None:
+            time.sleep(0.01)
+        print("follows", weights.published.label, flush=True)
+        # end
+    sys.exit()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("follower", ["dps.Follower(server)", "dps.Follower(server.target)"])
+@pytest.mark.parametrize("fails", [False, True], ids=["ends", "fails"])
+def test_a_worker_that_follows_and_trains_nothing_keeps_nobody_waiting(
+    program: Path, follower: str, fails: bool
+) -> None:
+    text = FOLLOWS.format(follower=follower)
+    text = text.replace("# end", "raise RuntimeError('no game here')") if fails else text
+    publishing = PROGRAM.replace("session.push({", "session.publish('one'); session.push({")
+    assert publishing != PROGRAM
+    (program / "program.py").write_text("import os, sys, time\nimport dps\n" + text + publishing)
+    process = launch("--ps", "1", "--workers", "2", "program.py", "--", "300", cwd=program)
+    text = rest(process)
+    assert process.returncode == int(fails), text
+    assert "follows one" in text and "ends at 300" in text and "was silent" not in text, text
+    said = "worker:1 ended with exit code 1 before it took part in the training; the others go on without it\n"
+    assert (said in text) is fails and ("without taking part" in text) is False
+
+
 @pytest.mark.slow
 def test_workers_that_were_all_killed_leave_a_checkpoint_of_the_last_step(program: Path) -> None:
     saving = PROGRAM.replace("SGD(1.0)", "SGD(1.0), checkpoint_dir='kept'")
