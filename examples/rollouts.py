@@ -40,7 +40,7 @@ def play(target: str) -> None:
                 seen.append(state)
                 right.append(rng.random() < 1 / (1 + np.exp(-state @ params["weights"])))
                 state, _, *ends, _ = game.step(int(right[-1]))
-            stamp = {"version": getattr(follower.published, "number", 0), "checksum": crc32(params["weights"].tobytes())}
+            stamp = {"version": getattr(follower.published, "number", 0), "crc": crc32(params["weights"].tobytes())}
             queue.put({**stamp, "seen": np.stack(seen), "right": np.array(right)})
 
 
@@ -55,15 +55,15 @@ def gradient(weights: np.ndarray, episodes: list[Any]) -> np.ndarray:
 def train(server: dps.Server, goal: float = 195.0) -> None:
     """Learn until the last 100 episodes have lasted `goal` steps on average."""
     params, lasted, behind, wrong = {"weights": np.zeros(4, np.float32)}, list[int](), list[int](), 0
-    queue, checksums = dps.data.queue(server, "episodes", capacity=4), {0: crc32(params["weights"].tobytes())}
+    queue, crcs = dps.data.queue(server, "episodes", capacity=4), {0: crc32(params["weights"].tobytes())}
     with dps.Session(server, params, optimizer=dps.optim.Adam(0.1), partitioner=dps.partition.Fixed(2)) as session:
         players = [subprocess.Popen([sys.executable, __file__, "--target", server.target]) for _ in range(4)]
         while np.mean(lasted[-100:] or 0) < goal:
             published = session.publish()
             params = session.pull(published=published)
-            checksums[published.number] = crc32(params["weights"].tobytes())
+            crcs[published.number] = crc32(params["weights"].tobytes())
             episodes = [queue.get() for _ in range(16)]
-            wrong += sum(checksums.get(episode["version"]) != episode["checksum"] for episode in episodes)
+            wrong += sum(crcs.get(episode["version"]) != episode["crc"] for episode in episodes)
             behind += [published.number - episode["version"] for episode in episodes]
             lasted += [len(episode["right"]) for episode in episodes]
             session.step({"weights": gradient(params["weights"], episodes)})
