@@ -14,6 +14,7 @@ LIBRARIES = {"torch": "torch_mnist.py", "jax": "jax_mnist.py"}
 NEEDS = {program: library for library, program in LIBRARIES.items()} | {
     "torch_text.py": "torch",
     "movielens.py": "torch",
+    "rollouts.py": "gymnasium",
 }
 each_library = pytest.mark.parametrize(("library", "program"), LIBRARIES.items(), ids=LIBRARIES)
 
