@@ -45,7 +45,7 @@ def test_weights_that_are_not_those_of_the_stamp_are_counted(tmp_path: Path) -> 
     text = (EXAMPLES / "rollouts.py").read_text()
     planted = text.replace("follower.swap(out=params)", "follower.swap(out=params) and params['weights'].put(0, 7)")
     assert planted != text
-    (tmp_path / "planted.py").write_text(planted.replace("goal: float = 195.0", "goal: float = 15.0"))
+    (tmp_path / "planted.py").write_text(planted.replace("goal: float = 195.0", "goal: float = 60.0"))
     with Terminals(tmp_path) as terminals:
         terminals.start("all", "planted.py")
         codes, said = terminals.ended()
