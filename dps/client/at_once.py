@@ -170,13 +170,11 @@ class AtOnce:
         return self._peers
 
     def _usual_peers(self) -> list[PsPeer]:
-        """All ps, if run and model are the usual ones: small shards, each of which has something that is trained; in
-        sync one ps, because with more the step ps decides for all."""
+        """All ps, if run and model are the usual ones: small shards, each of which has something that is trained."""
         connection, layouts = self._connection, self._connection.agreed.plan.layouts
-        most, mode = connection.home.runtime.tuning.small_nbytes, connection.agreed.mode
+        most = connection.home.runtime.tuning.small_nbytes
         small = all(layout.nbytes <= most and layout.trained for layout in layouts.values())
-        apart = len(layouts) == 1 or not mode.is_atomic
-        usual = small and apart and self._pulls.may_come_with_a_push
+        usual = small and self._pulls.may_come_with_a_push
         return [connection.peers[ps] for ps in layouts] if usual else []
 
     def _push(self, peers: Sequence[PsPeer], memories: Sequence[list[int]], reads: bool) -> Made | None:
@@ -202,6 +200,8 @@ class AtOnce:
         for answer in answers:
             if answer.settles:
                 connection.membership.settles = True
+            if lend and answer.step != leading.step and connection.agreed.mode.is_atomic:
+                self._release()  # values of several steps
         result, holds = Push(leading.step, True, max(map(_staleness, answers))), self._holds
         if reads and holds:
             return Made(result, self._copied(holds), holds)
