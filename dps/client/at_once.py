@@ -200,8 +200,8 @@ class AtOnce:
         for answer in answers:
             if answer.settles:
                 connection.membership.settles = True
-            if lend and answer.step != leading.step and connection.agreed.mode.is_atomic:
-                self._release()  # values of several steps
+            if answer.lent and answer.lent[1] != leading.step and connection.agreed.mode.is_atomic:
+                self._release()  # else values of several steps might be read together
         result, holds = Push(leading.step, True, max(map(_staleness, answers))), self._holds
         if reads and holds:
             return Made(result, self._copied(holds), holds)

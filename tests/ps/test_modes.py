@@ -186,6 +186,10 @@ def test_pushes_that_were_held_back_for_a_cut_are_not_held_back_again_by_the_sam
     assert [answer.number for _, answer in ps.push(1, 3)] == [3] and ps.value == -3.0
     ps.mode.hold_pushes("cut 2")
     assert ps.push(1, 4) == []
+    ps.mode.hold_pushes("cut 1")
+    assert ps.push(1, 5) == []  # still held back for the second cut
+    ps.mode.resume_pushes("cut 2")
+    assert [answer.number for _, answer in ps.desk.take()] == [4, 5]
 
 
 def test_damping_scales_the_rate() -> None:

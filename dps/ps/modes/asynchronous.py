@@ -87,8 +87,8 @@ class AsyncMode:
         self._plain = self._is_plain
         """Whether this is so now: not while pushes are held back."""
         self._held: HeldPushes | None = None
-        self._last_held = ""
-        """The cut for which pushes were held back last."""
+        self._cuts: deque[str] = deque(maxlen=16)
+        """The last cuts for which pushes were held back."""
 
     def accept_push(self, staged: Staged, sender: Sender) -> None:
         incarnation = staged.push.incarnation
@@ -186,10 +186,11 @@ class AsyncMode:
     def hold_pushes(self, cut: str) -> list[list[int]]:
         from dps.ps.modes.holding import HeldPushes  # here: few runs publish, and a start is short
 
-        if cut != self._last_held:  # an order that comes again late holds nothing back again
+        if cut not in self._cuts:  # an order that comes again late holds nothing back again
             if self._held is not None:
                 self._held.give_up()
-            self._last_held, self._plain = cut, False
+            self._cuts.append(cut)
+            self._plain = False
             self._held = HeldPushes(self.shard, cut, self._resume)
         return [[incarnation, ledger.done] for incarnation, ledger in self.shard.ledgers.items()]
 

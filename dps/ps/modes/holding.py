@@ -76,7 +76,7 @@ class HeldPushes:
     def _deliver_expired(self, sender: Sender) -> None:
         if self._is_over or self._shard.ended:
             return
-        late = ", ".join(sorted(ledger.name for ledger in self._missing()))
+        late = ", ".join(sorted(ledger.name for ledger in self._missing())) or "no session"
         text = f"{self._shard.node.name} has waited {DELIVER_S:.0f} s for pushes of {late} that are on their way"
         self._shard.node.answer(sender, DeadlineExceeded(text))
         self.give_up()
