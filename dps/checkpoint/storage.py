@@ -99,7 +99,7 @@ class LocalStorage:
     """
 
     def __init__(self, root: str = "", may_be_missing: bool = False) -> None:
-        """Raises ConfigError for a root that is no folder, unless it `may_be_missing` and is made with the first file."""
+        """Raises ConfigError for a root that is no folder. One that `may_be_missing` is made with the first file."""
         if root and not os.path.isdir(root) and (os.path.lexists(root) or not may_be_missing):
             raise ConfigError(f"got --checkpoint-root {root}, which is no folder; make it, or give another")
         self.root = os.path.realpath(root) if root else ""

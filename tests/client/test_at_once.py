@@ -342,7 +342,7 @@ def test_what_takes_too_long_goes_the_ordinary_way_and_counts_once(monkeypatch: 
 
 @pytest.mark.parametrize(
     ("ps", "update", "most", "every"),
-    [(1, "async", 700, 11), (2, "async", 900, 13), (2, "sync", 900, 7)],
+    [(1, "async", 700, 11), (2, "async", 900, 13), (2, "sync", 900, 31)],
     ids=["one ps", "several ps", "several ps in sync"],
 )
 def test_ctrl_c_at_any_line_neither_loses_nor_doubles(
