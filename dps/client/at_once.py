@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dps.client.connection import Connection
-from dps.client.lanes import LentVersion, PsPeer, held
+from dps.client.lanes import LentVersion, PsPeer, hold_lent
 from dps.client.pulling import PullMemory, Pulls
 from dps.client.pushing import Pushes, PushOp
 from dps.client.transfers import copy_steadily
@@ -112,7 +112,7 @@ class AtOnce:
             if self._holds:
                 self.note(self._holds)
             return self._holds
-        return self._asked(prepares)
+        return self._ask_values(prepares)
 
     def hand_over(self) -> None:
         """From now on the caller of `held` releases the holds, also after an error."""
@@ -210,7 +210,7 @@ class AtOnce:
             self._fresh = leading.number, runtime.now() + runtime.tuning.client.step_values_s
         return Made(result)
 
-    def _asked(self, prepares: bool) -> Holds:
+    def _ask_values(self, prepares: bool) -> Holds:
         """The values that the ps have now."""
         connection, peers = self._connection, self._open()
         if not peers:
@@ -251,7 +251,7 @@ class AtOnce:
                     lent = answer.lent
                 else:
                     usual = False
-                if lent and (hold := held(asked[number], number, lent[0], lent[2])) is not None:
+                if lent and (hold := hold_lent(asked[number], number, lent[0], lent[2])) is not None:
                     holds.append(hold)
             if len(holds) == len(asked):
                 self._holds, holds = holds, []
