@@ -137,11 +137,12 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
         from dps.data.serving import load_part
 
         return serve(environ, args, load_part(args.program, rest, environ, args.datasets))
-    if args.checkpoint_root and job in ("chief", "ps"):  # a program may write elsewhere what is its own
+    root = environ.get("DPS_CHECKPOINT_ROOT")
+    if root and job in ("chief", "ps"):  # a program may write elsewhere what is its own
         from dps.checkpoint.storage import LocalStorage
         from dps.transport.runtime import real_runtime
 
-        real_runtime().storage = LocalStorage(args.checkpoint_root)
+        real_runtime().storage = LocalStorage(root, may_be_missing=not args.checkpoint_root)
     if job in ("chief", "ps"):
         if args.program and args.job:  # with jobs from the environment, all tasks have the same command line
             raise ConfigError(f"a {job} runs no program; leave --program out")
@@ -200,7 +201,8 @@ def tell_the_chief(environ: dict[str, str], code: int) -> None:
 
 
 def task_environment(args: argparse.Namespace) -> dict[str, str]:
-    """The environment for `Server.from_env`: from flags, then the environment, then defaults."""
+    """The environment for `Server.from_env`: from flags, then, where no flag names the task, from the environment that
+    does, then defaults. A checkpoint root in the environment always counts."""
     from dps.cluster.spec import ClusterSpec, Task, job_name
 
     cluster, own = ClusterSpec({}), None
@@ -218,13 +220,14 @@ def task_environment(args: argparse.Namespace) -> dict[str, str]:
         cluster, own = resolve()
     given = args.job and job_name(args.job)
     own = None if given and own and own.job != given else own
-    job = given or (own.job if isinstance(own, Task) else os.environ.get("DPS_JOB"))
+    named = os.environ if not given and own is None else {}
+    job = given or (own.job if isinstance(own, Task) else named.get("DPS_JOB"))
     task = args.task if args.task is not None else (own.index if isinstance(own, Task) else None)
     if job is None:
         raise ConfigError(f"which job is this task of? Give --job {', '.join(JOBS)} (or TF_CONFIG)")
     job = job_name(job)
-    task = 0 if task is None and job == "evaluator" else task
-    environ = {"DPS_JOB": job, "DPS_TASK": "" if task is None else str(task)}
+    index = named.get("DPS_TASK") or ("0" if job == "evaluator" else "")
+    environ = {"DPS_JOB": job, "DPS_TASK": index if task is None else str(task)}
     if cluster:
         import json
 
@@ -232,11 +235,13 @@ def task_environment(args: argparse.Namespace) -> dict[str, str]:
         environ["DPS_CHIEF"] = ""
     else:
         environ["DPS_CLUSTER"] = ""
-        environ["DPS_CHIEF"] = args.chief or DEFAULT_CHIEF
-    settings = {
+        environ["DPS_CHIEF"] = args.chief or named.get("DPS_CHIEF") or DEFAULT_CHIEF
+    flags = {
         "DPS_WORKERS": args.workers, "DPS_PS": args.ps, "DPS_UPDATE": args.update, "DPS_DEVICE": args.device or None,
-        "DPS_THREADS": args.threads or None, "DPS_CHECKPOINT_ROOT": args.checkpoint_root,
+        "DPS_THREADS": args.threads or None,
     }  # fmt: skip
+    settings = {name: named.get(name) if value is None else value for name, value in flags.items()}
+    settings["DPS_CHECKPOINT_ROOT"] = args.checkpoint_root or os.environ.get("DPS_CHECKPOINT_ROOT")
     listens = addresses(args)
     if job == "chief" and not cluster:
         from dps.cluster.address import check_address
@@ -247,7 +252,12 @@ def task_environment(args: argparse.Namespace) -> dict[str, str]:
         if args.chief and listens["DPS_BIND"] != args.chief:
             listens["DPS_BIND"] = bound(listens["DPS_BIND"], args.chief)
             listens.setdefault("DPS_ADVERTISE", args.chief)
-    return environ | listens | {name: str(value) for name, value in settings.items() if value is not None}
+    environ |= listens | {name: str(value) for name, value in settings.items() if value not in (None, "")}
+    from dps.cluster.identity import number_of
+
+    for name in ("DPS_TASK", "DPS_WORKERS", "DPS_PS"):
+        number_of(environ, name)
+    return environ
 
 
 def from_resolver(args: argparse.Namespace) -> tuple[ClusterSpec, Task | None]:

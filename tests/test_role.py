@@ -15,9 +15,11 @@ import pytest
 import dps
 from dps import role
 from dps.cluster.address import parse
+from dps.errors import ConfigError
 from dps.launch.programs.program import exit_code as code_of
 from dps.launch.programs.program import run_program
 from dps.process import config
+from dps.role import DEFAULT_CHIEF
 from dps.task.served_task import serving
 from dps.transport.current import runtime
 
@@ -145,6 +147,33 @@ def test_the_cluster_flag_goes_before_hosts_and_those_before_tf_config(monkeypat
 def test_with_the_chiefs_address_only_the_task_may_be_left_out() -> None:
     found = environment("--job", "worker", "--chief", "127.0.0.1:7000")
     assert (found["DPS_CHIEF"], found["DPS_TASK"], "DPS_BIND" in found) == ("127.0.0.1:7000", "", False)
+
+
+def test_a_task_that_the_environment_names_has_its_settings_from_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {
+        "DPS_JOB": "ps", "DPS_TASK": "1", "DPS_CHIEF": "node1:7000", "DPS_WORKERS": "4", "DPS_PS": "2",
+        "DPS_UPDATE": "sync", "DPS_DEVICE": "cpu", "DPS_THREADS": "2", "DPS_CHECKPOINT_ROOT": "/kept",
+    }  # fmt: skip
+    for name, value in there.items():
+        monkeypatch.setenv(name, value)
+    assert there.items() <= environment().items()
+    flags = ("--chief", "node2:1", "--task", "0", "--ps", "3", "--checkpoint-root", "/other")
+    changed = {"DPS_CHIEF": "node2:1", "DPS_TASK": "0", "DPS_PS": "3", "DPS_CHECKPOINT_ROOT": "/other"}
+    assert (there | changed).items() <= environment(*flags).items()
+    found = environment("--job", "ps", "--task", "0")  # another task, such as one that a program of this one starts
+    assert found == {
+        "DPS_JOB": "ps", "DPS_TASK": "0", "DPS_CLUSTER": "", "DPS_CHIEF": DEFAULT_CHIEF, "DPS_CHECKPOINT_ROOT": "/kept",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["DPS_TASK", "DPS_WORKERS", "DPS_PS"])
+def test_a_number_in_the_environment_that_is_none_is_one_clear_error(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DPS_JOB", "worker")
+    monkeypatch.setenv(name, "two")
+    with pytest.raises(ConfigError, match=f"got {name}='two', wanted a number from 0"):
+        environment()
 
 
 def test_where_a_task_listens_comes_from_its_flags_and_then_from_the_environment(

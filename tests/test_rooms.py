@@ -99,8 +99,9 @@ def test_the_contracts_know_the_core_and_what_stands_on_it() -> None:
 # -- what a newcomer asks ------------------------------------------------------------------------------------------
 
 QUESTIONS = [
-    "Where is a push applied?", "Where does a synchronous step close?", "Where is a token checked?",
-    "Where is a checkpoint committed?", "How does a launch engine plug in?", "How do I add an optimizer?",
+    "Where is a push applied?", "Where does a synchronous step close?", "Where is a key or token checked?",
+    "Where is a checkpoint committed?", "Where is a published version cut?",
+    "Which environment variables are there?", "How does a launch engine plug in?", "How do I add an optimizer?",
     "How do I add an update mode?", "How do I add a hook?", "How do I add a placement?",
 ]  # fmt: skip
 

@@ -98,9 +98,9 @@ class LocalStorage:
     No file is read or written through a symbolic link. Below a root no folder is entered through one, either.
     """
 
-    def __init__(self, root: str = "") -> None:
-        """Raises ConfigError for a root that is no folder."""
-        if root and not os.path.isdir(root):
+    def __init__(self, root: str = "", may_be_missing: bool = False) -> None:
+        """Raises ConfigError for a root that is no folder. One that `may_be_missing` is made with the first file."""
+        if root and not os.path.isdir(root) and (os.path.lexists(root) or not may_be_missing):
             raise ConfigError(f"got --checkpoint-root {root}, which is no folder; make it, or give another")
         self.root = os.path.realpath(root) if root else ""
         self._asked = os.path.abspath(root) if root else ""

@@ -72,6 +72,8 @@ class Checkpoints:
         """The positions of the input for this checkpoint."""
         self._failure = ""
         """What the last save failed by, if it failed; a second try that fails alike is not logged."""
+        self._old_stay = ""
+        """Why old checkpoints could not be removed after the last save; likewise."""
 
     @property
     def is_busy(self) -> bool:
@@ -151,14 +153,24 @@ class Checkpoints:
         try:
             manifest = self._manifest(step, revision, cuts, files)
             commit(storage, self.checkpoint_dir, manifest, self._position)
-            retain(storage, self.checkpoint_dir, self.keep)
         except (DpsError, ValueError, OSError) as error:
             self._fail_save(error)
             return
         self._set_newest(manifest)
+        self._remove_old()
         self.node.runtime.record("saved", name=manifest.name, epoch=self.epoch, step=step)
         log.info("%s: saved %s/%s", self.node.name, self.checkpoint_dir, manifest.name)
         self._finish_save(manifest.name, step)
+
+    def _remove_old(self) -> None:
+        """Remove all checkpoints but the last few. The newest counts, also where that fails."""
+        try:
+            retain(self.node.runtime.storage, self.checkpoint_dir, self.keep)
+            self._old_stay = ""
+        except (DpsError, ValueError, OSError) as error:
+            if str(error) != self._old_stay:
+                log.warning("%s: older checkpoints than the last %d stay: %s", self.node.name, self.keep, error)
+            self._old_stay = str(error)
 
     @config.building()
     def _manifest(self, step: int, revision: int, cuts: dict[int, Any], files: dict[int, Any]) -> Manifest:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dps.client.connection import Connection
-from dps.client.lanes import LentVersion, PsPeer, held
+from dps.client.lanes import LentVersion, PsPeer, hold_lent
 from dps.client.pulling import PullMemory, Pulls
 from dps.client.pushing import Pushes, PushOp
 from dps.client.transfers import copy_steadily
@@ -112,7 +112,7 @@ class AtOnce:
             if self._holds:
                 self.note(self._holds)
             return self._holds
-        return self._asked(prepares)
+        return self._ask_values(prepares)
 
     def hand_over(self) -> None:
         """From now on the caller of `held` releases the holds, also after an error."""
@@ -170,13 +170,11 @@ class AtOnce:
         return self._peers
 
     def _usual_peers(self) -> list[PsPeer]:
-        """All ps, if run and model are the usual ones: small shards, each of which has something that is trained; in
-        sync one ps, because with more the step ps decides for all."""
+        """All ps, if run and model are the usual ones: small shards, each of which has something that is trained."""
         connection, layouts = self._connection, self._connection.agreed.plan.layouts
-        most, mode = connection.home.runtime.tuning.small_nbytes, connection.agreed.mode
+        most = connection.home.runtime.tuning.small_nbytes
         small = all(layout.nbytes <= most and layout.trained for layout in layouts.values())
-        apart = len(layouts) == 1 or not mode.is_atomic
-        usual = small and apart and self._pulls.may_come_with_a_push
+        usual = small and self._pulls.may_come_with_a_push
         return [connection.peers[ps] for ps in layouts] if usual else []
 
     def _push(self, peers: Sequence[PsPeer], memories: Sequence[list[int]], reads: bool) -> Made | None:
@@ -202,6 +200,8 @@ class AtOnce:
         for answer in answers:
             if answer.settles:
                 connection.membership.settles = True
+            if answer.lent and answer.lent[1] != leading.step and connection.agreed.mode.is_atomic:
+                self._release()  # else values of several steps might be read together
         result, holds = Push(leading.step, True, max(map(_staleness, answers))), self._holds
         if reads and holds:
             return Made(result, self._copied(holds), holds)
@@ -210,7 +210,7 @@ class AtOnce:
             self._fresh = leading.number, runtime.now() + runtime.tuning.client.step_values_s
         return Made(result)
 
-    def _asked(self, prepares: bool) -> Holds:
+    def _ask_values(self, prepares: bool) -> Holds:
         """The values that the ps have now."""
         connection, peers = self._connection, self._open()
         if not peers:
@@ -251,7 +251,7 @@ class AtOnce:
                     lent = answer.lent
                 else:
                     usual = False
-                if lent and (hold := held(asked[number], number, lent[0], lent[2])) is not None:
+                if lent and (hold := hold_lent(asked[number], number, lent[0], lent[2])) is not None:
                     holds.append(hold)
             if len(holds) == len(asked):
                 self._holds, holds = holds, []

@@ -146,7 +146,7 @@ class LentVersion:
             self.peer.lane.release(request, self.peer.layout.nbytes)
 
 
-def held(peer: PsPeer, request: int, counter: int, names: list[Any]) -> LentVersion | None:
+def hold_lent(peer: PsPeer, request: int, counter: int, names: list[Any]) -> LentVersion | None:
     """Hold the version that the ps keeps for a request. `names`: of the memory of each arena.
 
     None if the memory cannot be read. The session uses the socket from then on.

@@ -147,9 +147,15 @@ class _CastPull(PackedPull):
         assert isinstance(values, np.ndarray), "what is packed is copied"
         base = self.base if piece.base != NO_BASE else None
         try:
-            self.arrived = values if base is None else changed_by(self._packed, base, values)
+            data = values if base is None else changed_by(self._packed, base, values)
         except ProtocolError as error:  # the answer is here, and no other will come
             self.error = error
+            return
+        if crc32(data.data) != piece.checksum:
+            what = "the bytes" if base is None else "the changes"
+            self.error = ProtocolError(f"{what} of a published version from ps:{self.peer.ps} do not lead to it")
+            return
+        self.arrived = data
 
     def parts_of_it(self) -> dict[int, tuple[str, Array]]:
         """The cast and the values of each part, by its index."""
@@ -164,15 +170,12 @@ class _CastPull(PackedPull):
 
 
 def changed_by(packed: PackedLayout, base: Array, arrived: Array) -> Array:
-    """The bytes that a chain of changes makes of others: a checksum, then each length and the changes. Raises
-    ProtocolError if they do not fit, or the result has another checksum."""
+    """The bytes that a chain of changes makes of others: each length, then the changes. Raises ProtocolError if they do
+    not fit."""
     data, reader = base.copy(), ChangesReader(arrived)
-    checksum = int.from_bytes(reader.take_bytes(4).tobytes(), "little")
     while reader.left:
         nbytes = int.from_bytes(reader.take_bytes(4).tobytes(), "little")
         patch(packed, data, reader.take_bytes(nbytes))
-    if crc32(data.data) != checksum:
-        raise ProtocolError("the changes of a published version do not lead to it")
     return data
 
 

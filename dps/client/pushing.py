@@ -227,13 +227,14 @@ class Pushes:
             values = self.assigned.waiting
         operation.values = values
         for peer in connection.peers.values():
-            about = self.about(peer, lend and peer.lane.on, clock if peer.ps == connection.agreed.step_ps else 0)
+            told = clock if peer.ps == connection.agreed.step_ps else 0
+            about = self.begin_message(peer, lend and peer.lane.on, told)
             cargo = self._loader.cargo(peer, gradients, about, values)
             if cargo is not None:
                 found[peer.ps] = cargo
         return operation
 
-    def about(self, peer: PsPeer, lend: bool, clock: int = 0) -> About:
+    def begin_message(self, peer: PsPeer, lend: bool, clock: int = 0) -> About:
         """The common fields of the messages of the next push to a ps. `clock`: for the step ps in bounded mode."""
         connection, lane, times = self._connection, peer.lane, self.times
         steps, ps = connection.steps, peer.ps

@@ -13,7 +13,7 @@ import numpy as np
 from dps.actors.answers import Done, Failed, Waiting
 from dps.actors.requests import Request
 from dps.client.cargo import Cargo
-from dps.client.lanes import LentVersion, PsPeer, held
+from dps.client.lanes import LentVersion, PsPeer, hold_lent
 from dps.errors import Aborted, ProtocolError, Unavailable
 from dps.messages.sessions import (
     APPLIED,
@@ -181,7 +181,7 @@ class PullTransfer(Transfer):
 
     def _read(self, counter: int, step: int, memories: list[Any]) -> bool:
         """Read the values in the ps's memory. False if that fails: then they have to be asked for over the socket."""
-        hold = held(self.peer, self.number, counter, memories)
+        hold = hold_lent(self.peer, self.number, counter, memories)
         if hold is None:
             self._message = changed(self._message, shared=False)
             return False

@@ -136,10 +136,10 @@ def arguments_found(environ: Mapping[str, str]) -> dict[str, Any] | None:
     return {
         "cluster": cluster,
         "job": environ["DPS_JOB"],
-        "task": _number(environ, "DPS_TASK"),
+        "task": number_of(environ, "DPS_TASK"),
         "chief": environ.get("DPS_CHIEF") or None,
-        "workers": _number(environ, "DPS_WORKERS"),
-        "ps": _number(environ, "DPS_PS"),
+        "workers": number_of(environ, "DPS_WORKERS"),
+        "ps": number_of(environ, "DPS_PS"),
         "update": environ.get("DPS_UPDATE") or None,
         "device": environ.get("DPS_DEVICE", ""),
         "threads": environ.get("DPS_THREADS") or "auto",
@@ -195,5 +195,9 @@ def trusts_network(environ: Mapping[str, str]) -> bool:
     return value == "1"
 
 
-def _number(environ: Mapping[str, str], name: str) -> int | None:
-    return int(environ[name]) if environ.get(name) else None
+def number_of(environ: Mapping[str, str], name: str) -> int | None:
+    """The number in a variable; None if it is not set or empty. Raises ConfigError for other text."""
+    text = environ.get(name, "")
+    if text and not (text.isascii() and text.isdigit()):
+        raise ConfigError(f"got {name}={text!r:.40}, wanted a number from 0")
+    return int(text) if text else None

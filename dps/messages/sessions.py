@@ -21,6 +21,9 @@ WINDOW = 8
 NO_BASE = -2
 """`Pull.base` of a session that keeps no version."""
 
+NO_CHECKSUM = -1
+"""`Values.checksum` of values that are of no published version."""
+
 NOTHING: list[Any] = []
 """An empty default. Sharing it is safe, because messages and their contents are never changed."""
 
@@ -98,6 +101,8 @@ class Values(Message, kind=11, roles=ANSWER):
     """Rises with each answer of the ps; two answers may be cut into different pieces."""
     base: int = NO_BASE
     """The bytes are the changes since this version, encoded by `dps.variables.deltas`. NO_BASE: they are values."""
+    checksum: int = NO_CHECKSUM
+    """The CRC-32 of a published version's bytes, after changes. NO_CHECKSUM: of other values it is not taken."""
     arrays: tuple[Array, ...] = ()
 
 
@@ -296,6 +301,8 @@ class Pushed(Message, kind=24, roles=ANSWER):
         about = self.number, self.step, self.staleness, self.counter, self.credit | self.settles << 1
         if not self.lent:
             return *about, *NOT_LENT
+        if len(self.lent) != 3:
+            return None
         counter, step, memories = self.lent
         if memories.__class__ is not list or len(memories) != 1 or memories[0].__class__ is not list:
             return None

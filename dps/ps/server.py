@@ -205,6 +205,8 @@ class PsActor(Actor):
 
     def on_CutShard(self, message: CutShard, sender: Sender) -> None:
         shard = self._shard(message.epoch)
+        if message.cut.startswith(CUT):
+            raise ProtocolError(f"{message.cut!r:.40} is no name of a cut for a checkpoint")
         shard.saving.ask_cut(sender, message.cut)
         shard.mode.order_cut(message.cut)
 

@@ -6,9 +6,11 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import dps
 from tests.examples.processes import Terminals, free_addresses
 
 needs_jax = pytest.mark.skipif(
@@ -90,6 +92,45 @@ def test_as_the_program_of_a_role(how: str, code: int, tmp_path: Path) -> None:
     assert codes == {"chief": min(code, 1), "ps": min(code, 1), "worker": code}, said
     assert said["worker"].count("closed at step 5") == (0 if code else 1), said
     assert "was silent" not in str(said)
+
+
+def train(server: Any, update: str, how: str) -> list[float]:
+    """The program above as a function; returns the values at its end."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    given = {"w": jnp.ones(3)}
+    opt = dps.jax.optimizer(server, given, dps.optim.SGD(0.1), update=update)
+
+    @jax.jit
+    def step(values: Any, state: Any) -> Any:
+        updates, state = opt.update({"w": 2 * values["w"]}, state, values)
+        return optax.apply_updates(values, updates), state
+
+    values, state = opt.pull(), opt.init(given)
+    for _ in range(5):
+        values, state = step(values, state)
+    if how == "raise":
+        raise KeyError("mine")
+    return [float(value) for value in values["w"]]
+
+
+@needs_jax
+@pytest.mark.slow
+@pytest.mark.parametrize("update", ["async", "sync"])
+def test_in_threads_of_a_local_cluster(update: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with dps.LocalCluster(ps=1, workers=2, processes=False) as local:
+        run = local.run(train, update, "well")
+        one, other = run.wait(60).results
+        assert max(row["step"] for row in run.history) >= 5
+        if update == "sync":
+            assert one == other == pytest.approx([0.8**5] * 3)
+        else:  # its own 5 steps, and some of the other's; a gradient of older values takes more away
+            assert all(0 < value < 0.8**5 * 1.01 for value in one + other)
+        with pytest.raises(dps.DpsError, match="KeyError: 'mine'"):
+            local.run(train, update, "raise").wait(60)
+    assert "was silent" not in capfd.readouterr().err
 
 
 @needs_jax

@@ -80,3 +80,9 @@ def test_below_the_root_all_is_as_ever_by_whatever_name_it_is_called(
 def test_a_root_that_is_no_folder_is_told(root: Path) -> None:
     with pytest.raises(ConfigError, match="--checkpoint-root .*nowhere, which is no folder; make it"):
         LocalStorage(str(root / "nowhere"))
+    storage = LocalStorage(str(root / "nowhere"), may_be_missing=True)
+    assert storage.write(str(root / "nowhere" / "run" / "file"), [b"ab"]) == 2
+    with pytest.raises(CheckpointError, match="lies outside of"):
+        storage.write(str(root / "file"), [b"ab"])
+    with pytest.raises(ConfigError, match="which is no folder"):
+        LocalStorage(str(root / "nowhere" / "run" / "file"), may_be_missing=True)

@@ -157,6 +157,25 @@ def test_the_newest_are_kept() -> None:
     assert kept == ["step-000000000004-epoch-000002", "step-000000000005-epoch-000002"]
 
 
+def test_a_disk_that_lets_nobody_remove_old_checkpoints_fails_no_save(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(path: str) -> None:
+        raise CheckpointError(f"cannot remove {path}: Permission denied")
+
+    run = Run(keep=1)
+    monkeypatch.setattr(run.storage, "remove_tree", refused)
+    for step in (3, 4, 5):
+        run.save()
+        run.write(run.cut((step, step), (step, step)))
+    assert run.results == [(f"step-{step:012}-epoch-000002", step) for step in (3, 4, 5)]
+    assert run.checkpoints.saved_name == "step-000000000005-epoch-000002"
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "chief: older checkpoints than the last 1 stay: cannot remove "
+        "run/step-000000000003-epoch-000002/manifest.json: Permission denied"
+    ]
+
+
 def test_a_new_epoch_cuts_a_save_short_and_late_answers_do_nothing() -> None:
     run = Run()
     run.save()

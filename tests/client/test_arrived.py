@@ -109,7 +109,7 @@ def test_pieces_of_two_versions_are_never_mixed() -> None:
 def test_a_ps_that_sends_other_bytes_than_it_says_ends_nothing() -> None:
     wire, transfer = pull(three(), 0, whole=True)
     with pytest.raises(ProtocolError):
-        wire.answer(Values(1, 1, 0, 8, [0], 1, -2, (np.zeros(8, np.uint8),)))
+        wire.answer(Values(1, 1, 0, 8, [0], 1, arrays=(np.zeros(8, np.uint8),)))
     assert not transfer.complete and transfer.values is None
 
 

@@ -133,13 +133,14 @@ def test_a_shard_of_several_dtypes_and_optimizers_goes_at_once_with_the_same_bit
 
 @pytest.mark.parametrize("partitioner", [None, lambda shape, dtype: 2], ids=["whole", "in parts"])
 @pytest.mark.parametrize("in_place", [False, True], ids=["own arrays", "in place"])
-def test_several_ps_are_asked_at_once_with_the_same_bits(partitioner: Any, in_place: bool, asked: Asked) -> None:
+@pytest.mark.parametrize("update", ["async", "sync"])
+def test_several_ps_are_asked_at_once_with_the_same_bits(
+    update: str, partitioner: Any, in_place: bool, asked: Asked
+) -> None:
     def run(shared: bool) -> list[Any]:
         rng, found = np.random.default_rng(7), list[Any]()
-        with (
-            cluster(2, 1) as (server,),
-            session(server, optimizer=dps.optim.Adam(0.1), partitioner=partitioner, shared_memory=shared) as s,
-        ):
+        settings = {"optimizer": dps.optim.Adam(0.1), "partitioner": partitioner, "update": update}
+        with cluster(2, 1) as (server,), session(server, shared_memory=shared, **settings) as s:
             given = s.gradients() if in_place else ones()
             for number in range(6):
                 for array in given.values():
@@ -153,7 +154,8 @@ def test_several_ps_are_asked_at_once_with_the_same_bits(partitioner: Any, in_pl
         return found
 
     small = run(True)
-    assert asked.count("Push at once") == 12 and "Push" not in asked and "Pull" not in asked
+    assert asked.count("Push at once") == 12 and "Push" not in asked
+    assert asked.count("Pull") == (0 if update == "async" else 2)  # in sync a view brings no values of a push
     for one, other in zip(small, run(False), strict=True):
         assert_same(one, other)
 
@@ -185,11 +187,12 @@ def test_of_several_ps_none_gets_a_push_with_nan(asked: Asked) -> None:
         assert not asked and values(s) == (-1.0, -1.0)
 
 
+@pytest.mark.parametrize("update", ["async", "sync"])
 def test_of_several_ps_one_that_does_not_answer_gets_the_same_push_again(
-    monkeypatch: pytest.MonkeyPatch, asked: Asked
+    update: str, monkeypatch: pytest.MonkeyPatch, asked: Asked
 ) -> None:
     hear = Caller.hear
-    with cluster(2, 1) as (server,), session(server) as s:
+    with cluster(2, 1) as (server,), session(server, update=update) as s:
         s.push(ones())
         for deaf in (0, 1):
             with monkeypatch.context() as patch:
@@ -337,12 +340,16 @@ def test_what_takes_too_long_goes_the_ordinary_way_and_counts_once(monkeypatch: 
         assert s.stats()["ps:0"]["applied"] == 2
 
 
-@pytest.mark.parametrize(("ps", "most", "every"), [(1, 700, 11), (2, 900, 13)], ids=["one ps", "several ps"])
+@pytest.mark.parametrize(
+    ("ps", "update", "most", "every"),
+    [(1, "async", 700, 11), (2, "async", 900, 13), (2, "sync", 900, 31)],
+    ids=["one ps", "several ps", "several ps in sync"],
+)
 def test_ctrl_c_at_any_line_neither_loses_nor_doubles(
-    ps: int, most: int, every: int, monkeypatch: pytest.MonkeyPatch
+    ps: int, update: str, most: int, every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tune(monkeypatch, client__step_patience_s=5.0, client__probe_s=60.0)  # sockets would be the ordinary way
-    with cluster(ps, 1) as (server,), session(server) as s:
+    with cluster(ps, 1) as (server,), session(server, update=update) as s:
         for call in (lambda: s.step(ones(4.0)), lambda: s.push(ones(4.0)), s.pull):
             before, line, reached = values(s)[0], 1, True
             while reached and line < most:

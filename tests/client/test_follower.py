@@ -17,6 +17,7 @@ import pytest
 
 import dps
 from dps.errors import ConfigError
+from dps.ps.serving.reading import ShardReads
 from dps.transport.dtypes import dtype_of
 from tests.in_process import cluster
 
@@ -162,12 +163,36 @@ def test_few_changes_are_few_bytes_and_the_bits_are_those_of_a_whole_pull() -> N
                 swapped(fresh)
                 for name, mine in out.items():
                     np.testing.assert_array_equal((fresh.values or {})[name].astype(np.float32), mine)
-        weights._bases[0][2][:] += 1  # a damaged base is noticed, and all is fetched again
+        weights._bases[0][2][:] += 1  # damaged: this is noticed, and all is fetched again
         published = change()
         swapped(weights, out, published.number)
         exact = session.pull(published=published)["a"]
         np.testing.assert_array_equal(out["a"], exact.astype(dtype_of("bfloat16")).astype(np.float32))
         assert weights.failures == 1 and "do not lead to it" in weights.problem
+
+
+def test_damaged_bytes_of_a_whole_version_are_noticed_and_fetched_again(
+    session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    sent = ShardReads.send_bytes
+    damaged: list[str] = []
+
+    def damage(self: ShardReads, sender: Any, counter: int, step: int, data: Any, *more: Any, **others: Any) -> None:
+        if not damaged:
+            damaged.append(self._shard.node.name)
+            data = data.copy()
+            data[len(data) // 2] ^= 1
+        sent(self, sender, counter, step, data, *more, **others)
+
+    monkeypatch.setattr(ShardReads, "send_bytes", damage)
+    push(session)
+    session.publish()
+    with dps.Follower(session._server.target, dtype=None) as weights:
+        out = zeros()
+        swapped(weights, out)
+        np.testing.assert_array_equal(out["hidden"]["w"], np.ones((5, 3), np.float32))
+        assert weights.failures == 1
+        assert f"the bytes of a published version from {damaged[0]} do not lead to it" in weights.problem
 
 
 @pytest.mark.slow

@@ -64,7 +64,7 @@ def test_values_that_cannot_be_read_are_asked_for_over_the_socket() -> None:
     assert not pull.complete and not memory.on
     assert wire.sent[1:] == [Pull(1, 0, 4, 0, -1, [], shared=False)] and not memory.reading
     values = run_of(small(), 0, 7)[:32]
-    wire.requests.feed_answer(2, Values(1, 9, 3, values.nbytes, [0], 1, -2, (values,)), 0.0)
+    wire.requests.feed_answer(2, Values(1, 9, 3, values.nbytes, [0], 1, arrays=(values,)), 0.0)
     assert pull.complete
 
 

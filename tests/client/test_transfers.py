@@ -66,8 +66,7 @@ def pieces_of(plan: Plan, ps: int, run: Any, counter: int, size: int, whole: boo
             layout.data_nbytes,
             [o for o, _ in piece],
             1,
-            -2,
-            tuple(run[o : o + n].copy() for o, n in piece),
+            arrays=tuple(run[o : o + n].copy() for o, n in piece),
         )
         for piece in (layout.whole_pieces(size) if whole else layout.pieces(size))
     ]
@@ -134,7 +133,7 @@ def test_nothing_newer_is_an_answer_without_values() -> None:
 def test_a_piece_that_lies_beside_the_run_is_refused() -> None:
     wire, _ = pull(small(), 0)
     with pytest.raises(ProtocolError):
-        wire.answer(Values(1, 1, 0, 32, [24], 1, -2, (np.zeros(16, np.uint8),)))
+        wire.answer(Values(1, 1, 0, 32, [24], 1, arrays=(np.zeros(16, np.uint8),)))
 
 
 def test_waiting_says_for_whom_and_an_error_ends_the_transfer() -> None:

@@ -175,6 +175,23 @@ def test_a_refused_gradient_is_an_answer_that_uses_up_its_number_and_is_counted(
     assert ps.push(1, 2) == [(1, result(2))]
 
 
+def test_pushes_that_were_held_back_for_a_cut_are_not_held_back_again_by_the_same_order() -> None:
+    ps = Ps(Async())
+    ps.push(1, 1)
+    assert ps.mode.hold_pushes("cut 1") == ps.mode.hold_pushes("cut 1") == [[1, 1], [2, 0]]
+    assert ps.push(1, 2) == [] and ps.value == -1.0
+    ps.mode.resume_pushes("cut 1")
+    assert [answer.number for _, answer in ps.desk.take()] == [2] and ps.value == -2.0
+    assert ps.mode.hold_pushes("cut 1") == [[1, 2], [2, 0]]  # the order comes again, late
+    assert [answer.number for _, answer in ps.push(1, 3)] == [3] and ps.value == -3.0
+    ps.mode.hold_pushes("cut 2")
+    assert ps.push(1, 4) == []
+    ps.mode.hold_pushes("cut 1")
+    assert ps.push(1, 5) == []  # still held back for the second cut
+    ps.mode.resume_pushes("cut 2")
+    assert [answer.number for _, answer in ps.desk.take()] == [4, 5]
+
+
 def test_damping_scales_the_rate() -> None:
     ps = Ps(Async(damping=1.0))
     ps.push(1, 1, counter=0), ps.push(1, 2, counter=0)

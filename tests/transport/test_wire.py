@@ -11,7 +11,7 @@ import ml_dtypes
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 import dps.actors.ref
@@ -92,6 +92,7 @@ USUAL = (
 
 
 @given(USUAL)
+@example(Pushed(0, APPLIED, 0, 0, 0, "", [None]))
 @settings(max_examples=150)
 def test_a_compact_message_is_the_same_message(message: Message) -> None:
     header, arrays = encode(Envelope(message, "ps", 7, "worker:0", 3))
@@ -323,7 +324,7 @@ def test_messages_of_the_same_fields_are_equal_and_one_may_be_made_of_another() 
     assert Done() == Done() and Done() != pull
     assert (
         repr(Values(1, 2, 3, 4, [0], 5))
-        == "Values(epoch=1, counter=2, step=3, nbytes=4, offsets=[0], answer=5, base=-2, arrays=())"
+        == "Values(epoch=1, counter=2, step=3, nbytes=4, offsets=[0], answer=5, base=-2, checksum=-1, arrays=())"
     )
 
 
@@ -336,7 +337,7 @@ def test_a_message_wants_its_fields() -> None:
 
 def test_bfloat16_travels_under_its_name_and_needs_ml_dtypes_where_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     halves = np.array([[1.5, -2.0]], ml_dtypes.bfloat16)
-    packed, frames = encode(Envelope(Values(1, 2, 3, 4, [0], 1, -2, (halves,))))
+    packed, frames = encode(Envelope(Values(1, 2, 3, 4, [0], 1, arrays=(halves,))))
     assert bytes(frames[0].data).hex() == "c03f00c0"
     (back,) = decode(packed, [memoryview(frames[0].tobytes())]).message.arrays  # type: ignore[attr-defined]
     assert (back.dtype, back.tobytes()) == (halves.dtype, halves.tobytes())
@@ -347,7 +348,7 @@ def test_bfloat16_travels_under_its_name_and_needs_ml_dtypes_where_it_comes(monk
 
 def test_arrays_are_not_copied_for_framing() -> None:
     array = np.arange(6.0).reshape(2, 3)
-    _, sent = encode(Envelope(Values(1, 2, 3, 48, [0], 1, -2, (array,))))
+    _, sent = encode(Envelope(Values(1, 2, 3, 48, [0], 1, arrays=(array,))))
     assert sent[0] is array
     frame = memoryview(array.tobytes())
     found = decode(encode(Envelope(Lookup(1, 0, 0, arrays=(array,))))[0], [frame]).message

@@ -77,21 +77,23 @@ class AsyncMode:
     def __init__(self, shard: Shard, settings: Async) -> None:
         self.shard, self.settings = shard, settings
         self.frees = not settings.compensation
-        self._senders: dict[tuple[int, int], Sender] = {}
+        self._askers: dict[tuple[int, int], Sender] = {}
         self._backups: dict[int, list[Array]] = {}
         self._assigned: deque[int] = deque(maxlen=MOST_ASSIGNED)
         """The last versions that only set values, in rising order."""
         self._backoff = EarlyDraftBackoff(shard.node.runtime.tuning.store.most_skipped)
-        self._is_plain = settings == Async() and shard.is_small
+        self._settings_are_plain = settings == Async() and shard.is_small
         """Whether the settings ignore a push's staleness, and a push can be applied without staging."""
-        self._plain = self._is_plain
+        self._is_plain_now = self._settings_are_plain
         """Whether this is so now: not while pushes are held back."""
         self._held: HeldPushes | None = None
+        self._cuts: deque[str] = deque(maxlen=16)
+        """The last cuts for which pushes were held back."""
 
     def accept_push(self, staged: Staged, sender: Sender) -> None:
         incarnation = staged.push.incarnation
         ledger = self.shard.ledgers[incarnation]
-        self._senders[incarnation, staged.push.number] = sender
+        self._askers[incarnation, staged.push.number] = sender
         self._apply_staged(ledger)
         if self._held is not None:
             self._held.finish_if_whole()
@@ -103,7 +105,7 @@ class AsyncMode:
             if self._held is not None and not self._held.may_apply(ledger):
                 return
             result = self._apply_push(ledger, ready)
-            asker = self._senders.pop((ledger.incarnation, ready.push.number), None)
+            asker = self._askers.pop((ledger.incarnation, ready.push.number), None)
             if asker is not None:
                 self.shard.reading.answer_push(asker, result)
 
@@ -112,7 +114,7 @@ class AsyncMode:
         shard, store, layout = self.shard, self.shard.store, self.shard.layout
         is_next = push.number == ledger.done + 1 and not ledger.staged
         is_run = push.form == SHARED and not push.offsets and push.nbytes == layout.gradient_nbytes
-        if not (self._plain and is_next and is_run):
+        if not (self._is_plain_now and is_next and is_run):
             return False
         run = ledger.memory.flats(push.parts, layout)
         step, staleness = self._step(push.step), self._staleness(push.counter)
@@ -156,7 +158,7 @@ class AsyncMode:
         if result is not None:
             self.shard.reading.answer_push(sender, result)
             return
-        self._senders[sender.incarnation, number] = sender
+        self._askers[sender.incarnation, number] = sender
         self.shard.node.answer(sender, Waiting(f"push {number} waits for push {ledger.done + 1} of {ledger.name}"))
 
     def answer_enter(self, sender: Sender) -> None:
@@ -174,20 +176,21 @@ class AsyncMode:
         for incarnation in [i for i in self.shard.ledgers if i not in live]:
             self.shard.forget_session(incarnation)
             self._backups.pop(incarnation, None)
-        self._senders = {key: sender for key, sender in self._senders.items() if key[0] in live}
+        self._askers = {key: sender for key, sender in self._askers.items() if key[0] in live}
         if self._held is not None:
             self._held.finish_if_whole()
 
-    def order_cut(self, name: str) -> None:
-        self.shard.make_copy(name)
+    def order_cut(self, cut: str) -> None:
+        self.shard.make_copy(cut)
 
     def hold_pushes(self, cut: str) -> list[list[int]]:
         from dps.ps.modes.holding import HeldPushes  # here: few runs publish, and a start is short
 
-        if self._held is None or self._held.cut != cut:
+        if cut not in self._cuts:  # an order that comes again late holds nothing back again
             if self._held is not None:
-                self._held.give_up()
-            self._plain = False
+                self._held.end_hold()
+            self._cuts.append(cut)
+            self._is_plain_now = False
             self._held = HeldPushes(self.shard, cut, self._resume)
         return [[incarnation, ledger.done] for incarnation, ledger in self.shard.ledgers.items()]
 
@@ -205,11 +208,11 @@ class AsyncMode:
 
     def resume_pushes(self, cut: str) -> None:
         if self._held is not None and self._held.cut == cut:
-            self._held.give_up()
+            self._held.end_hold()
 
     def _resume(self) -> None:
         """Pushes are not held back any more: apply those that were."""
-        self._held, self._plain = None, self._is_plain
+        self._held, self._is_plain_now = None, self._settings_are_plain
         for ledger in self.shard.ledgers.values():
             self._apply_staged(ledger)
         self.shard.reading.answer_waiting()
@@ -318,7 +321,7 @@ class AsyncMode:
         of the session are handled after the pass. If the ps is lost in between, it loses all that it has applied.
         """
         self._record_applied(ledger, number, step, staleness, credit, counter)
-        asker = self._senders.get((ledger.incarnation, number))
+        asker = self._askers.get((ledger.incarnation, number))
         if asker is None or self.shard.reading.lending.is_wanted(asker.incarnation, asker.request):
             return
         try:
@@ -327,7 +330,7 @@ class AsyncMode:
         except OSError as error:
             log.warning("%s: %s is answered only after the update: %s", self.shard.node.name, ledger.name, error)
         else:
-            del self._senders[ledger.incarnation, number]
+            del self._askers[ledger.incarnation, number]
 
     @property
     def _is_settling(self) -> bool:
@@ -397,7 +400,7 @@ class BoundedMode(AsyncMode):
 
     def __init__(self, shard: Shard, settings: Bounded) -> None:
         super().__init__(shard, Async())
-        self._plain = self._is_plain = False  # results are counted
+        self._is_plain_now = self._settings_are_plain = False  # results are counted
         self.clocks = Clocks(settings.staleness)
         self._waits = Waits(shard.node, shard.ledgers)
         self._timed: set[tuple[int, int]] = set()

@@ -1,4 +1,6 @@
-"""Holds pushes back on a shard in async and bounded mode, so that a published version has the same ones on all ps."""
+"""Holds pushes back on a shard in async and bounded mode, so that a published version has the same ones on all ps.
+
+Of a session that dies meanwhile, it has on each ps those that this one has applied."""
 
 from __future__ import annotations
 
@@ -56,10 +58,10 @@ class HeldPushes:
         what was applied."""
         if self._is_told and not self._is_over and not self._missing():
             self._shard.make_copy(self.cut)
-            self.give_up()
+            self.end_hold()
 
-    def give_up(self) -> None:
-        """Go on without a copy, if none was made."""
+    def end_hold(self) -> None:
+        """Let pushes be applied again, whether the copy was made or not."""
         if not self._is_over:
             self._is_over = True
             self._resume()
@@ -71,12 +73,12 @@ class HeldPushes:
     def _expire(self) -> None:
         if not self._is_over and not self._shard.ended and not self._is_told:
             log.warning("%s: the chief is silent; pushes are not held back any more", self._shard.node.name)
-            self.give_up()
+            self.end_hold()
 
     def _deliver_expired(self, sender: Sender) -> None:
         if self._is_over or self._shard.ended:
             return
-        late = ", ".join(sorted(ledger.name for ledger in self._missing()))
+        late = ", ".join(sorted(ledger.name for ledger in self._missing())) or "no session"
         text = f"{self._shard.node.name} has waited {DELIVER_S:.0f} s for pushes of {late} that are on their way"
         self._shard.node.answer(sender, DeadlineExceeded(text))
-        self.give_up()
+        self.end_hold()

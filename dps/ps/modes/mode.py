@@ -56,7 +56,7 @@ class Mode(Protocol):
     def on_decide(self, message: Decide) -> None:
         """The step ps has decided on a step, in sync."""
 
-    def order_cut(self, name: str) -> None:
+    def order_cut(self, cut: str) -> None:
         """A checkpoint or a published version is wanted: have `shard.make_copy(name)` called at the right moment."""
 
     def hold_pushes(self, cut: str) -> list[list[int]]:

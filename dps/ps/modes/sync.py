@@ -248,12 +248,12 @@ class SyncMode:
             self._carry_out_one(_decided(decision), decision.cut)
         self.shard.reading.answer_waiting()
 
-    def order_cut(self, name: str) -> None:
+    def order_cut(self, cut: str) -> None:
         """Copy the shard between two steps, the same two on every ps: the step ps numbers the cut as a decision."""
         self._report_kept()
-        if self.quorum is not None and name not in self._cuts:
-            self._cuts = [*self._cuts[-MOST_CUTS:], name]
-            self._issue_decision(Decision(self.quorum.step), name)
+        if self.quorum is not None and cut not in self._cuts:
+            self._cuts = [*self._cuts[-MOST_CUTS:], cut]
+            self._issue_decision(Decision(self.quorum.step), cut)
 
     def hold_pushes(self, cut: str) -> list[list[int]]:
         raise ValueError(f"{self.shard.node.name} cuts between two steps, and holds no pushes back")

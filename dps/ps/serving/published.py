@@ -41,8 +41,8 @@ class _Copy:
     number: int = 0
     label: str = ""
     step: int = 0
-    packed: dict[str, Array] = field(default_factory=dict)
-    """Its bytes by form, once they are made."""
+    packed: dict[str, tuple[Array, int]] = field(default_factory=dict)
+    """By form its bytes, once they are made, and their checksum."""
     wanted: dict[str, list[tuple[Sender, int]]] = field(default_factory=dict)
     """Who waits for bytes that are being made, by their form, and which version each has."""
 
@@ -139,15 +139,14 @@ class PublishedVersions:
         if packed is None:
             hold = Hold(copy.counter, copy.at_step, copy.arrays, [], (), threading.Lock())
             shard.reading.send_copy(sender, pull, hold)
-        elif (data := copy.packed.get(packed.key)) is not None:
-            self._send(copy, sender, packed.key, data, pull.base)
+        elif packed.key in copy.packed:
+            self._send(copy, sender, packed.key, pull.base)
         elif packed.key in copy.wanted:
             others = [waits for waits in copy.wanted[packed.key] if _key(waits[0]) != _key(sender)]
             copy.wanted[packed.key] = [*others, (sender, pull.base)]
         elif len(copy.packed) + len(copy.wanted) >= shard.node.runtime.tuning.serving.packed_ways:
-            self._send(
-                copy, sender, "", self._packed(copy, packed), NO_BASE
-            )  # too many forms to keep the bytes of each
+            data = self._packed(copy, packed)  # too many forms to keep the bytes of each
+            self._send_whole(copy, sender, data, crc32(data.data))
         else:
             self._make(copy, packed, sender, pull.base)
 
@@ -172,7 +171,7 @@ class PublishedVersions:
                 node.answer(waiting, error)
 
         def made(form: _Form, changes: Array | None) -> None:
-            copy.packed[key] = form.data
+            copy.packed[key] = form.data, form.checksum
             now = self._forms.get(key)
             if now is None or now.number < form.number:
                 form.changes = {} if now is None else now.changes
@@ -183,7 +182,7 @@ class PublishedVersions:
                 self._keep_form(key, form)
             for waiting, has in copy.wanted.pop(key):
                 if not self._shard.ended:
-                    self._send(copy, waiting, key, form.data, has)
+                    self._send(copy, waiting, key, has)
 
         node.runtime.spawn(f"cast version {copy.number}", work)
 
@@ -203,19 +202,22 @@ class PublishedVersions:
 
         return pack(packed, values)
 
-    def _send(self, copy: _Copy, sender: Sender, key: str, data: Array, base: int) -> None:
+    def _send(self, copy: _Copy, sender: Sender, key: str, base: int) -> None:
         """Send the bytes of a form, or what leads to them from the version `base`, if that is known and shorter."""
-        if sender.incarnation not in self._shard.ledgers:
-            return
+        data, checksum = copy.packed[key]
         changes = None if base == NO_BASE else self._changes(copy.number, key, base)
         if changes is None or changes.nbytes > WORTH * data.nbytes:
-            self._shard.reading.send_bytes(sender, copy.counter, copy.at_step, data)
-        else:
-            self._shard.reading.send_bytes(sender, copy.counter, copy.at_step, changes, base)
+            self._send_whole(copy, sender, data, checksum)
+        elif sender.incarnation in self._shard.ledgers:
+            self._shard.reading.send_bytes(sender, copy.counter, copy.at_step, changes, base, checksum)
+
+    def _send_whole(self, copy: _Copy, sender: Sender, data: Array, checksum: int) -> None:
+        if sender.incarnation in self._shard.ledgers:
+            self._shard.reading.send_bytes(sender, copy.counter, copy.at_step, data, checksum=checksum)
 
     def _changes(self, number: int, key: str, base: int) -> Array | None:
-        """The checksum of a version's bytes, then the changes from version to version that lead to it, each after its
-        length; None if some of them are not known."""
+        """The changes from version to version that lead to this one, each after its length; None if some of them are
+        not known."""
         form, found, at = self._forms.get(key), list[Array](), base
         if form is None or form.number != number:
             return None
@@ -224,7 +226,7 @@ class PublishedVersions:
                 return None
             at, changes = form.changes[at]
             found += [np.array([changes.nbytes], "<u4").view(np.uint8), changes]
-        chain: Array = np.concatenate([np.array([form.checksum], "<u4").view(np.uint8), *found])
+        chain: Array = np.concatenate(found) if found else np.empty(0, np.uint8)
         return chain
 
 

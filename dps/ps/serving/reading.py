@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dps.actors.answers import Waiting
 from dps.actors.authorization import CountLimit
 from dps.actors.ref import Sender
-from dps.messages.sessions import NO_BASE, REFUSED, NotNewer, Pull, Pushed, Release, SharedValues, Values
+from dps.messages.sessions import NO_BASE, NO_CHECKSUM, REFUSED, NotNewer, Pull, Pushed, Release, SharedValues, Values
 from dps.ps.serving.buffer_wait import Wait
 from dps.ps.serving.lending import Lending
 from dps.ps.serving.long_waits import LongWaits
@@ -245,14 +245,16 @@ class ShardReads:
         data, base = (data, NO_BASE) if changes is None else (changes, base)
         self.send_bytes(read.sender, store.counter, store.step, data, base)
 
-    def send_bytes(self, sender: Sender, counter: int, step: int, data: Array, base: int = NO_BASE) -> None:
-        """Send the packed bytes of a version, or its changes since `base`."""
+    def send_bytes(
+        self, sender: Sender, counter: int, step: int, data: Array, base: int = NO_BASE, checksum: int = NO_CHECKSUM
+    ) -> None:  # fmt: skip
+        """Send the packed bytes of a version, or its changes since `base`. `checksum`: as of `Values`."""
         number = self._sending.next_number()
         self._shard.ledgers[sender.incarnation].sent += data.nbytes
         for piece in cut([(0, data.nbytes)], self._shard.node.runtime.tuning.piece_nbytes):
             arrays = tuple(data[offset : offset + n] for offset, n in piece)
             about, offsets = (self._shard.epoch, counter, step), [offset for offset, _ in piece]
-            self._shard.node.answer(sender, Values(*about, data.nbytes, offsets, number, base, arrays))
+            self._shard.node.answer(sender, Values(*about, data.nbytes, offsets, number, base, checksum, arrays))
 
     def send_copy(self, sender: Sender, pull: Pull, hold: Hold) -> None:
         """Send a copy of an earlier version."""
