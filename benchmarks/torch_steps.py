@@ -57,7 +57,8 @@ def train(server: Any, size: str, optimizer: str, rounds: int) -> list[tuple[Bur
         in_step, began = 0.0, time.perf_counter()
         for _ in range(CALLS[size]):
             opt.zero_grad()
-            torch.nn.functional.cross_entropy(model(images), labels).backward()
+            loss: Any = torch.nn.functional.cross_entropy(model(images), labels)
+            loss.backward()
             before = time.perf_counter()
             opt.step()
             in_step += time.perf_counter() - before
