@@ -45,12 +45,17 @@ class Machine:
 
 
 @contextlib.contextmanager
-def star(rates: Mapping[str, int], congestion: str = "") -> Iterator[dict[str, Machine]]:
+def star(
+    rates: Mapping[str, int], congestion: str = "", queue_ms: int = 100, burst_kb: int = 128
+) -> Iterator[dict[str, Machine]]:
     """The machines by name; at the end they are gone.
 
     Args:
         rates: Each machine's link in Mbit/s, each way; 0: no limit.
         congestion: What TCP uses there: cubic, bbr, ...; "": what this host uses.
+        queue_ms: How long bytes wait at most before a limited link; more of them are dropped.
+        burst_kb: How much passes a limited link at once after a pause. From 64 on the kernel counts large blocks with
+            one header, not frames of 1,500 bytes.
 
     Raises:
         NoLinks: No root, no iproute2, or a kernel that refuses one of its commands.
@@ -59,7 +64,8 @@ def star(rates: Mapping[str, int], congestion: str = "") -> Iterator[dict[str, M
     stem = f"dps-{os.getpid()}-{next(_made)}"
     switch, hosts = f"{stem}-switch", NETWORK.hosts()
     machines = {
-        name: Machine(f"{stem}-{number}", str(host)) for number, (name, host) in enumerate(zip(rates, hosts, strict=False))
+        name: Machine(f"{stem}-{number}", str(host))
+        for number, (name, host) in enumerate(zip(rates, hosts, strict=False))
     }
     spaces = [switch, *(machine.space for machine in machines.values())]
     try:
@@ -69,7 +75,11 @@ def star(rates: Mapping[str, int], congestion: str = "") -> Iterator[dict[str, M
         run("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
         run("ip", "-n", switch, "link", "set", "bridge", "up")
         for number, (name, machine) in enumerate(machines.items()):
-            _plug(machine, switch, f"port{number}", rates[name], congestion)
+            _plug(machine, switch, f"port{number}", congestion)
+            if rates[name]:
+                limit = ["rate", f"{rates[name]}mbit", "burst", f"{burst_kb}kb", "latency", f"{queue_ms}ms"]
+                for space, device in ((machine.space, CABLE), (switch, f"port{number}")):
+                    run("ip", "netns", "exec", space, "tc", "qdisc", "add", "dev", device, "root", "tbf", *limit)
         yield machines
     finally:
         for space in spaces:
@@ -86,10 +96,12 @@ def run(*command: str) -> None:
     """Run a command that has to succeed. Raises NoLinks with what it said."""
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
-        raise NoLinks(f"network namespaces need root and iproute2; {' '.join(command)}: {' '.join(done.stderr.split())}")
+        raise NoLinks(
+            f"network namespaces need root and iproute2; {' '.join(command)}: {' '.join(done.stderr.split())}"
+        )
 
 
-def _plug(machine: Machine, switch: str, port: str, megabits: int, congestion: str) -> None:
+def _plug(machine: Machine, switch: str, port: str, congestion: str) -> None:
     """Connect a machine with a port of the switch."""
     ends = ["link", "add", port, "netns", switch, "type", "veth", "peer", "name", CABLE, "netns", machine.space]
     run("ip", *ends)
@@ -99,15 +111,6 @@ def _plug(machine: Machine, switch: str, port: str, megabits: int, congestion: s
     if congestion:
         route = [str(NETWORK), "dev", CABLE, "src", machine.address, "congctl", congestion]
         run("ip", "-n", machine.space, "route", "replace", *route)
-    if megabits:
-        for space, device in ((machine.space, CABLE), (switch, port)):
-            limit = ["rate", f"{megabits}mbit", "burst", burst(megabits), "latency", "100ms"]
-            run("ip", "netns", "exec", space, "tc", "qdisc", "add", "dev", device, "root", "tbf", *limit)
-
-
-def burst(megabits: int) -> str:
-    """What may pass at once after a pause: 3 ms of the rate, so that what small calls get for nothing stays small."""
-    return f"{min(128, max(32, megabits * 32 // 100))}kb"
 
 
 def on_the_cable() -> tuple[int, int]:

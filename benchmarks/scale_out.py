@@ -1,19 +1,21 @@
 """More ps, where the ps's network cards are the limit: dps beside raw TCP, and torch RPC, over the same slow links.
 
     sudo python benchmarks/scale_out.py                                     # all of it: about 40 minutes
-    sudo python benchmarks/scale_out.py --megabytes 16 --workers 1,4 --rounds 1    # about 6 minutes
+    sudo python benchmarks/scale_out.py --megabytes 20 --workers 1,4 --rounds 1    # about 10 minutes
     sudo python benchmarks/scale_out.py --json > out.json
-    python benchmarks/scale_out.py --plot out.json                          # the picture of an earlier run
+    python benchmarks/scale_out.py --plot out.json ...                      # table and picture of earlier runs
 
 Chief, each ps and each worker are network namespaces around a switch; `tc` limits the link of each ps, both ways. The
 links of workers have no limit, so what the ps's links carry is the limit, also on a host of two cores. Needs Linux,
-root and iproute2. Works: `step` (gradients up, values down), `push`, `pull`, and `rows` (a lookup of rows, then a push
-of their gradients) of a table with a part on each ps; SGD, with keys. In a round all workers make as many calls of
-each system, by turns, each from the same moment on. MB/s: values or gradients in one direction, of all workers, until
-the last one has finished. Raw TCP moves as many bytes over a connection from each worker to each ps, and does nothing
-with them: a synchronous step's values leave when all gradients are here, others' at once. torch RPC (not encrypted,
-TensorPipe over TCP) is measured where build/peers/torch has it (`benchmarks/peers/run.py --environments`), or --torch
-names a Python that has it.
+root and iproute2.
+
+Works: `step` (gradients up, values down), `push`, `pull`, and `rows` (a lookup of rows, then a push of their gradients)
+of a table with a part on each ps; SGD, with keys. In a round all workers make as many calls of each system, by turns.
+MB/s: values or gradients in one direction, of all workers, from when each has made a call until the first has made its
+last. Raw TCP moves as many bytes over a connection from each worker to each ps, and does nothing with them: a
+synchronous step's values leave when all gradients are here, others' at once. torch RPC (TensorPipe over TCP, without
+encryption) is measured where build/peers/torch has it (`benchmarks/peers/run.py --environments`), or --torch names a
+Python that has it.
 """
 
 from __future__ import annotations
@@ -48,6 +50,10 @@ TORCH = ROOT / "build" / "peers" / "torch" / "bin" / "python"
 WORKS, UPDATES = ("step", "push", "pull", "rows"), ("async", "sync")
 START_S, SLACK = 120.0, 20.0
 """How long processes may take to start; and how many times as long as its link needs a work may take, beside 60 s."""
+BURST_KB = 80
+"""A small call gets no more than this from each ps for nothing."""
+FEWEST = 2
+"""The fewest calls of a worker that count in a round."""
 GOAL_TIMES, GOAL_OF_RAW = 3.2, 0.85
 
 
@@ -71,11 +77,13 @@ class Case:
         return ways * self.workers * self.nbytes / (self.ps * self.megabits * 125_000 * MOST)
 
     def calls(self, seconds: float) -> int:
-        return max(1, round(seconds / self.link_s))
+        """How many calls each worker makes in a round: those of so many seconds, and one before they count."""
+        return 1 + max(FEWEST, round(seconds / self.link_s))
 
-    def share(self, seconds: float, calls: int) -> float:
-        """Which part of the rate of all links carries values or gradients, in one direction."""
-        return calls * self.workers * self.nbytes / seconds / (self.ps * self.megabits * 125_000)
+    def share(self, per_s: float) -> float:
+        """Which part of the rate of all links carries values or gradients in one direction, at so many calls a second
+        of all workers."""
+        return per_s * self.nbytes / (self.ps * self.megabits * 125_000)
 
 
 class Ended(Exception):
@@ -120,21 +128,35 @@ class Side:
         self.lines(self._workers, START_S)
 
     def make(self, calls: int, within_s: float) -> tuple[float, float]:
-        """So many calls in each worker. Returns seconds from the first one's begin to the last one's end, and the bytes
-        that have left and come at all workers."""
+        """So many calls in each worker. Returns calls a second (see `rate`), and the bytes that have left and come at
+        all workers."""
         for worker in self._workers:
             assert worker.stdin is not None
             worker.stdin.write(f"{calls}\n")
             worker.stdin.flush()
         found = [json.loads(line) for line in self.lines(self._workers, within_s)]
-        began, ended, left, came = zip(*found, strict=True)
-        return max(ended) - min(began), sum(left) + sum(came)
+        return rate([each["times"] for each in found]), sum(each["nbytes"] for each in found)
 
     def close(self) -> None:
         """End all of them; they lose nothing by it."""
         for process in (*self._workers, *self._others):
             process.kill()
             process.wait(30)
+
+
+def rate(times: Sequence[Sequence[float]]) -> float:
+    """Calls a second of all workers, from when each has made one until the first of them has made its last. A call that
+    is only partly in that time counts in part. So nothing of the time counts in which links fill or run empty.
+
+    `times`: of each worker, when it began and when each call ended. With one call each it is from the first one's begin
+    to the last one's end."""
+    import numpy as np
+
+    begin, end = max(own[1] for own in times), min(own[-1] for own in times)
+    if begin >= end:
+        return sum(len(own) - 1 for own in times) / (max(own[-1] for own in times) - min(own[0] for own in times))
+    made = [np.interp([begin, end], own, range(len(own))) for own in times]
+    return float(sum(last - first for first, last in made)) / (end - begin)
 
 
 def dps_side(side: Side, machines: Mapping[str, Machine], case: Case, keys: str) -> None:
@@ -191,8 +213,8 @@ def measured(case: Case, machines: Mapping[str, Machine], rounds: int, seconds: 
         for number in range(rounds):
             names = list(sides)
             for name in names[number % len(names) :] + names[: number % len(names)]:
-                took_s, nbytes = sides[name].make(calls, within_s)
-                found[name].append(took_s)
+                per_s, nbytes = sides[name].make(calls, within_s)
+                found[name].append(per_s)
                 moved[name].append(nbytes)
     return row_of(case, calls, found, moved)
 
@@ -200,16 +222,16 @@ def measured(case: Case, machines: Mapping[str, Machine], rounds: int, seconds: 
 def row_of(case: Case, calls: int, found: dict[str, list[float]], moved: dict[str, list[float]]) -> dict[str, Any]:
     """The figures of a case."""
     useful = calls * case.workers * case.nbytes
-    ratios = [raw / own for raw, own in zip(found["raw"], found["dps"], strict=True)]
+    ratios = [own / raw for raw, own in zip(found["raw"], found["dps"], strict=True)]
     ways = 2 if case.work in ("step", "rows") else 1
     systems = {
         name: {
-            "seconds": [round(each, 4) for each in took],
-            "MB_per_s": round(useful / statistics.median(took) / 1e6, 2),
-            "share": round(case.share(statistics.median(took), calls), 3),
+            "calls_per_s": [round(each, 4) for each in rates],
+            "MB_per_s": round(statistics.median(rates) * case.nbytes / 1e6, 2),
+            "share": round(case.share(statistics.median(rates)), 3),
             "bytes_for_one": round(statistics.median(moved[name]) / useful / ways, 3),
         }
-        for name, took in found.items()
+        for name, rates in found.items()
     }
     return {
         **asdict(case), "calls": calls, "systems": systems,
@@ -291,15 +313,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4.0, help="of a system in a round, if one call takes less")
     parser.add_argument("--congestion", default="cubic", help="of TCP; empty: this machine's")
+    parser.add_argument("--queue-ms", type=int, default=20, help="of a link: how long bytes wait at most, ms")
     parser.add_argument("--torch", default=str(TORCH) if TORCH.exists() else "", help="a Python that has torch")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--picture", type=Path, help="where to draw")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw an earlier run's JSON, measure nothing")
+    parser.add_argument(
+        "--plot", type=Path, nargs="+", metavar="FILE", help="show JSON of earlier runs, measure nothing"
+    )
     args = parser.parse_args(argv)
     if unknown := set(args.works.split(",")) - set(WORKS) or set(args.updates.split(",")) - set(UPDATES):
         parser.error(f"{', '.join(sorted(unknown))}: wanted some of {', '.join((*WORKS, *UPDATES))}")
     if args.plot:
-        show(json.loads(args.plot.read_text()), args.picture or PICTURE, as_json=False)
+        runs = [json.loads(path.read_text()) for path in args.plot]
+        shown = {**runs[0], **{name: [each for run in runs for each in run[name]] for name in ("results", "failures")}}
+        show(shown, args.picture or PICTURE, as_json=args.json)
         return 0
     rows: list[dict[str, Any]] = []
     failures: list[str] = []
@@ -307,7 +334,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ("ps", max(numbers(args.ps)), args.megabits), ("worker", max(numbers(args.workers)), 0)
     ) for task in range(count)}  # fmt: skip
     try:
-        with star({"chief": 0, **tasks}, args.congestion) as machines:
+        with star({"chief": 0, **tasks}, args.congestion, args.queue_ms, BURST_KB) as machines:
             for case in cases(args):
                 try:
                     rows.append(measured(case, machines, args.rounds, args.seconds, args.torch))

@@ -5,8 +5,8 @@
     scale_out_sides.py raw    {"ps": ["10.78.0.2"], ...}
 
 A worker says `ready`. For each number of calls that it reads from its standard input, it makes as many and writes a
-line of JSON: when it began and ended (seconds of the machine's monotonic clock, which all processes share), and how
-many bytes left and came on its cable. It ends with its standard input.
+line of JSON: when it began and when each call ended (seconds of the machine's monotonic clock, which all processes
+share), and how many bytes left and came on its cable. It ends with its standard input.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     if side == "raw-ps":
         serve(about["workers"])
     elif side == "raw":
-        with raw_calls(about) as call:
+        with RawCalls(about) as call:
             answer_orders(call)
     else:
         train(about)
@@ -58,11 +58,12 @@ def answer_orders(call: Callable[[], object]) -> None:
     """Make calls as the standard input says, until it ends."""
     print("ready", flush=True)
     for line in sys.stdin:
-        before, began = on_the_cable(), time.monotonic()
+        before, times = on_the_cable(), [time.monotonic()]
         for _ in range(int(line)):
             call()
-        ended, after = time.monotonic(), on_the_cable()
-        print(json.dumps([began, ended, after[0] - before[0], after[1] - before[1]]), flush=True)
+            times.append(time.monotonic())
+        moved = sum(on_the_cable()) - sum(before)
+        print(json.dumps({"times": times, "nbytes": moved}), flush=True)
 
 
 def row_lists(task: int, taken: int, count: int = LISTS) -> Iterator[Any]:
@@ -128,7 +129,7 @@ def requests_of(work: str, update: str, nbytes: int, rows: int) -> list[tuple[in
     }[work]
 
 
-class raw_calls:  # noqa: N801
+class RawCalls:
     """A context: the call of a worker of raw TCP, with a connection to each ps. Each gets as many of the bytes."""
 
     def __init__(self, about: dict[str, Any]) -> None:
