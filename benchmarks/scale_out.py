@@ -113,14 +113,14 @@ class Side:
 
     def lines(self, processes: Sequence[subprocess.Popen[str]], within_s: float) -> list[str]:
         """The next line of each. Raises Ended with what was said if one does not come in time."""
-        timer = threading.Timer(within_s, self.close)
+        timer = threading.Timer(within_s, self.kill)
         timer.start()
         try:
             found = [process.stdout.readline() for process in processes if process.stdout is not None]
         finally:
             timer.cancel()
         if not all(found):
-            said = "".join(log.seek(0) * "" + log.read()[-1500:] for log in self._logs if not log.closed)
+            said = "".join(log.read()[-1500:] for log in self._logs if log.seek(0) == 0)
             raise Ended(f"{self.name}: a process has ended, or did not answer within {within_s:.0f} s\n{said}")
         return found
 
@@ -137,11 +137,22 @@ class Side:
         found = [json.loads(line) for line in self.lines(self._workers, within_s)]
         return rate([each["times"] for each in found]), sum(each["nbytes"] for each in found)
 
-    def close(self) -> None:
+    def kill(self) -> None:
         """End all of them; they lose nothing by it."""
         for process in (*self._workers, *self._others):
             process.kill()
+
+    def close(self) -> None:
+        """End all of them, and give back what they used."""
+        self.kill()
+        for process in (*self._workers, *self._others):
             process.wait(30)
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):
+                        pipe.close()
+        for log in self._logs:
+            log.close()
 
 
 def rate(times: Sequence[Sequence[float]]) -> float:
@@ -284,12 +295,14 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 def meaning(rows: Sequence[dict[str, Any]]) -> str:
     """One line that says what the table means."""
     told: list[str] = []
-    most = max((row["ps"] for row in rows), default=0)
+    fewest, most = (choose((row["ps"] for row in rows), default=0) for choose in (min, max))
     for work in dict.fromkeys(row["work"] for row in rows):
         times = [t for row, t in zip(rows, times_of_one(rows).values(), strict=True)
                  if row["work"] == work and row["ps"] == most]  # fmt: skip
         of_raw = [row["of_raw"] for row in rows if row["work"] == work]
-        told.append(f"{work} {span(times)} times as fast with {most} ps as with one, and {span(of_raw)} of raw TCP")
+        told.append(
+            f"{work} {span(times)} times as fast with {most} ps as with {fewest}, and {span(of_raw)} of raw TCP"
+        )
     held = sum(row["of_raw"] >= GOAL_OF_RAW for row in rows)
     goals = f"(goals: {GOAL_TIMES} times with 4 ps, {GOAL_OF_RAW} of raw TCP, which {held} of {len(rows)} reach)"
     return f"{'; '.join(told)} {goals}"

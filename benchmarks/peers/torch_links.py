@@ -5,6 +5,7 @@
 Each ps has an equal part of the variables, or of the rows of the table; SGD. A synchronous push is answered when all
 workers have made theirs. A worker takes orders as those of scale_out_sides.py do.
 """
+
 import json
 import os
 import sys
@@ -14,10 +15,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 os.environ["TP_SOCKET_IFNAME"] = os.environ["GLOO_SOCKET_IFNAME"] = "cable"
-import torch
-import torch.distributed.rpc as rpc
+import torch  # noqa: E402
+import torch.distributed.rpc as rpc  # noqa: E402
 
-from benchmarks.scale_out_sides import DIM, TABLE_ROWS, VARIABLES, answer_orders, row_lists
+from benchmarks.scale_out_sides import DIM, TABLE_ROWS, VARIABLES, answer_orders, row_lists  # noqa: E402
 
 ABOUT = json.loads(sys.argv[1])
 LR = 0.01
@@ -41,7 +42,7 @@ def look_up(numbers):
 
 
 def apply(gradients):
-    for value, gradient in zip(VALUES, gradients):
+    for value, gradient in zip(VALUES, gradients, strict=True):
         value.add_(gradient, alpha=-LR)
 
 
@@ -70,9 +71,12 @@ def train():
 
     def all_of(function, *arguments):
         """Call a function on every ps, each with its own arguments, and wait for all."""
-        return [future.wait() for future in
-                [rpc.rpc_async(name, function, args=[each[task] for each in arguments])
-                 for task, name in enumerate(ps)]]
+        return [
+            future.wait()
+            for future in [
+                rpc.rpc_async(name, function, args=[each[task] for each in arguments]) for task, name in enumerate(ps)
+            ]
+        ]
 
     if work == "rows":
         own_rows = -(-TABLE_ROWS // count)
@@ -92,11 +96,13 @@ def train():
         found = torch.empty(len(chosen), DIM)
         for place, part in zip(places, all_of(look_up, numbers), strict=True):
             found[place] = part
-        all_of(push, [update] * count, [False] * count, [apply_rows] * count, numbers,
-               [values[place] for place in places])
+        all_of(
+            push, [update] * count, [False] * count, [apply_rows] * count, numbers, [values[place] for place in places]
+        )
 
     works = {
-        "rows": rows, "pull": lambda: all_of(pull),
+        "rows": rows,
+        "pull": lambda: all_of(pull),
         "push": lambda: all_of(push, [update] * count, [False] * count, [apply] * count, gradients),
         "step": lambda: all_of(push, [update] * count, [True] * count, [apply] * count, gradients),
     }
@@ -105,11 +111,18 @@ def train():
 
 def main():
     options = rpc.TensorPipeRpcBackendOptions(
-        init_method=f"tcp://{ABOUT['first']}:2230", num_worker_threads=16, rpc_timeout=1200, _transports=["uv"],
+        init_method=f"tcp://{ABOUT['first']}:2230",
+        num_worker_threads=16,
+        rpc_timeout=1200,
+        _transports=["uv"],
         _channels=["basic"],
     )
-    rpc.init_rpc(f"{ABOUT['job']}{ABOUT['task']}", rank=ABOUT["rank"], world_size=ABOUT["ps"] + ABOUT["workers"],
-                 rpc_backend_options=options)
+    rpc.init_rpc(
+        f"{ABOUT['job']}{ABOUT['task']}",
+        rank=ABOUT["rank"],
+        world_size=ABOUT["ps"] + ABOUT["workers"],
+        rpc_backend_options=options,
+    )
     if ABOUT["job"] == "worker":
         train()
     rpc.shutdown()
