@@ -26,6 +26,7 @@ import itertools
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -341,6 +342,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         shown = {**runs[0], **{name: [each for run in runs for each in run[name]] for name in ("results", "failures")}}
         show(shown, args.picture or PICTURE, as_json=args.json)
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended, and namespaces are deleted
     rows: list[dict[str, Any]] = []
     failures: list[str] = []
     tasks = {f"{job}:{task}": rate for job, count, rate in (

@@ -65,7 +65,8 @@ def test_the_table_has_growth_shares_and_the_ratio_to_raw_tcp() -> None:
 def test_one_line_says_what_it_means() -> None:
     assert meaning([row(1, 1.5), row(4, 6.0), row(1, 2.0, "rows"), row(4, 4.0, "rows")]) == (
         "step 4.00 times as fast with 4 ps as with 1, and 0.75 of raw TCP; "
-        "rows 2.00 times as fast with 4 ps as with 1, and 0.50 to 1.00 of raw TCP (goals: 3.2 times with 4 ps, 0.85 of raw TCP, which 1 of 4 reach)"
+        "rows 2.00 times as fast with 4 ps as with 1, and 0.50 to 1.00 of raw TCP "
+        "(goals: 3.2 times with 4 ps, 0.85 of raw TCP, which 1 of 4 reach)"
     )
 
 
