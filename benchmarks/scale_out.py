@@ -296,14 +296,13 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 def meaning(rows: Sequence[dict[str, Any]]) -> str:
     """One line that says what the table means."""
     told: list[str] = []
-    fewest, most = (choose((row["ps"] for row in rows), default=0) for choose in (min, max))
+    grown = times_of_one(rows)
     for work in dict.fromkeys(row["work"] for row in rows):
-        times = [t for row, t in zip(rows, times_of_one(rows).values(), strict=True)
-                 if row["work"] == work and row["ps"] == most]  # fmt: skip
-        of_raw = [row["of_raw"] for row in rows if row["work"] == work]
-        told.append(
-            f"{work} {span(times)} times as fast with {most} ps as with {fewest}, and {span(of_raw)} of raw TCP"
-        )
+        own = {number: row for number, row in enumerate(rows) if row["work"] == work}
+        fewest, most = (choose(row["ps"] for row in own.values()) for choose in (min, max))
+        times = span([grown[number] for number, row in own.items() if row["ps"] == most])
+        growth = f"{times} times as fast with {most} ps as with {fewest}, and " if most > fewest else ""
+        told.append(f"{work} {growth}{span([row['of_raw'] for row in own.values()])} of raw TCP")
     held = sum(row["of_raw"] >= GOAL_OF_RAW for row in rows)
     goals = f"(goals: {GOAL_TIMES} times with 4 ps, {GOAL_OF_RAW} of raw TCP, which {held} of {len(rows)} reach)"
     return f"{'; '.join(told)} {goals}"

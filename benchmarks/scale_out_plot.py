@@ -22,11 +22,10 @@ def draw(found: dict[str, Any], path: Path) -> None:
 
     rows = found["results"]
     panels = list(dict.fromkeys((row["work"], row["update"]) for row in rows))
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(3.6 * len(panels), 3.6), squeeze=False)
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(3.6 * len(panels), 3.8), squeeze=False)
     for axis, (work, update) in zip(axes[0], panels, strict=True):
         _panel(axis, f"{work}, {update}", [row for row in rows if (row["work"], row["update"]) == (work, update)])
     axes[0][0].set(ylabel="MB/s of values or gradients, one direction")
-    axes[0][0].legend(fontsize=7)
     megabits = " and ".join(str(each) for each in sorted({row["megabits"] for row in rows}))
     about = f"links of {megabits} Mbit/s for each ps, all on {found['machine']['cores']} cores"
     figure.suptitle(f"More ps, {about}", fontsize=9)
@@ -56,6 +55,7 @@ def _panel(axis: Any, title: str, rows: list[dict[str, Any]]) -> None:
     axis.set(xlabel="ps", title=title, ylim=(0, None))
     axis.set_xticks(ps)
     axis.grid(visible=True, alpha=0.3)
+    axis.legend(fontsize=6)
 
 
 def _megabytes(row: dict[str, Any]) -> float:
