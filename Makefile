@@ -15,7 +15,7 @@ help:
 	@echo "make test      the tests"
 	@echo "make examples  the examples, the notebooks, the pages' code and the other slow tests"
 	@echo "make chaos     kills, pauses and full disks for real processes, and a count of every push (CHAOS_MINUTES=3)"
-	@echo "make networks  two machines as two network namespaces: training, a pulled cable, wrong addresses (needs root, iproute2)"
+	@echo "make networks  machines as network namespaces: training, a pulled cable, wrong addresses, slow links (needs root, iproute2)"
 	@echo "make engines   runs over SSH, on Slurm and on Ray, on daemons of this machine (needs root, openssh-server, Slurm)"
 	@echo "make fuzz      changed messages at everything that decodes them, for an hour (FUZZ_MINUTES=60)"
 	@echo "make docs      the documentation, into build/site"

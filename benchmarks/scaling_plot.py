@@ -52,12 +52,12 @@ def draw(found: dict[str, Any], path: Path) -> None:
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     pyplot.close(figure)
     if path.suffix == ".svg":
-        _label(
+        label_picture(
             path, f"Plots against {', '.join(PANELS[sweep][0] for sweep in there)}: {machine['cores']} cores, {about}"
         )
 
 
-def _label(path: Path, text: str) -> None:
+def label_picture(path: Path, text: str) -> None:
     """Say what a picture shows, for those who do not see it."""
     path.write_text(path.read_text().replace("<svg ", f'<svg role="img" aria-label={quoteattr(text)} ', 1))
 

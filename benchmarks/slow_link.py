@@ -4,8 +4,8 @@
     sudo python benchmarks/slow_link.py --megabits 100 --optimizers SGD,Adagrad --megabytes 25
     sudo python benchmarks/slow_link.py --trees ../before,. --congestion cubic    # two source trees in turn
 
-Chief and ps run in one network namespace, the worker in another; a cable (veth) connects them, and `tc tbf` limits what
-leaves each end. Linux, as root, with iproute2. Share: bytes of values or gradients, each way, for a second, of what the
+Chief and ps run in one network namespace, the worker in another; `tc tbf` limits the link of the former, both ways.
+Linux, as root, with iproute2. Share: bytes of values or gradients, each way, for a second, of what the
 link carries; a TCP connection with frames of 1,500 bytes can have 0.95 of it. Bytes: those that the kernel counted on
 the cable, both ways, for a byte of values or gradients.
 """
@@ -13,10 +13,8 @@ the cable, both ways, for a byte of values or gradients.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
 import os
-import shutil
 import signal
 import socket
 import statistics
@@ -24,16 +22,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-SPACES = {"servers": f"dps-{os.getpid()}-a", "worker": f"dps-{os.getpid()}-b"}
-ADDRESSES = {"servers": "10.78.0.1", "worker": "10.78.0.2"}
-NETWORK = "10.78.0.0/24"
-CHIEF = "10.78.0.1:2220"
+from benchmarks.links import Machine, NoLinks, check_tools, on_the_cable, star  # noqa: E402
+
 VARIABLES, CALLS = 50, 3
 
 
@@ -48,68 +44,51 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--trees", default=str(ROOT), help="folders with dps and this file, measured in turn")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--bare", action="store_true", help="bare TCP sockets instead of dps: what a step could have")
-    parser.add_argument("--side", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--side", nargs=5, help=argparse.SUPPRESS)
     parser.add_argument("--train", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.train:
         train(*args.train)
-    elif args.side:
-        move(args.side[0], *map(int, args.side[1:]))
-    elif os.geteuid() != 0 or shutil.which("tc") is None:
-        print("slow_link.py makes network namespaces: run it as root, with iproute2 (ip, tc)", file=sys.stderr)
+        return 0
+    if args.side:
+        move(*args.side[:2], *map(int, args.side[2:]))
+        return 0
+    try:
+        check_tools()
+        measure_all(args)
+    except NoLinks as error:
+        print(f"slow_link.py: {error}", file=sys.stderr)
         return 2
-    else:
-        trees = [Path(tree).resolve() for tree in args.trees.split(",")]
-        rates = map(int, args.megabits.split(","))
-        for rate, optimizer, _ in itertools.product(rates, args.optimizers.split(","), range(args.rounds)):
-            megabytes = args.megabytes or max(8, rate // 5)
-            for tree in trees:
-                with spaces(rate, args.congestion):
-                    if args.bare:
-                        told = bare(rate, megabytes, args.calls)
-                    else:
-                        told = measured(tree, rate, optimizer, megabytes, args.calls)
-                print("\n".join([str(tree)] * (len(trees) > 1) + [told]), flush=True)
     return 0
 
 
-@contextlib.contextmanager
-def spaces(megabits: int, congestion: str = "") -> Iterator[None]:
-    """The two namespaces and the cable between them. `congestion`: what TCP uses there; "": what it uses anyway."""
-    one, two = SPACES.values()
-    try:
-        for name in SPACES.values():
-            run("ip", "netns", "add", name)
-        run("ip", "link", "add", "cable", "netns", one, "type", "veth", "peer", "name", "cable", "netns", two)
-        for side, name in SPACES.items():
-            run("ip", "-n", name, "address", "add", f"{ADDRESSES[side]}/24", "dev", "cable")
-            for link in ("lo", "cable"):
-                run("ip", "-n", name, "link", "set", link, "up")
-            if congestion:
-                route = [NETWORK, "dev", "cable", "src", ADDRESSES[side], "congctl", congestion]
-                run("ip", "-n", name, "route", "replace", *route)
-            limit = ["rate", f"{megabits}mbit", "burst", "128kb", "latency", "100ms"]
-            run("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", "cable", "root", "tbf", *limit)
-        yield
-    finally:
-        for name in SPACES.values():
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+def measure_all(args: argparse.Namespace) -> None:
+    """Print the lines of all rates, optimizers, rounds and trees."""
+    trees = [Path(tree).resolve() for tree in args.trees.split(",")]
+    rates = map(int, args.megabits.split(","))
+    for rate, optimizer, _ in itertools.product(rates, args.optimizers.split(","), range(args.rounds)):
+        megabytes = args.megabytes or max(8, rate // 5)
+        for tree in trees:
+            with star({"servers": rate, "worker": 0}, args.congestion) as machines:
+                if args.bare:
+                    told = bare(machines, rate, megabytes, args.calls)
+                else:
+                    told = measured(machines, tree, rate, optimizer, megabytes, args.calls)
+            print("\n".join([str(tree)] * (len(trees) > 1) + [told]), flush=True)
 
 
-def run(*command: str) -> None:
-    """Run a command that has to succeed."""
-    subprocess.run(command, check=True, capture_output=True)
-
-
-def measured(tree: Path, megabits: int, optimizer: str, megabytes: int, calls: int) -> str:
+def measured(
+    machines: Mapping[str, Machine], tree: Path, megabits: int, optimizer: str, megabytes: int, calls: int
+) -> str:  # fmt: skip
     """What the worker prints, of a cluster of its own."""
     environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
-    role = [sys.executable, "-m", "dps.role", "--trusted-network", "--chief", CHIEF, "--job"]
-    inside = {side: ["ip", "netns", "exec", name] for side, name in SPACES.items()}
+    chief = f"{machines['servers'].address}:2220"
+    role = [sys.executable, "-m", "dps.role", "--trusted-network", "--chief", chief, "--job"]
+    inside = {side: machine.enter for side, machine in machines.items()}
     quiet = {"cwd": tree, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": environment}
     others = [
         subprocess.Popen([*inside["servers"], *role, *flags], **quiet)  # type: ignore[call-overload]
-        for flags in (["chief", "--bind", CHIEF, "--workers", "1"], ["ps", "--task", "0"])
+        for flags in (["chief", "--bind", chief, "--workers", "1"], ["ps", "--task", "0"])
     ]
     try:
         file = str(tree / "benchmarks" / "slow_link.py")
@@ -126,26 +105,15 @@ def measured(tree: Path, megabits: int, optimizer: str, megabytes: int, calls: i
             process.wait(30)
 
 
-def bare(megabits: int, megabytes: int, calls: int) -> str:
+def bare(machines: Mapping[str, Machine], megabits: int, megabytes: int, calls: int) -> str:
     """What bare sockets reach where a step's bytes go both ways at once, those back a hundredth of a second later."""
     nbytes = megabytes * 1_000_000
+    asked = [machines["servers"].address, *map(str, (nbytes, megabits, calls))]
     ends = [
         subprocess.Popen(
-            [
-                "ip",
-                "netns",
-                "exec",
-                name,
-                sys.executable,
-                __file__,
-                "--side",
-                side,
-                *map(str, (nbytes, megabits, calls)),
-            ],
-            stdout=subprocess.PIPE,
-            text=True,
+            [*machine.enter, sys.executable, __file__, "--side", side, *asked], stdout=subprocess.PIPE, text=True
         )
-        for side, name in SPACES.items()
+        for side, machine in machines.items()
     ]
     seconds = [float(each) for each in [end.communicate(timeout=900)[0] for end in ends][1].split()][1:]
     shares = sorted(nbytes / took / (megabits * 125_000) for took in seconds)
@@ -155,9 +123,9 @@ def bare(megabits: int, megabytes: int, calls: int) -> str:
     )
 
 
-def move(side: str, nbytes: int, megabits: int, calls: int) -> None:
+def move(side: str, server: str, nbytes: int, megabits: int, calls: int) -> None:
     """One end of `bare`. The worker's prints its seconds."""
-    address = (ADDRESSES["servers"], 2221)
+    address = (server, 2221)
     if side == "servers":
         with socket.create_server(address) as listener:
             connection = listener.accept()[0]
@@ -180,19 +148,6 @@ def move(side: str, nbytes: int, megabits: int, calls: int) -> None:
         sender.join()
         if side == "worker":
             print(time.perf_counter() - began)
-
-
-def on_the_cable() -> tuple[int, int]:
-    """Bytes that left this namespace, and that came."""
-    folder = Path("/sys/class/net/cable/statistics")
-    with contextlib.suppress(OSError):
-        return int((folder / "tx_bytes").read_text()), int((folder / "rx_bytes").read_text())
-    for line in Path("/proc/self/net/dev").read_text().splitlines():
-        name, _, counts = line.partition(":")
-        if name.strip() == "cable":
-            fields = counts.split()
-            return int(fields[8]), int(fields[0])
-    raise OSError("there is no cable")
 
 
 def train(optimizer: str, megabits: str, megabytes: str, calls: str) -> None:
