@@ -1022,7 +1022,8 @@ class Session:
         self._server.check_sees("ps", connection.agreed.plan.ps)
         if connection.compression is not None:
             connection.compression.check(connection.agreed.plan)
-        nesting = Nesting(nested(list(connection.agreed.plan.by_name)) if params is None else params)
+        known = connection.agreed.plan
+        nesting = Nesting(nested([*known.by_name, *known.tables_by_name]) if params is None else params)
         self._pushes = Pushes(connection, self._waiter, nesting, self._reports.settled, self._turns.times)
         self._pulls = Pulls(connection, self._waiter, self._pushes)
         from dps.client.lookup import Lookups  # here: `import dps` stays quick
