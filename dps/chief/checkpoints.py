@@ -183,8 +183,8 @@ class Checkpoints:
             variables.append(found.named(spec.name))
         for index, table_parts in self.plan.table_parts.items():
             counts = [(*cuts[p.ps].tables[place_of(self.plan, p)], shard_of[p.ps]) for p in table_parts]
-            spec = self.plan.tables[index - len(self.plan.variables)]
-            variables.append(describe_table(spec, [(rows, shard, updates) for rows, updates, shard in counts]))
+            table = self.plan.tables[index - len(self.plan.variables)]
+            variables.append(describe_table(table, [(rows, shard, updates) for rows, updates, shard in counts]))
         shards = tuple(
             SavedShard(ShardFile(files[ps].file, files[ps].nbytes, files[ps].digest), cuts[ps].counter)
             for ps in self.plan.ps

@@ -61,6 +61,7 @@ class Lookups:
 
 def _table(connection: Connection, name: str, rows: Any, out: Any) -> _Table:
     plan = connection.agreed.plan
+    row: tuple[int, ...]
     if name in plan.tables_by_name:
         indices = row_numbers(rows, f"keys of {name}")
         parts: Sequence[Part | TablePart] = plan.table_parts[plan.tables_by_name[name]]

@@ -74,7 +74,6 @@ class FirstValues:
                 philox.fill32(scratch[: some.size], first + start, *self._numbers)
                 some[...] = scratch[: some.size].astype(out.dtype)
 
-
     def fill_rows(self, out: Array, rows: Array, keys: Array) -> None:
         """Fill row `rows[i]` of `out`, (n, dim) of the variable's dtype and contiguous, with the first values of the
         key `keys[i]`, int64 (m,). They depend on the seed, the variable's name and the key alone."""

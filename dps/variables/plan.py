@@ -16,8 +16,8 @@ from dps.process.record import record, replace
 from dps.variables import columns
 from dps.variables import tables as keyed
 from dps.variables.columns import Part, PerObject, VariableSpec
-from dps.variables.tables import TablePart, TableSpec, parts_of_table
 from dps.variables.runs import ALIGN, Arena, Piece, ShardLayout, cut, picker, piece_size
+from dps.variables.tables import TablePart, TableSpec, parts_of_table
 
 __all__ = [
     "ALIGN", "Arena", "Part", "Piece", "Place", "Plan", "ShardLayout", "Split", "VariableSpec", "cut", "make_plan",

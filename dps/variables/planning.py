@@ -67,8 +67,8 @@ def plan_of(
             chosen = settings.optimizer or optimizer
             if chosen is None:
                 raise ConfigError(f"no optimizer for {name}; {GIVE}")
-            wire = written.of(checked(chosen, name))
-            tables.append(_table(name, settings, wire, _ps_of(name, settings.device or here, ps)))
+            of_table = written.of(checked(chosen, name))
+            tables.append(_table(name, settings, of_table, _ps_of(name, settings.device or here, ps)))
             continue
         init = settings.init
         array: Any = to_array(leaf, name) if init is None or makes else settings

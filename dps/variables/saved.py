@@ -47,8 +47,9 @@ def saved_table(spec: TableSpec, checkpoint_dir: str, manifest: Manifest) -> Sav
     if KEYS not in found.slots or found.shape[1:] != (spec.dim,) or found.dtype != own:
         kind = "a keyed table" if KEYS in found.slots else "no keyed table"
         raise CheckpointError(
-            f"{spec.name} is {kind}, {found.dtype} {found.shape}, in {checkpoint_dir}/{manifest.name} and a keyed table "
-            f"of {own} with dim={spec.dim} in this program; use the model that was saved, or another checkpoint_dir"
+            f"{spec.name} is {kind}, {found.dtype} {found.shape}, in {checkpoint_dir}/{manifest.name} and a keyed "
+            f"table of {own} with dim={spec.dim} in this program; use the model that was saved, or another "
+            "checkpoint_dir"
         )
     return found
 
@@ -71,8 +72,8 @@ def saved(spec: VariableSpec, checkpoint_dir: str, manifest: Manifest) -> SavedV
         ) from None
     if KEYS in found.slots:
         raise CheckpointError(
-            f"{spec.name} is a keyed table in {checkpoint_dir}/{manifest.name} and has a shape in this program; use the "
-            "model that was saved, or another checkpoint_dir"
+            f"{spec.name} is a keyed table in {checkpoint_dir}/{manifest.name} and has a shape in this program; use "
+            "the model that was saved, or another checkpoint_dir"
         )
     if found.shape != spec.shape or np.dtype(found.dtype) != np.dtype(spec.dtype):
         raise CheckpointError(

@@ -7,6 +7,7 @@ sorted by their codes lie in the order of the ps, and any number of ps agrees on
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -39,7 +40,8 @@ def codes_of(keys: Array) -> Array:
     x ^= x >> U(27)
     x *= MIX2
     x ^= x >> U(31)
-    return x.view(np.int64)
+    codes: Array = x.view(np.int64)
+    return codes
 
 
 def keys_of(codes: Array) -> Array:
@@ -50,7 +52,8 @@ def keys_of(codes: Array) -> Array:
     x ^= (x >> U(27)) ^ (x >> U(54))
     x *= BACK1
     x ^= (x >> U(30)) ^ (x >> U(60))
-    return x.view(np.int64)
+    keys: Array = x.view(np.int64)
+    return keys
 
 
 class TableSpec(NamedTuple):
@@ -113,8 +116,7 @@ def parts_of_table(spec: TableSpec, index: int, variable: int) -> tuple[TablePar
     """A table's parts, one for each of its ps. `index`: of the first."""
     cuts = [number * SLICES // len(spec.ps) for number in range(len(spec.ps) + 1)]
     return tuple(
-        TablePart(index + n, variable, spec, n, first, end)
-        for n, (first, end) in enumerate(zip(cuts, cuts[1:], strict=False))
+        TablePart(index + n, variable, spec, n, first, end) for n, (first, end) in enumerate(itertools.pairwise(cuts))
     )
 
 
@@ -198,8 +200,8 @@ def write(tables: Sequence[TableSpec]) -> list[Any]:
 def read(data: Mapping[str, Any], ps: Sequence[int]) -> tuple[TableSpec, ...]:
     """Decode the tables of a plan with these ps. Raises ValueError, TypeError or LookupError for inconsistent ones."""
     names, found = set(data["names"]), list[TableSpec]()
-    for entry in data.get("tables", ()):
-        spec = TableSpec(*entry[:-1], tuple(entry[-1]))
+    for name, dim, dtype, capacity, optimizer, init, tasks in data.get("tables", ()):
+        spec = TableSpec(name, dim, dtype, capacity, optimizer, init, tuple(tasks))
         if type(spec.name) is not str or not spec.name or spec.name in names:
             raise ValueError(f"got {spec.name!r:.100} as the name of a table")
         names.add(spec.name)

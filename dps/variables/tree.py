@@ -271,7 +271,9 @@ def to_array(value: Any, name: str) -> np.ndarray[Any, np.dtype[Any]]:
         return value
     if isinstance(value, Variable):
         if value.keys is not None:
-            raise ConfigError(f"{name} is a keyed table, whose rows only the ps of a run have; give it to a dps.Session")
+            raise ConfigError(
+                f"{name} is a keyed table, whose rows only the ps of a run have; give it to a dps.Session"
+            )
         if value.init is not None:
             from dps.variables.made import make_values
 

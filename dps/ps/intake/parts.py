@@ -108,8 +108,8 @@ class Parts:
     def __init__(
         self, piece: Push, layout: ShardLayout, tables: Mapping[int, KeyedTable], session: Borrowed, check_finite: bool
     ) -> None:  # fmt: skip
-        """`tables`: keyed tables, by the indices of their parts. Raises ProtocolError if the message does not describe gradients of this shard, and Unavailable for memory
-        that cannot be reached."""
+        """`tables`: keyed tables, by the indices of their parts. Raises ProtocolError if the message does not describe
+        gradients of this shard, and Unavailable for memory that cannot be reached."""
         self.gradients: Gradients = {}
         self.values: dict[int, Array] = {}
         """The values to which parts are set, by the parts' index."""

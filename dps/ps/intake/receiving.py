@@ -22,8 +22,10 @@ def receive(
     tables: Mapping[int, KeyedTable] = NO_TABLES,
 ) -> Intake | Staged:  # fmt: skip
     """Take a message of a push that is not complete yet. Returns the push if it is staged, else its intake, which
-    `open_intake` opens. `tables`: the shard's keyed tables, which are not changed. Raises ProtocolError for a message that does not belong to the push, Unavailable for memory
-    that cannot be reached, and Aborted for a number outside of the window."""
+    `open_intake` opens. `tables`: the shard's keyed tables, which are not changed.
+
+    Raises ProtocolError for a message that does not belong to the push, Unavailable for memory that cannot be reached,
+    and Aborted for a number outside of the window."""
     number, form = message.number, message.form
     ledger.check_reach(number)
     if form in (RUN, SHARED) and message.nbytes != layout.gradient_nbytes:

@@ -153,9 +153,11 @@ def named(plan: Plan, memory: ArenaMemory, slot: str | None, values: Array) -> T
 def table_runs(table: SavedTable) -> list[TensorRun]:
     """The rows of a keyed table, its slots and its keys, under the names that they have in a checkpoint."""
     spec = table.part.spec
-    arrays = {None: table.values, **table.slots, KEYS: table.keys}
-    names = {slot: tensor_name(spec.name, table.part.number, len(spec.ps), slot) for slot in arrays}
-    return [TensorRun([names[slot]], [array.shape], array.reshape(-1)) for slot, array in arrays.items()]
+    runs: list[TensorRun] = []
+    for slot, array in [(None, table.values), *table.slots.items(), (KEYS, table.keys)]:
+        name = tensor_name(spec.name, table.part.number, len(spec.ps), slot)
+        runs.append(TensorRun([name], [array.shape], array.reshape(-1)))
+    return runs
 
 
 @config.building()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -36,7 +36,7 @@ class Store:
         tuning = runtime.tuning
         self._pool = pool_of(threads, tuning.store)
         self.arenas = [memory_of(arena, shared, device, self._pool, tuning) for arena in layout.arenas]
-        self.tables = {part.index: KeyedTable(part) for part in layout.tables}
+        self.tables: Mapping[int, KeyedTable] = {part.index: KeyedTable(part) for part in layout.tables}
         """The keyed tables, by the indices of their parts."""
         self._trained = {a: memory for a, memory in enumerate(self.arenas) if memory.optimizer is not None}
         self.is_large = layout.nbytes >= tuning.store.large_pieces * tuning.piece_nbytes

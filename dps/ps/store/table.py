@@ -24,6 +24,7 @@ from dps.transport.dtypes import dtype_of
 from dps.transport.wire import Array
 from dps.variables.tables import TablePart, keys_of
 
+
 @record
 class SavedTable:
     """A copy of a table's rows for a checkpoint: the keys, int64 (n,), the values (n, dim), and the slots by name; and
@@ -64,8 +65,8 @@ class KeyedTable:
             }
         except MemoryError:
             raise ConfigError(
-                f"{part.name}: the system reserves no memory for {part.rows:,} rows of {spec.dim} {self.dtype.name}; use "
-                "a smaller capacity, or more ps"
+                f"{part.name}: the system reserves no memory for {part.rows:,} rows of {spec.dim} {self.dtype.name}; "
+                "use a smaller capacity, or more ps"
             ) from None
         self._given, self._ordered = self._as_given(self._values), self._bound.ordered(self.slots)
         self.count = self.updates = 0
@@ -101,7 +102,7 @@ class KeyedTable:
             self._first.fill_rows(out, lacking, keys_of(codes[lacking]))
 
     def full_text(self, many: Sequence[Array]) -> str:
-        """Why the keys of pushes that are still to be applied, each with distinct codes, find no room; "" if they do."""
+        """Why the keys of pushes that are still to be applied find no room, each with distinct codes; "" if they do."""
         free = self.part.rows - self.count
         if sum(codes.size for codes in many) <= free:
             return ""
