@@ -343,8 +343,7 @@ class PsActor(Actor):
         if ledger.is_complete(number):
             shard.mode.answer_repeated(ledger, number, sender)
         else:
-            about = ledger, shard.layout, shard.checks_finite, shard.mode.open_intake, shard.store.tables
-            came = receive(message, *about)
+            came = receive(message, ledger, shard.layout, shard.checks_finite, shard.mode.open_intake, shard.tables)
             if isinstance(came, Staged):
                 shard.mode.accept_push(came, sender)
                 if (key := (sender.incarnation, number)) in shard.credits.held:

@@ -57,10 +57,12 @@ class Variable:
             "table": dps.Variable(np.zeros((1000, 8), np.float32), sparse=True),
             "out": dps.Variable(np.zeros(8, np.float32), optimizer=dps.optim.SGD(0.1)),
             "users": dps.Variable(shape=(1000, 8), init=dps.init.Normal(0.01), sparse=True),
-            "items": dps.Variable(keys="int64", dim=8, capacity=1_000_000, init=dps.init.Normal(0.01)),
+            "items": dps.Variable(keys="int64", dim=8, capacity=10**6, init=dps.init.Zeros()),
         }
         ```
     """
+
+    # More than 12 attributes: this is a public signature, and each is a setting that people give by its name.
 
     value: Any = None
     optimizer: Optimizer | None = None
