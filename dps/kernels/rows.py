@@ -25,7 +25,7 @@ MOST = 1024  # bytes of a row to ask for; the processor's own prefetcher takes a
 
 
 @intrinsic
-def _prefetch_line(context: Any, address: Any) -> Any:
+def prefetch_line(context: Any, address: Any) -> Any:
     """Prefetch the cache line at an address, without waiting; any address is harmless."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -46,7 +46,7 @@ def prefetch(table: Array | None, rows: Rows, i: int) -> None:
         nbytes = table.shape[1] * table.itemsize
         start = int(np.int64(table.ctypes.data)) + rows[i + AHEAD] * nbytes
         for offset in range(0, min(nbytes, MOST), LINE):
-            _prefetch_line(start + offset)  # type: ignore[call-arg]  # numba supplies the context
+            prefetch_line(start + offset)  # type: ignore[call-arg]  # numba supplies the context
 
 
 @compiled

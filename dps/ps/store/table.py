@@ -7,6 +7,7 @@ one turn. So updates are made in place, in memory that is reserved for all rows 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -37,6 +38,36 @@ class SavedTable:
     updates: int
 
 
+class FoundRows:
+    """The rows of the lists of codes that were looked for last: most pushes have the keys of a lookup before them.
+
+    It may go once the index is so fast that a push takes less than 20 % longer without it."""
+
+    KEPT = 8
+
+    def __init__(self, index: KeyIndex) -> None:
+        self._index = index
+        self._lists: OrderedDict[tuple[int, ...], tuple[Array, Array]] = OrderedDict()
+
+    def rows_of(self, codes: Array) -> Array:
+        """The row of each code, below 0 for those that have none. The caller may write the rows of new keys there, and
+        nothing else; nobody changes the codes any more."""
+        n = codes.size
+        key = (n, int(codes[0]), int(codes[n // 2]), int(codes[-1])) if n else (0,)
+        asked, rows = self._lists.get(key, (None, codes))
+        if asked is not None and np.array_equal(asked, codes):
+            self._lists.move_to_end(key)
+            lacking = np.flatnonzero(rows < 0)
+            if lacking.size:
+                rows[lacking] = self._index.find(codes[lacking])
+            return rows
+        rows = self._index.find(codes)
+        self._lists[key] = codes, rows
+        if len(self._lists) > self.KEPT:
+            self._lists.popitem(last=False)
+        return rows
+
+
 class KeyedTable:
     """All methods run on the ps's thread. Codes are int64 (n,) and of this part (`check_codes`).
 
@@ -53,6 +84,7 @@ class KeyedTable:
         self._bound = BoundOptimizer(optimizer, precision)
         self._first = FirstValues(initializers.from_wire(spec.init), spec.name, (part.rows, spec.dim), self.dtype)
         self._index = KeyIndex(part.rows)
+        self._found = FoundRows(self._index)
         one = initial_slots(optimizer, 1, precision, 1)
         self._begin = {name: slot[0] for name, slot in one.items()}
         """What each slot of a new row is filled with."""
@@ -94,10 +126,9 @@ class KeyedTable:
 
     def gather(self, codes: Array, out: Array) -> None:
         """Copy the rows of codes to `out`, (n, dim): for keys without a row the first values."""
-        found = self._index.find(codes)
+        found = self._found.rows_of(codes)
         lacking = np.flatnonzero(found < 0)
-        found[lacking] = 0
-        row_kernels.gather(self._given, found, self._as_given(out))
+        row_kernels.gather(self._given, np.maximum(found, 0) if lacking.size else found, self._as_given(out))
         if lacking.size:
             self._first.fill_rows(out, lacking, keys_of(codes[lacking]))
 
@@ -107,7 +138,7 @@ class KeyedTable:
         if sum(codes.size for codes in many) <= free:
             return ""
         codes = many[0] if len(many) == 1 else np.unique(np.concatenate(many))
-        new = int(np.count_nonzero(self._index.find(codes) < 0))
+        new = int(np.count_nonzero(self._found.rows_of(codes) < 0))
         if new <= free:
             return ""
         spec, several = self.part.spec, len(self.part.spec.ps) > 1
@@ -120,7 +151,7 @@ class KeyedTable:
     def apply(self, codes: Array, gradient: Array, step: int, scale: float) -> None:
         """Update the rows of distinct codes, for which there is room, by a gradient (n, dim). Keys that have no row get
         one, with first values and initial slots."""
-        rows = self._index.find(codes)
+        rows = self._found.rows_of(codes)
         new = np.flatnonzero(rows < 0)
         if new.size:
             rows[new] = self._add_rows(codes[new])
