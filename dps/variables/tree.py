@@ -110,8 +110,8 @@ class Rows:
     """A gradient for some rows of a variable.
 
     Args:
-        indices: Row numbers, integers of any shape, such as (n,) or (batch, fields). The gradients of a row that occurs
-            several times are summed. Without any it is no gradient.
+        indices: Row numbers, integers of any shape, such as (n,) or (batch, fields); of a keyed table its keys. The
+            gradients of a row that occurs several times are summed. Without any it is no gradient.
         values: Their gradients. The shape is that of `indices` followed by that of a row, such as (n, dim); the dtype
             is the variable's.
 

@@ -219,6 +219,14 @@ def varied_with_kills(mode: str, seed: int) -> Scenario:
     return replace(chosen, faults=kills.faults, killed=kills.killed, pushes=kills.pushes, variety=quiet)
 
 
+def summed(chosen: Scenario) -> Scenario:
+    """A step adds gradients: a key that one push has would be divided by one, a cell by all pushes."""
+    update = chosen.update
+    if isinstance(update, SyncReplicas):
+        return replace(chosen, update=record.replace(update, reduction="sum"))
+    return chosen
+
+
 def compressed(seed: int) -> dict[str, Any]:
     """What `run` takes to have pushes compressed, and half of the seeds' pulls as what changed."""
     return {"compression": COMPRESSORS[seed % len(COMPRESSORS)], "deltas": seed % 2 == 1}

@@ -9,24 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dps.process import record
 from dps.ps.modes import sync
 from dps.ps.modes.combine import combined
 from dps.ps.store.table import KeyedTable
-from dps.training.update_modes import SyncReplicas
 from tests.seeds import counts, cut
-from tests.simulation.scenario import Scenario, run, scenario, with_a_killed_chief, with_a_lost_ps
+from tests.simulation.scenario import Scenario, run, scenario, summed, with_a_killed_chief, with_a_lost_ps
 
 SEEDS, QUICK = counts()
 CHUNK = 25
-
-
-def summed(chosen: Scenario) -> Scenario:
-    """A step adds gradients: a key that one push has would be divided by one, a cell by all pushes."""
-    update = chosen.update
-    if isinstance(update, SyncReplicas):
-        return replace(chosen, update=record.replace(update, reduction="sum"))
-    return chosen
 
 
 @pytest.mark.timeout(600)
