@@ -60,6 +60,8 @@ class KeyMarks:
             self._history.torn.append(f"a keyed table: {told}, or the columns differ")
         if moved[np.isin(self._keys, NEVER)].any():
             self._history.torn.append(f"a key that nobody pushed has marks: {told}")
+        if k % 5 == 2:
+            self._session.stats()
         if connection.membership.epoch != before:
             return
         if before != self._epoch:
