@@ -81,7 +81,7 @@ def find_rows(found: Any, wanted: Any, keys: Any, rows: Any, passed: Any) -> Any
             home = home_of(wanted[i], buckets)
             homes[turn] = home
             prefetch_line(of_keys + home * WIDTH * KEY_NBYTES)  # type: ignore[call-arg]  # as in dps.kernels.rows
-            prefetch_line(of_rows + home * WIDTH * ROW_NBYTES)  # type: ignore[call-arg]
+            prefetch_line(of_rows + home * WIDTH * ROW_NBYTES)
     return missing
 
 
