@@ -120,7 +120,7 @@ def test_a_table_without_room_says_so_and_stays_as_it_was() -> None:
 
 
 def test_no_call_moves_more_than_it_has_to() -> None:
-    """64 buckets, or one for each key that comes; all are moved before the next table is full."""
+    """64 buckets, or as many as the room of the new table leaves time for."""
     index, moves = KeyIndex(200_000), list[int]()
     for start in range(0, 200_000, 10):
         before = index._moved if index._old is not None else None
@@ -128,3 +128,15 @@ def test_no_call_moves_more_than_it_has_to() -> None:
         if index._old is not None and before is not None:
             moves.append(index._moved - before)
     assert max(moves) == module.LEAST_MOVED
+
+
+def test_the_memory_of_a_table_is_touched_before_it_begins() -> None:
+    index, touched, size = KeyIndex(400_000), list[float](), 0
+    for start in range(0, 400_000, 500):
+        before, size = index._touched, index._table[1].size
+        index.insert(np.arange(start, start + 500, dtype=np.int64), np.arange(start, start + 500))
+        if size > 20_000 and index._table[1].size > size:
+            touched.append(before)
+            assert index._next is None and index._old is not None
+    assert len(touched) >= 4 and min(touched) > 0.95
+    assert index._next is None and index._old is None

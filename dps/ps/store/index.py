@@ -13,8 +13,12 @@ LOAD = 0.85
 """The share of slots that are in use when a table begins to grow, and at capacity."""
 FIRST = 64
 """The buckets of a new index."""
+SOONER = 0.8
+"""The share of a larger table's room after which all keys of the one before are moved."""
 LEAST_MOVED = 64
 """How many buckets a call moves at least while a table grows."""
+
+PAGE_NBYTES = 4096
 
 Table = tuple[Array, Array, Array]
 """Keys (buckets, 8), rows (buckets, 8) and counts (buckets,); see `dps.kernels.index`."""
@@ -36,13 +40,18 @@ class KeyIndex:
         self._table = _table(min(FIRST, self._most_buckets))
         self._old: Table | None = None
         """The table before this one, while it still has keys."""
-        self._moved = 0
-        """The buckets of the old table that are moved: the first ones."""
+        self._next: Table | None = None
+        """The table after this one, from when this one is half full; without keys."""
+        self._touched = 0.0
+        """The share of its memory that was touched."""
+        self._moved, self._rate = 0, 0.0
+        """The buckets of the old table that are moved: the first ones; and how many are moved for each new key."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of all tables."""
-        return sum(array.nbytes for table in (self._table, self._old) if table is not None for array in table)
+        tables = (self._table, self._old, self._next)
+        return sum(array.nbytes for table in tables if table is not None for array in table)
 
     def find(self, keys: Array) -> Array:
         """The row of each key, int64 in the shape of `keys` (int64); -1 for a key that is not there."""
@@ -78,15 +87,32 @@ class KeyIndex:
         return freed
 
     def _grow(self, coming: int) -> None:
-        """Begin a larger table if this one is nearly full, and move some buckets of the one before: enough that all are
-        moved before the larger one is full."""
-        buckets = len(self._table[2])
-        if self._old is None and self.count + coming > buckets * kernels.WIDTH * LOAD and buckets < self._most_buckets:
-            self._old, self._moved = self._table, 0
-            self._table = _table(min(2 * buckets, self._most_buckets))
+        """Touch some memory of the next table, once this one is half full. Begin it if this one is full, and move some
+        buckets of the one before to it: enough that all are moved before it is full."""
+        size = self._table[1].size
+        left = int(size * LOAD) - self.count - coming
+        if size < self._most_buckets * kernels.WIDTH:
+            if self._next is None and left < self.count + coming:
+                self._next, self._touched = _table(min(2 * size // kernels.WIDTH, self._most_buckets)), 0.0
+            if self._next is not None and left >= 0:
+                self._touch_next(self._next, coming / max(coming, left))
+            elif self._next is not None and self._old is None:
+                self._old, self._table, self._next = self._table, self._next, None
+                room = int(self._table[1].size * LOAD) - self.count
+                self._moved, self._rate = 0, len(self._old[2]) / max(1.0, SOONER * room)
         if self._old is not None:
-            stop = min(len(self._old[2]), self._moved + max(LEAST_MOVED, coming))
+            due = max(LEAST_MOVED, math.ceil(coming * self._rate))
+            stop = min(len(self._old[2]), self._moved + due)
             kernels.move_buckets(self._moved, stop, self._old, self._table)
             self._moved = stop
             if stop == len(self._old[2]):
                 self._old = None
+
+    def _touch_next(self, table: Table, share: float) -> None:
+        """Touch a share of the memory of the next table that is not touched yet. The system zeroes huge pages at the
+        first touch: a push that begins a table of 140 MB, with random keys, would wait 0.1 s for all of them."""
+        end = min(1.0, self._touched + max(share, 1e-3) * (1.0 - self._touched) + 1e-6)
+        for array in table:
+            flat = array.reshape(-1).view(np.uint8)
+            flat[int(self._touched * flat.size) : int(end * flat.size) : PAGE_NBYTES] = 0
+        self._touched = end
