@@ -188,6 +188,77 @@ def test_a_table_on_one_ps_has_all_of_its_rows_there() -> None:
         assert session.lookup("user", [1, 2]).shape == (2, 4)
 
 
+def test_lookups_and_pushes_without_keys_and_integers_of_any_kind_are_taken() -> None:
+    with (
+        cluster(ps=2, transport="inproc") as (server,),
+        dps.Session(server, params(), optimizer=dps.optim.Adam(0.5), timeout=240) as session,
+    ):
+        assert session.lookup("user", np.empty((0, 3), np.int64)).shape == (0, 3, 4)
+        assert session.push({"user": dps.Rows([], np.empty((0, 4), np.float32))}).step == 1
+        wanted = session.lookup("user", [3, 200])
+        for kind in (np.uint8, np.int32, np.uint64, ">i8"):
+            assert np.array_equal(session.lookup("user", np.array([3, 200], kind)), wanted)
+        strided = np.arange(10)[::3]
+        rows = np.ones((10, 4), np.float32)[::3]
+        session.push({"user": dps.Rows(strided, rows)})
+        assert np.array_equal(session.lookup("user", strided), session.lookup("user", strided.copy()))
+
+
+def test_sparse_gradients_of_torch_are_pushed_by_keys() -> None:
+    torch = pytest.importorskip("torch")
+    with (
+        cluster(transport="inproc") as (server,),
+        dps.Session(server, params(), optimizer=SGD, timeout=240) as session,
+    ):
+        ids = torch.tensor([5, 7, 5])
+        before = session.lookup("user", ids)
+        grad = torch.sparse_coo_tensor(ids[None], torch.ones(3, 4), (100, 4), check_invariants=True)
+        session.push({"user": grad})
+        assert np.allclose(session.lookup("user", ids), before - np.array([[1.0], [0.5], [1.0]]))
+
+
+def test_a_worker_with_another_table_is_refused() -> None:
+    with (
+        cluster(workers=2, transport="inproc") as (first, second),
+        dps.Session(first, {"user": table()}, optimizer=SGD, timeout=240),
+    ):
+        for other, words in [
+            ({"user": table(dim=5)}, "its user has dim 5, the run's has 4"),
+            ({"user": table(init=dps.init.Zeros())}, "its user has init"),
+            ({"item": table()}, r"its keyed tables are \['item'\], the run's are \['user'\]"),
+        ]:
+            with pytest.raises(ConfigError, match=words):
+                dps.Session(second, other, optimizer=SGD, timeout=60)
+
+
+def test_published_versions_and_followed_checkpoints_leave_keyed_tables_out(tmp_path: Path) -> None:
+    with (
+        cluster(ps=2, trusted=True, checkpoint_root=tmp_path) as (server,),
+        dps.Session(server, params(), optimizer=SGD, checkpoint_dir=tmp_path / "run", timeout=240) as session,
+    ):
+        train(session, 1)
+        published = session.publish("one")
+        assert session.pull(published=published)["user"] is None
+        session.save()
+        step, values = next(iter(dps.follow(checkpoint_dir=tmp_path / "run")))
+        assert step == 6 and values.keys() == {"w"}
+
+
+def test_a_checkpoint_of_a_keyed_table_is_read_by_other_programs(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file
+
+    with (
+        cluster(trusted=True, checkpoint_root=tmp_path) as (server,),
+        dps.Session(server, params(), optimizer=SGD, checkpoint_dir=tmp_path / "run", timeout=240) as session,
+    ):
+        session.push({"user": dps.Rows(EDGES, np.ones((4, 4), np.float32))})
+        name, rows = session.save(), session.lookup("user", EDGES)
+    found = load_file(tmp_path / "run" / name / "shard-00000-of-00001.safetensors")
+    assert found["user"].shape == (4, 4) and found["item"].shape == (0, 3)
+    place = [found["user@keys"].tolist().index(key) for key in EDGES.tolist()]
+    assert np.array_equal(found["user"][place], rows)
+
+
 # -- full tables ------------------------------------------------------------------------------------------------
 
 FULL = "the keyed table user is full: .* capacity=40"
