@@ -29,7 +29,8 @@ from dps.process import config
 from dps.process.telemetry import log
 from dps.transport.message import Message
 from dps.variables.plan import Plan
-from dps.variables.saved import describe_variable
+from dps.variables.saved import describe_table, describe_variable
+from dps.variables.tables import TablePart
 
 SAVE_TIMEOUT_S = 120.0
 POSITION_NBYTES = 1 << 20
@@ -37,6 +38,11 @@ POSITION_NBYTES = 1 << 20
 
 Result = Callable[[str | Exception, int], None]
 """A callback that gets the checkpoint's name and step, or the error."""
+
+
+def place_of(plan: Plan, part: TablePart) -> int:
+    """The place of a part of a keyed table among those of its ps."""
+    return plan.layouts[part.ps].tables.index(part)
 
 
 class Checkpoints:
@@ -187,6 +193,10 @@ class Checkpoints:
             if found is None:
                 found = alike[key] = describe_variable(spec, [SavedPart(i, *part) for i, part in enumerate(saved)])
             variables.append(found.named(spec.name))
+        for index, table_parts in self.plan.table_parts.items():
+            counts = [(*cuts[p.ps].tables[place_of(self.plan, p)], shard_of[p.ps]) for p in table_parts]
+            table = self.plan.tables[index - len(self.plan.variables)]
+            variables.append(describe_table(table, [(rows, shard, updates) for rows, updates, shard in counts]))
         shards = tuple(
             SavedShard(ShardFile(files[ps].file, files[ps].nbytes, files[ps].digest), cuts[ps].counter)
             for ps in self.plan.ps

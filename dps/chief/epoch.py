@@ -91,8 +91,10 @@ class LostSteps:
 
     def is_certain(self, epoch: int) -> bool:
         """Whether `reached` is certain for a session whose last run epoch is `epoch`. Pushes whose result no session
-        received are not counted."""
-        ended = self._ended
+        received are not counted. What an earlier chief was told of epochs before the current one is not known."""
+        ended, now = self._ended, self._now
+        if ended is None and now is not None and now.unknown:
+            return epoch in (0, now.epoch)
         return ended is None or (ended.epoch == epoch and (ended.counted or not (ended.unknown or ended.silent)))
 
 

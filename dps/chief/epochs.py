@@ -22,6 +22,7 @@ from dps.process.telemetry import log
 from dps.transport.message import Message
 from dps.variables.plan import Plan
 from dps.variables.saved import check_saved
+from dps.variables.tables import check_update
 
 if TYPE_CHECKING:
     from dps.chief.publishing import NewestVersion, Publishing
@@ -136,6 +137,7 @@ class Epochs:
         elif set(plan.ps) != set(self._cluster.ps.known):
             there = sorted(self._cluster.ps.known)
             raise ConfigError(f"{session.name} places variables on ps {sorted(plan.ps)}; the cluster has {there}")
+        check_update(session.name, plan.tables, settings.get("update") or self._agreement.mode(session.name, None))
         settings["update"] = self._agreement.mode(session.name, settings.get("update"))
         checkpoint_dir = str(settings.get("checkpoint_dir") or "")
         self._members.run = f"{self._node.incarnation:016x}"  # unless the folder's journal has a name

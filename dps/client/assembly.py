@@ -49,9 +49,12 @@ def fit(plan: Plan, leaves: Sequence[object]) -> bool:
 
 
 def is_whole(layout: ShardLayout, gradients: Mapping[int, Gradient]) -> bool:
-    """Whether each trained part of a shard has a dense gradient; False if there is no such part."""
+    """Whether each trained part of a shard has a dense gradient, and no keyed table has one; False if there is no such
+    part."""
     if isinstance(gradients, Whole):
         return bool(layout.trained)
+    if layout.tables and any(table.variable in gradients for table in layout.tables):
+        return False
     return bool(layout.trained) and set(map(type, map(gradients.get, layout.trained_variables))) <= {np.ndarray}
 
 
@@ -109,12 +112,18 @@ class Assembly:
     """The nesting of a plan's variables, and the places of their parts among those of all shards."""
 
     def __init__(self, plan: Plan, nesting: Nesting) -> None:
-        """`nesting` has a leaf for each variable, under its name."""
+        """`nesting` has a leaf for each variable, and for each keyed table, under its name."""
         self.plan, self._nesting = plan, nesting
+        paths = nesting.paths
+        self._filled: list[int] | None = None
+        """The places of the leaves that are variables; None: all are. In place of a keyed table values have None."""
+        if plan.tables:
+            self._filled = [at for at, path in enumerate(paths) if path not in plan.tables_by_name]
+            paths = [paths[at] for at in self._filled]
         names = [spec.name for spec in plan.variables]
-        self._in_order = plan.all_trained and nesting.paths == names
+        self._in_order = plan.all_trained and nesting.paths == names and not plan.tables
         """Whether the leaves of the nesting are all variables in the order of the plan, and all are trained."""
-        variables = range(len(names)) if nesting.paths == names else [plan.by_name[path] for path in nesting.paths]
+        variables = range(len(names)) if paths == names else [plan.by_name[path] for path in paths]
         place = {index: at for at, index in enumerate(itertools.chain(*[s.indices for s in plan.layouts.values()]))}
         self._places: list[tuple[int, ...]] = []
         """Of a plan with variables that have several parts."""
@@ -128,10 +137,19 @@ class Assembly:
         """The values in the user's nesting. `parts`: those of all shards, in the order of their runs. `join` makes one
         array of the parts of a variable that has several."""
         if self._pick is not None:
-            return self._nesting.build(self._pick(parts))
+            return self._build(self._pick(parts))
         join = join or _joined
         made = {at: parts[at[0]] if len(at) == 1 else join([parts[one] for one in at]) for at in set(self._places)}
-        return self._nesting.build(list(map(made.__getitem__, self._places)))
+        return self._build(list(map(made.__getitem__, self._places)))
+
+    def _build(self, found: Sequence[Any]) -> Any:
+        """The nesting with these variables."""
+        if self._filled is not None:
+            every: list[Any] = [None] * len(self._nesting.paths)
+            for at, value in zip(self._filled, found, strict=True):
+                every[at] = value
+            found = every
+        return self._nesting.build(found)
 
     def still(self, memories: Sequence[Array]) -> Any:
         """Read-only values in the user's nesting, in the memory of all arenas of all shards."""

@@ -119,7 +119,7 @@ class Compression:
         change = Change(push)
         found: dict[int, Gradient] = {}
         for index, gradient in gradients.items():
-            name = plan.variables[index].name
+            name = plan.name_of(index)
             compressor = self._compressor(name)
             packed = None
             if compressor is not None and isinstance(gradient, np.ndarray) and gradient.size and gradient.itemsize > 2:

@@ -216,12 +216,14 @@ class _Checkpoints:
 
     def _values(self, manifest: Manifest) -> Any:
         from dps.checkpoint import read_part
+        from dps.variables.saved import KEYS
         from dps.variables.tree import Nesting, nested
 
         headers: dict[str, ShardHeader] = {}
         found = {
             saved.name: read_part(self._storage, self._folder, manifest, saved.name, 0, saved.rows, headers=headers)
             for saved in manifest.variables
+            if KEYS not in saved.slots
         }
         found |= {other: found[name] for other, name in manifest.tied.items()}
         nesting = Nesting(nested(list(found)))

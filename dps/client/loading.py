@@ -121,7 +121,7 @@ def check_all_finite(agreed: Agreed, gradients: Mapping[int, Gradient], what: st
         for index, gradient in gradients.items():
             assert not isinstance(gradient, PackedGradient), "gradients are looked at before they are packed"
             values = gradient.values if isinstance(gradient, Rows) else gradient
-            check_finite(f"the {what} of {agreed.plan.variables[index].name}", values)
+            check_finite(f"the {what} of {agreed.plan.name_of(index)}", values)
 
 
 def check_finite(what: str, values: Array) -> None:

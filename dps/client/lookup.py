@@ -17,8 +17,9 @@ from dps.transport.dtypes import wire_name
 from dps.transport.message import Message, changed
 from dps.transport.wire import Array
 from dps.variables.layout import check_rows, row_numbers
-from dps.variables.plan import Part, VariableSpec
+from dps.variables.plan import Part
 from dps.variables.rowlists import RowList, range_of, within
+from dps.variables.tables import TablePart, key_numbers
 
 NOTHING = np.empty(0)
 
@@ -60,26 +61,40 @@ class Lookups:
 
 def _table(connection: Connection, name: str, rows: Any, out: Any) -> _Table:
     plan = connection.agreed.plan
-    if name not in plan.by_name:
-        raise ValueError(f"lookup: no variable {name!r}; there are {list(plan.by_name)[:10]}")
-    spec = plan.variables[plan.by_name[name]]
-    if not spec.shape:
-        raise ValueError(f"lookup: {name} is a scalar, which has no rows; use pull")
-    indices = row_numbers(rows, "rows")
-    found = connection.row_lists.of(indices.reshape(-1))
-    lowest, highest = found.ends()
-    if lowest < 0 or highest >= spec.shape[0]:
-        check_rows(spec, indices.reshape(-1))
-    shape = (*indices.shape, *spec.shape[1:])
-    flat = len(found.asked), *spec.shape[1:]
+    row: tuple[int, ...]
+    if name in plan.tables_by_name:
+        indices = row_numbers(rows, f"keys of {name}")
+        parts: Sequence[Part | TablePart] = plan.table_parts[plan.tables_by_name[name]]
+        table = plan.tables[plan.tables_by_name[name] - len(plan.variables)]
+        dtype, row = table.dtype, (table.dim,)
+        found = connection.row_lists.of(key_numbers(name, indices))
+    elif name in plan.by_name:
+        indices, spec = row_numbers(rows, "rows"), plan.variables[plan.by_name[name]]
+        if not spec.shape:
+            raise ValueError(f"lookup: {name} is a scalar, which has no rows; use pull")
+        parts, dtype, row = plan.parts_of[plan.by_name[name]], spec.dtype, spec.shape[1:]
+        found = connection.row_lists.of(indices.reshape(-1))
+        lowest, highest = found.ends()
+        if lowest < 0 or highest >= spec.shape[0]:
+            check_rows(spec, indices.reshape(-1))
+    else:
+        raise ValueError(f"lookup: no variable {name!r}; there are {[*plan.by_name, *plan.tables_by_name][:10]}")
+    flat = _flat_out(out, len(found.asked), indices.shape, row, dtype)
+    return _Table(connection, parts, dtype, found, flat, (*indices.shape, *row), out)
+
+
+def _flat_out(out: Any, n: int, asked: tuple[int, ...], row: tuple[int, ...], dtype: str) -> Array:
+    """Memory for `n` rows, one after the other: new, or the caller's array, which was asked for rows in this shape.
+    ValueError for an array that does not fit."""
     if out is None:
-        return _Table(connection, spec, found, np.empty(flat, spec.dtype), shape)
-    if not isinstance(out, np.ndarray) or out.shape != shape or wire_name(out.dtype) != spec.dtype:
+        return np.empty((n, *row), dtype)
+    shape = (*asked, *row)
+    if not isinstance(out, np.ndarray) or out.shape != shape or wire_name(out.dtype) != dtype:
         got = f"{getattr(out, 'dtype', type(out))} {getattr(out, 'shape', '')}"
-        raise ValueError(f"lookup: out is {got}; wanted an array of {np.dtype(spec.dtype)} {shape}")
-    if indices.ndim > 1 and not out.flags.c_contiguous:
-        raise ValueError(f"lookup: out for rows of shape {indices.shape} has to be C-contiguous")
-    return _Table(connection, spec, found, out.reshape(flat), shape, out)
+        raise ValueError(f"lookup: out is {got}; wanted an array of {np.dtype(dtype)} {shape}")
+    if len(asked) > 1 and not out.flags.c_contiguous:
+        raise ValueError(f"lookup: out for rows of shape {asked} has to be C-contiguous")
+    return out.reshape(n, *row)
 
 
 class LookupOp(Operation):
@@ -123,16 +138,14 @@ class _Table:
     """The rows of one variable. They are received part by part, each once, and put in the caller's order at the end."""
 
     def __init__(
-        self, connection: Connection, spec: VariableSpec, rows: RowList, out: Array, shape: tuple[int, ...],
-        given: Array | None = None,
+        self, connection: Connection, parts: Sequence[Part | TablePart], dtype: str, rows: RowList, out: Array,
+        shape: tuple[int, ...], given: Array | None = None,
     ) -> None:  # fmt: skip
-        """`out`: memory for the rows, shape (n, ...). The result is `given`, the caller's array, or `out` in
-        `shape`."""
-        self._connection, self._spec, self._out = connection, spec, out
+        """`parts`, `dtype`: of the variable, or of the keyed table, of which `rows` are codes. `out`: memory for the
+        rows, shape (n, ...). The result is `given`, the caller's array, or `out` in `shape`."""
+        self._connection, self._of_variable, self.dtype, self._out = connection, parts, np.dtype(dtype), out
         self._shape, self._given = shape, given
         self.parts: list[_PartLookup] = []
-        plan = connection.agreed.plan
-        self._of_variable = plan.parts_of[plan.by_name[spec.name]]
         self._rows, self._which = rows.to_read(len(self._of_variable))
         self._in_place = self._which is None and out.flags.c_contiguous
         self._distinct: Array | None = None
@@ -157,11 +170,11 @@ class _Table:
 
     def target(self) -> Array:
         """Where received rows are written, shape (rows, elements of a row): the result, if they come in its order."""
-        n, size = len(self._rows), math.prod(self._spec.shape[1:])
+        n, size = len(self._rows), math.prod(self._out.shape[1:])
         if self._in_place:
             return self._out.reshape(n, size)
         if self._distinct is None:
-            self._distinct = np.empty((n, size), self._spec.dtype)
+            self._distinct = np.empty((n, size), self.dtype)
         return self._distinct
 
     def put_all(self, rows: Array) -> None:
@@ -184,14 +197,16 @@ class _Table:
 class _PartLookup(Transfer):
     """The request for rows of one part, answered over the socket or in the ps's memory."""
 
-    def __init__(self, table: _Table, connection: Connection, part: Part, first: int, rows: Array, whole: bool) -> None:
+    def __init__(
+        self, table: _Table, connection: Connection, part: Part | TablePart, first: int, rows: Array, whole: bool
+    ) -> None:
         """`rows`: row numbers of the part, of which the first is row `first` of the table's target. `whole`: they are
         all that the table asks for."""
         super().__init__(connection.peers[part.ps])
         self._table, self._part = table, part
         self._first, self._count, self._whole = first, len(rows), whole
         self._lane = self.peer.lane
-        self._dtype = np.dtype(connection.agreed.plan.variables[part.variable].dtype)
+        self._dtype = table.dtype
         self._nbytes = self._count * part.row_size * self._dtype.itemsize
         self._counter = -1
         self._got: dict[int, int] = {}

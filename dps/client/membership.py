@@ -211,7 +211,9 @@ class Joining:
 
     def _peers(self, membership: Membership) -> dict[int, PsPeer]:
         layouts, least = self._connection.agreed.plan.layouts, max(1, self._connection.home.runtime.tuning.shard_nbytes)
-        lanes = self._lanes.open(self._refs, membership.epoch, lambda ps: layouts[ps].nbytes >= least)
+        lanes = self._lanes.open(
+            self._refs, membership.epoch, lambda ps: layouts[ps].nbytes >= least or bool(layouts[ps].tables)
+        )
         return {
             ps: PsPeer(self._caller, ps, self._refs[ps], layout, lanes[ps], membership.end)
             for ps, layout in layouts.items()

@@ -249,6 +249,8 @@ class Pulls:
         self._waiter.check_open()
         by_name = self._connection.agreed.plan.by_name
         wanted = None if names is None else list(dict.fromkeys(names))
+        if tables := [name for name in wanted or () if name in self._connection.agreed.plan.tables_by_name]:
+            raise ValueError(f"pull: {tables[0]} is a keyed table, of which some rows are read: use session.lookup")
         if unknown := [name for name in wanted or () if name not in by_name]:
             raise ValueError(f"pull: no variables {unknown}; there are {list(by_name)[:10]}")
 
@@ -392,6 +394,8 @@ def filled(out: Any, tree: Any, replaces: Callable[[str, Array, Array], None]) -
         raise ValueError(f"pull: out is a module of PyTorch ({type(out).__name__}); pass its state_dict()")
     targets = dict(leaves(out))
     for name, array in leaves(tree):
+        if array is None:  # in place of a keyed table
+            continue
         target = targets.get(name)
         if is_tensor(target):
             target = memory_of_tensor(target, name)

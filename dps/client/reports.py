@@ -225,7 +225,7 @@ class MistakeWarnings:
         check."""
         self._pushes += 1
         self._with_gradient.update(gradients)
-        found = [(plan.variables[index].name, gradients[index]) for index in [*gradients][:VARIABLES]]
+        found = [(plan.name_of(index), gradients[index]) for index in [*gradients][:VARIABLES]]
         values = [g for name, g in found if isinstance(g, np.ndarray) and self._is_value(name, g)]
         if values and len(values) == len(found) and any(np.any(_sample(value)) for value in values):
             self._pushes = PUSHES

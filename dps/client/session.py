@@ -255,7 +255,8 @@ class Session:
                 nothing, and is pulled without `pull_compression`. None: the newest values, of each shard one version.
 
         Returns:
-            The values. The arrays belong to the caller. None: nothing changed since `if_newer_than`.
+            The values. The arrays belong to the caller. In place of a keyed table stands None. None: nothing changed
+            since `if_newer_than`.
 
         Raises:
             ValueError: A name that no variable has, an array of `out` that does not fit, memory of `out` for two
@@ -410,8 +411,9 @@ class Session:
         Args:
             name: The variable's name, such as "table" or "hidden/w". Or a dict from names to row numbers: all are asked
                 for at once.
-            rows: Row numbers, integers from 0; they may repeat. Their shape is (n,), or any other of one dimension and
-                more, such as (batch, fields). None where `name` is a dict.
+            rows: Row numbers, integers from 0; they may repeat. Of a keyed table its keys, any int64; one that was
+                never pushed has its first value, and gets no row. Their shape is (n,), or any other of one dimension
+                and more, such as (batch, fields). None where `name` is a dict.
             timeout: Seconds; None: the session's.
             out: An array to fill and return, of the shape of the result and of the variable's dtype; for a dict of
                 names a dict of such arrays. None: new ones.
@@ -421,7 +423,8 @@ class Session:
             caller. For a dict of names: a dict of such arrays.
 
         Raises:
-            ValueError: An unknown name, a row that the variable does not have, or an `out` that does not fit.
+            ValueError: An unknown name, a row that the variable does not have, keys that are no int64, or an `out` that
+                does not fit.
             DeadlineExceeded: The rows did not come in time.
 
         Example:
@@ -489,6 +492,7 @@ class Session:
 
         Raises:
             ValueError: A wrong name, shape or dtype, or a NaN; the message names the variable, and nothing is applied.
+                Or a keyed table without room for new keys: nothing is applied on the ps that says so, in sync on none.
             TypeError: A gradient that is no array of numbers or is a parameter of PyTorch, or a loss that is no number;
                 nothing is applied.
             DeadlineExceeded: No result in time; the push goes on.
@@ -906,7 +910,8 @@ class Session:
             The counters by task name, such as "ps:0". Those of a ps have this session's own under "sessions", and there
             on the ps that counts the steps "times": seconds for which the session's loop has read data (`read_s`), has
             computed (`computed_s`), has moved values and gradients (`moved_s`) and has waited for others (`waited_s`)
-            since the session joined. A push tells them, one in 50 ms.
+            since the session joined. A push tells them, one in 50 ms. A ps with keyed tables has "tables": of each its
+            `rows`, how many it may have (`most`) and bytes (`nbytes`).
 
         Raises:
             DeadlineExceeded: A task did not answer in time.
@@ -1024,7 +1029,8 @@ class Session:
         self._server.check_sees("ps", connection.agreed.plan.ps)
         if connection.compression is not None:
             connection.compression.check(connection.agreed.plan)
-        nesting = Nesting(nested(list(connection.agreed.plan.by_name)) if params is None else params)
+        known = connection.agreed.plan
+        nesting = Nesting(nested([*known.by_name, *known.tables_by_name]) if params is None else params)
         self._pushes = Pushes(connection, self._waiter, nesting, self._reports.settled, self._turns.times)
         self._pulls = Pulls(connection, self._waiter, self._pushes)
         from dps.client.lookup import Lookups  # here: `import dps` stays quick

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dps.kernels import philox
+from dps.kernels import philox, philox_rows
 from dps.training.initializers import Constant, Initializer, Normal, TruncatedNormal, Uniform, Zeros
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -73,6 +73,23 @@ class FirstValues:
                 some = out[start : start + SCRATCH]
                 philox.fill32(scratch[: some.size], first + start, *self._numbers)
                 some[...] = scratch[: some.size].astype(out.dtype)
+
+    def fill_rows(self, out: Array, rows: Array, keys: Array) -> None:
+        """Fill row `rows[i]` of `out`, (n, dim) of the variable's dtype and contiguous, with the first values of the
+        key `keys[i]`, int64 (m,). They depend on the seed, the variable's name and the key alone."""
+        if self._value is not None:
+            out[rows] = self._value
+        elif out.dtype == np.float64:
+            philox_rows.fill_rows64(out, rows, keys, *self._numbers)
+        elif out.dtype == np.float32:
+            philox_rows.fill_rows32(out, rows, keys, *self._numbers)
+        else:
+            step = max(1, SCRATCH // out.shape[1])
+            for start in range(0, keys.size, step):
+                some = slice(start, start + step)
+                scratch = np.empty((keys[some].size, out.shape[1]), np.float32)
+                philox_rows.fill_rows32(scratch, np.arange(len(scratch)), keys[some], *self._numbers)
+                out[rows[some]] = scratch.astype(out.dtype)
 
 
 def made(init: Initializer, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:

@@ -25,7 +25,7 @@ MOST = 1024  # bytes of a row to ask for; the processor's own prefetcher takes a
 
 
 @intrinsic
-def _prefetch_line(context: Any, address: Any) -> Any:
+def prefetch_line(context: Any, address: Any) -> Any:
     """Prefetch the cache line at an address, without waiting; any address is harmless."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -46,7 +46,7 @@ def prefetch(table: Array | None, rows: Rows, i: int) -> None:
         nbytes = table.shape[1] * table.itemsize
         start = int(np.int64(table.ctypes.data)) + rows[i + AHEAD] * nbytes
         for offset in range(0, min(nbytes, MOST), LINE):
-            _prefetch_line(start + offset)  # type: ignore[call-arg]  # numba supplies the context
+            prefetch_line(start + offset)  # type: ignore[call-arg]  # numba supplies the context
 
 
 @compiled
@@ -98,11 +98,21 @@ def stable_order(indices: Rows) -> Rows:
     """
     bits = indices.size.bit_length()
     if indices.min() < 0 or int(indices.max()) >> (63 - bits):
-        return np.argsort(indices, kind="stable")
+        return order_of_wide(indices)
     keys = (indices << bits) | np.arange(indices.size)
     keys.sort()
     keys &= (1 << bits) - 1
     return keys
+
+
+def order_of_wide(numbers: Rows) -> Rows:
+    """As `stable_order`, for numbers of all 64 bits. Their upper bits decide if they differ, as those of codes do."""
+    bits = (1 << numbers.size.bit_length()) - 1
+    packed = (numbers & ~np.int64(bits)) | np.arange(numbers.size)
+    packed.sort()
+    packed &= bits
+    ordered = numbers[packed]
+    return packed if bool((ordered[1:] >= ordered[:-1]).all()) else np.argsort(numbers, kind="stable")
 
 
 @compiled

@@ -149,13 +149,15 @@ class CutShard(Message, kind=44, roles=CHIEF_ONLY):
 class ShardCut(Message, kind=49, roles=ANSWER):
     """The shard is copied, at this step and version; `applied` is, for each part of the shard in the order of its
     layout, how often its optimizer was applied; `pushes` lists [incarnation, number of its last push with a result];
-    `digest`: of the pushes that the shard has applied in this run epoch, those of ended sessions included."""
+    `digest`: of the pushes that the shard has applied in this run epoch, those of ended sessions included; `tables`: of
+    each keyed table here, in the order of the layout, how many rows it has and how often its optimizer was applied."""
 
     step: int
     counter: int
     applied: list[int]
     pushes: list[Any] = NOTHING
     digest: int = 0
+    tables: list[list[int]] = NOTHING
 
 
 class SaveShard(Message, kind=50, roles=CHIEF_ONLY):

@@ -57,7 +57,7 @@ from dps.ps.modes.sync import SyncMode
 from dps.ps.serving.saving import restore
 from dps.ps.shard import Shard
 from dps.ps.store.memory import check_device
-from dps.ps.warm import warm
+from dps.ps.warm import warm, warm_tables
 from dps.training.update_modes import Async, Bounded, SyncReplicas, Update, from_wire, on_ps
 from dps.transport.endpoint import Memory
 from dps.transport.shared_memory import ASKED, ASKER, expected, marked, proof
@@ -140,10 +140,11 @@ class PsActor(Actor):
         if message.restore:
             manifest = load_told(self.node.runtime.storage, message.checkpoint_dir, message.restore, self.node.name)
             restore(shard.store, plan, message.shard, self.node, message.checkpoint_dir, manifest)
-        self.node.accepted.allow(2 * WINDOW * shard.layout.nbytes)
+        self.node.accepted.allow(2 * WINDOW * (shard.layout.nbytes + shard.store.tables_nbytes))
         update = on_ps(from_wire(message.settings["update"]))
         shard.mode = MODES[type(update)](shard, update)
         warm(shard.layout.arenas, shard.mode.least_pushes)
+        warm_tables(shard.layout.tables)
         self.shard = shard
         if makes:
             self._making = Making(shard.store, plan, self.node.runtime.storage)
@@ -255,6 +256,7 @@ class PsActor(Actor):
             "sessions": {ledger.name: ledger.counters() for ledger in by_pushes},
             "update": self._configuration.settings["update"], "standstill": shard.mode.standstill(),
             "waits": shard.mode.waiting_for(), "refused_messages": self.node.refused_messages, **shard.counts,
+            **({"tables": shard.store.described_tables()} if shard.store.tables else {}),
         }  # fmt: skip
 
     # -- from sessions ----------------------------------------------------------------------------------------
@@ -343,7 +345,7 @@ class PsActor(Actor):
         if ledger.is_complete(number):
             shard.mode.answer_repeated(ledger, number, sender)
         else:
-            came = receive(message, ledger, shard.layout, shard.checks_finite, shard.mode.open_intake)
+            came = receive(message, ledger, shard.layout, shard.checks_finite, shard.mode.open_intake, shard.tables)
             if isinstance(came, Staged):
                 shard.mode.accept_push(came, sender)
                 if (key := (sender.incarnation, number)) in shard.credits.held:

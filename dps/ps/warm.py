@@ -21,6 +21,7 @@ from dps.training import optimizers as optim
 from dps.transport.runtime import real_runtime
 from dps.transport.tuning import ORDINARY
 from dps.variables.plan import Arena, Part, ShardLayout
+from dps.variables.tables import TablePart, TableSpec, parts_of_table
 
 DIM = 4
 TRAINED = ("float32", "float64", "float16", "bfloat16")
@@ -51,15 +52,37 @@ def warm(arenas: Iterable[Arena], together: int = 1) -> None:
                     _ready.add(kind)
 
 
+def warm_tables(tables: Iterable[TablePart]) -> None:
+    """Load the kernels that keyed tables need, each kind once in a process. Blocks until that is done."""
+    from dps.ps.store.table import KeyedTable  # here: most ps have none
+
+    for table in tables:
+        spec = table.spec
+        kind = ("table", spec.dtype, *_passes(spec.optimizer), str(spec.init["kind"]))
+        with _warming:
+            if kind not in _ready:
+                small = KeyedTable(table._replace(spec=spec._replace(capacity=2 * DIM)))
+                codes = np.arange(DIM, dtype=np.int64) + table.lowest
+                for rows in (codes, codes[::-1].copy(), codes.repeat(2)):
+                    gradient = row_gradient(rows, np.zeros((rows.size, spec.dim), small.dtype))
+                    small.apply(gradient.rows, gradient.values, 0, 1.0)
+                small.gather(codes + DIM, np.empty((DIM, spec.dim), small.dtype))
+                _ready.add(kind)
+
+
 def warm_all(progress: Callable[[str, int, int], None]) -> None:
     """Load all kernels of a ps. `progress` gets the name of the next
     step, its number from 1, and how many there are."""
+    from dps.training.initializers import Normal
+
     optimizers = [cls.usual() for cls in optim.KNOWN.values()]
     kinds = [(optimizer, dtype) for optimizer in optimizers for dtype in ("float32", "float64")]
     for number, (optimizer, dtype) in enumerate(kinds, 1):
         progress(f"{optimizer.name} {dtype}", number, len(kinds) + 1)
         for together in (1, 2, 3, 4):
             warm([_like(dtype, optimizer.to_wire(), sparse, LARGE_NBYTES) for sparse in (False, True)], together)
+        spec = TableSpec("warm", DIM, dtype, DIM, optimizer.to_wire(), Normal(1.0).to_wire(), (0,))
+        warm_tables(parts_of_table(spec, 0, 0))
     progress("first values", len(kinds) + 1, len(kinds) + 1)
     _make_once()
 

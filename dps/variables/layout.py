@@ -13,6 +13,7 @@ from dps.transport.wire import Array
 from dps.variables.packed import Packed, PackedGradient
 from dps.variables.plan import Part, Plan, ShardLayout, VariableSpec
 from dps.variables.rowlists import RowLists, RowsOfPart
+from dps.variables.tables import TableSpec, key_numbers
 from dps.variables.tree import Rows, is_module, is_parameter, is_tensor, rows_of_tensor, to_array
 
 Gradient = Array | Rows | PackedGradient
@@ -33,6 +34,11 @@ def check_gradients(plan: Plan, found: Iterable[tuple[str, Any]]) -> dict[int, G
     came: dict[int, Any] = {}
     for name, value in found:
         if value is None:
+            continue
+        if name in plan.tables_by_name:
+            of_table = _checked_keys(plan.tables[plan.tables_by_name[name] - len(plan.variables)], value)
+            if of_table.values.size:
+                gradients[plan.tables_by_name[name]] = of_table
             continue
         index = index_of(plan, name, "gradient")
         spec = plan.variables[index]
@@ -76,6 +82,8 @@ def _is_first(came: dict[int, Any], index: int, value: Any, name: str, other: st
 
 def index_of(plan: Plan, name: str, what: str) -> int:
     """The index of a variable. ValueError for another name, which says that `what` came for it."""
+    if name in plan.tables_by_name:
+        raise ValueError(f"a {what} came for {name!r}, which is a keyed table; push dps.Rows(keys, gradients) for it")
     if name not in plan.by_name:
         known = ", ".join(list(plan.by_name)[:10])
         raise ValueError(f"a {what} came for {name!r}, which is no variable; there are {known}")
@@ -98,7 +106,8 @@ def array_for(plan: Plan, index: int, value: Any, what: str) -> Array:
 
 def names_of(plan: Plan) -> str:
     """The names of the variables for an error message, at most the first ten."""
-    names, more = list(plan.by_name)[:10], len(plan.by_name) - 10
+    known = [*plan.by_name, *plan.tables_by_name]
+    names, more = known[:10], len(known) - 10
     return "{" + ", ".join(map(repr, names)) + (f", and {more} more" if more > 0 else "") + "}"
 
 
@@ -107,7 +116,7 @@ def check_is_nested(plan: Plan, tree: Any, wants: str = "push wants gradients") 
     if isinstance(tree, Mapping) or tree is None:
         return
     if isinstance(tree, list | tuple):
-        if tree and "0" not in {name.partition("/")[0] for name in plan.by_name}:
+        if tree and "0" not in {name.partition("/")[0] for name in (*plan.by_name, *plan.tables_by_name)}:
             raise ValueError(f"{wants} for {names_of(plan)}; got a {type(tree).__name__} of {len(tree)}")
     elif "value" not in plan.by_name:
         shape = getattr(tree, "shape", None)
@@ -126,6 +135,26 @@ def row_numbers(rows: Any, what: str) -> Array:
     if indices.ndim == 0 or (indices.dtype.kind not in "iu" and indices.size):
         raise ValueError(f"{what} are integers of shape (n,) or (n, m, ...); got {indices.dtype} {indices.shape}")
     return indices
+
+
+def _checked_keys(spec: TableSpec, value: Any) -> Rows:
+    """The gradient of a keyed table, with codes in place of keys."""
+    gradient = rows_of_tensor(value, spec.name) if is_tensor(value) else value
+    if not isinstance(gradient, Rows):
+        raise ValueError(
+            f"{spec.name} is a keyed table: its gradient is dps.Rows(keys, gradients), got a {type(value).__name__}"
+        )
+    keys = row_numbers(gradient.indices, f"Rows of {spec.name}: keys")
+    values = to_array(gradient.values, spec.name)
+    wanted = (*keys.shape, spec.dim)
+    if not (keys.size or values.size):
+        return Rows(np.empty(0, np.int64), values)
+    if values.shape != wanted or wire_name(values.dtype) != spec.dtype:
+        raise ValueError(
+            f"Rows of {spec.name}: got values {values.dtype.name} {values.shape}; wanted {np.dtype(spec.dtype).name} "
+            f"{wanted}"
+        )
+    return Rows(key_numbers(spec.name, keys), values.reshape(keys.size, spec.dim))
 
 
 def _checked_rows(spec: VariableSpec, gradient: Rows) -> Rows:
@@ -164,6 +193,12 @@ def parts_of_shard(
 ) -> list[tuple[int, Array | RowsOfPart | Packed]]:
     """The gradients for a shard, part by part, with the part's index."""
     found: list[tuple[int, Array | RowsOfPart | Packed]] = []
+    for table in layout.tables:
+        gradient = gradients.get(table.variable)
+        if isinstance(gradient, Rows):
+            rows = lists.of(gradient.indices).of_part(table, gradient.values, len(table.spec.ps))
+            if rows.last > rows.first or counts_updates(table.spec.optimizer):
+                found.append((table.index, rows))
     for arena in layout.arenas:
         for part in arena.parts:
             gradient = gradients.get(part.variable)

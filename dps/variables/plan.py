@@ -14,8 +14,10 @@ from dps.cluster.partition import split_rows
 from dps.errors import ConfigError, PlacementError, ProtocolError
 from dps.process.record import record, replace
 from dps.variables import columns
+from dps.variables import tables as keyed
 from dps.variables.columns import Part, PerObject, VariableSpec
 from dps.variables.runs import ALIGN, Arena, Piece, ShardLayout, cut, picker, piece_size
+from dps.variables.tables import TablePart, TableSpec, parts_of_table
 
 __all__ = [
     "ALIGN", "Arena", "Part", "Piece", "Place", "Plan", "ShardLayout", "Split", "VariableSpec", "cut", "make_plan",
@@ -33,6 +35,8 @@ class Plan:
     """Task indices of the ps; the first is the step ps."""
     tied: tuple[tuple[str, str], ...] = ()
     """Other names of variables (tied weights), each with the variable's name."""
+    tables: tuple[TableSpec, ...] = ()
+    """Keyed tables. They are no `variables`: runs of bytes, and so pulls, have nothing of them."""
 
     def to_wire(self) -> dict[str, Any]:
         """The plan as columns (`dps.variables.columns`). The caller must not change it."""
@@ -42,6 +46,8 @@ class Plan:
     @functools.cached_property
     def _wire(self) -> dict[str, Any]:
         written = columns.write(self.variables, self.parts, self.ps)
+        if self.tables:
+            written["tables"] = keyed.write(self.tables)
         return {**written, "tied": list(map(list, self.tied))} if self.tied else written
 
     @staticmethod
@@ -53,7 +59,7 @@ class Plan:
             if plan is not None and plan._wire == data:
                 return plan
         try:
-            plan = Plan(*columns.read(data), columns.tied(data))
+            plan = Plan(*columns.read(data), columns.tied(data), keyed.read(data, data["ps"]))
         except ConfigError:  # bfloat16 without ml_dtypes in this process
             raise
         except (LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -63,7 +69,7 @@ class Plan:
 
     def without_empty(self) -> Plan:
         """This plan without the ps that hold no part; at least one ps stays."""
-        holders = {part.ps for part in self.parts}
+        holders = {part.ps for part in self.parts}.union(*[spec.ps for spec in self.tables])
         ps = tuple(ps for ps in self.ps if ps in holders) or self.ps[:1]
         return self if ps == self.ps else replace(self, ps=ps)
 
@@ -72,6 +78,26 @@ class Plan:
         """Index of each variable by its name, and by its other names."""
         found = {spec.name: index for index, spec in enumerate(self.variables)}
         return found | {other: found[name] for other, name in self.tied}
+
+    @functools.cached_property
+    def tables_by_name(self) -> dict[str, int]:
+        """Index of each keyed table by its name. Gradients have it: it is above the indices of the variables."""
+        return {spec.name: len(self.variables) + n for n, spec in enumerate(self.tables)}
+
+    def name_of(self, index: int) -> str:
+        """The name of a variable or a keyed table, by its index."""
+        known = len(self.variables)
+        return self.variables[index].name if index < known else self.tables[index - known].name
+
+    @functools.cached_property
+    def table_parts(self) -> dict[int, tuple[TablePart, ...]]:
+        """The parts of each keyed table, by its index, in the order of their slices."""
+        found, at = dict[int, tuple[TablePart, ...]](), len(self.parts)
+        for spec in self.tables:
+            index = self.tables_by_name[spec.name]
+            found[index] = parts_of_table(spec, at, index)
+            at += len(spec.ps)
+        return found
 
     @functools.cached_property
     def parts_of(self) -> tuple[tuple[Part, ...], ...]:
@@ -107,7 +133,8 @@ class Plan:
         parts: dict[int, list[Part]] = {ps: [] for ps in self.ps}
         for part in self.parts:
             parts[part.ps].append(part)
-        return {ps: ShardLayout.of(self.variables, here) for ps, here in parts.items()}
+        tables = {ps: tuple(p for own in self.table_parts.values() for p in own if p.ps == ps) for ps in self.ps}
+        return {ps: ShardLayout.of(self.variables, here, tables[ps]) for ps, here in parts.items()}
 
     def bytes_per_ps(self) -> dict[int, int]:
         """Bytes of the values on each ps."""
@@ -137,7 +164,7 @@ class Plan:
                 return f"its first values of {a.name} are {_begun(a.init)}, the run's are {_begun(b.init)}"
             if a.optimizer != b.optimizer:
                 return f"its optimizer of {a.name} is {_described(a.optimizer)}, the run's is {_described(b.optimizer)}"
-        return ""
+        return keyed.differs(self.tables, other.tables)
 
 
 _living = weakref.WeakValueDictionary[int, Plan]()
@@ -156,9 +183,10 @@ def make_plan(
     place: Place,
     split: Split | None,
     tied: Mapping[str, str] | None = None,
+    tables: tuple[TableSpec, ...] = (),
 ) -> Plan:
-    """Split and place all variables. `tied`: their other names, each with the name. Raises PlacementError if a policy
-    returns an invalid result."""
+    """Split and place all variables. `tied`: their other names, each with the name. `tables`: keyed tables, which are
+    placed already. Raises PlacementError if a policy returns an invalid result."""
     parts: list[Part] = []
     for index, spec in enumerate(variables):
         shards = split(spec.name, spec.shape, spec.dtype) if split is not None and spec.shape and spec.shape[0] else 1
@@ -171,7 +199,7 @@ def make_plan(
                 raise PlacementError(f"the placement put {name} on ps task {task!r}; the ps tasks are {list(ps)}")
             parts.append(Part(len(parts), index, name, shape, row0, task, _memory(name, placed)))
             row0 += rows
-    return Plan(tuple(variables), tuple(parts), ps, tuple((tied or {}).items()))
+    return Plan(tuple(variables), tuple(parts), ps, tuple((tied or {}).items()), tables)
 
 
 def _slot_bytes(arena: Arena) -> int:

@@ -20,6 +20,7 @@ from dps.transport.wire import DTYPES, Array
 from dps.variables.columns import PerObject
 from dps.variables.plan import Place, Plan, VariableSpec, make_plan
 from dps.variables.sharing import tied
+from dps.variables.tables import TableSpec
 from dps.variables.tree import Variable, leaves, to_array
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 KEY = "moving_average"
 """As `dps.training.averages.KEY`, without its module."""
 TRAINED = "float16, bfloat16, float32 or float64"
+GIVE = "give the session one, e.g. optimizer=dps.optim.SGD(0.1)"
 PLAIN = Variable(None, device=None)
 """The settings of a plain array."""
 
@@ -48,6 +50,7 @@ def plan_of(
     variable that is trained. `makes`: values that an initializer makes are made here; otherwise they are left out.
     """
     specs: list[VariableSpec] = []
+    tables: list[TableSpec] = []
     values: dict[str, Array] = {}
     scopes: dict[str, Device] = {}
     more = {} if average is None else {KEY: average.to_wire()}
@@ -59,13 +62,21 @@ def plan_of(
             _check_settings(name, leaf, ties[name], params)
             continue
         settings = leaf if isinstance(leaf, Variable) else PLAIN
+        if settings.keys is not None:
+            _check_table(name, average, makes)
+            chosen = settings.optimizer or optimizer
+            if chosen is None:
+                raise ConfigError(f"no optimizer for {name}; {GIVE}")
+            of_table = written.of(checked(chosen, name))
+            tables.append(_table(name, settings, of_table, _ps_of(name, settings.device or here, ps)))
+            continue
         init = settings.init
         array: Any = to_array(leaf, name) if init is None or makes else settings
         dtype = wire_name(array.dtype)
         trained = settings.trainable and is_float(array.dtype)
         chosen = settings.optimizer or optimizer
         if trained and chosen is None:
-            raise ConfigError(f"no optimizer for {name}; give the session one, e.g. optimizer=dps.optim.SGD(0.1)")
+            raise ConfigError(f"no optimizer for {name}; {GIVE}")
         if trained and dtype not in FLOATS:
             raise ConfigError(f"{name} is {array.dtype.name}; trained variables are {TRAINED}")
         if dtype not in DTYPES:
@@ -76,11 +87,39 @@ def plan_of(
         if init is None or makes:
             values[name] = array
         scopes[name] = settings.device or here
-    if not specs:
+    if not (specs or tables):
         raise ConfigError("params has no arrays; wanted a nested dict, list or tuple of arrays")
     place = _place(ps, current_setter() if placement is None else placement, scopes)
     split = None if partitioner is None else (lambda name, shape, dtype: num_parts(partitioner, name, shape, dtype))
-    return make_plan(specs, tuple(ps), place, split, ties), values
+    return make_plan(specs, tuple(ps), place, split, ties, tuple(tables)), values
+
+
+def _check_table(name: str, average: MovingAverage | None, makes: bool) -> None:
+    """ConfigError where a keyed table cannot be."""
+    if makes:
+        raise ConfigError(f"{name} is a keyed table, whose rows only the ps of a run have; give it to a dps.Session")
+    if average is not None:
+        raise ConfigError(
+            f"{name} is a keyed table, of which no moving average is kept; leave moving_average out, or use a table "
+            "with a shape"
+        )
+
+
+def _table(name: str, settings: Variable, optimizer: dict[str, Any], ps: tuple[int, ...]) -> TableSpec:
+    assert settings.init is not None and settings.dim is not None and settings.capacity is not None
+    dtype = wire_name(settings.dtype)
+    return TableSpec(name, settings.dim, dtype, settings.capacity, optimizer, settings.init.to_wire(), ps)
+
+
+def _ps_of(name: str, device: Device, ps: Sequence[int]) -> tuple[int, ...]:
+    """The ps that have the rows of a keyed table: the one that its device names, else all."""
+    if device.device_type == "GPU":
+        raise ConfigError(f"{name} is a keyed table, whose rows are in a ps's own memory; got {device}, wanted no GPU")
+    if device.task is None:
+        return tuple(ps)
+    if device.job not in (None, "ps") or device.task not in ps:
+        raise PlacementError(f"{name} was placed on {device}; variables live on a ps task, as /job:ps/task:0")
+    return (device.task,)
 
 
 def _check_settings(name: str, leaf: Any, first: str, params: Any) -> None:

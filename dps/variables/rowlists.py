@@ -10,22 +10,28 @@ from dps.process.record import record
 from dps.transport.tuning import ORDINARY, RowListTuning
 from dps.transport.wire import Array
 from dps.variables.plan import Part
+from dps.variables.tables import TablePart, range_of_part
 
 NARROW = 1 << 31
 """Numbers of so many rows fit in int32."""
 
 
-def range_of(part: Part, rows: Array) -> tuple[int, int]:
+def range_of(part: Part | TablePart, rows: Array) -> tuple[int, int]:
     """First and last position of a part's row numbers among those of its variable, which are sorted if it has several
-    parts."""
+    parts. Of a keyed table: of its codes."""
+    if isinstance(part, TablePart):
+        return range_of_part(part, rows) if len(part.spec.ps) > 1 else (0, len(rows))
     if not part.row0 and (not len(rows) or rows[-1] < part.shape[0]):
         return 0, len(rows)
     first, last = np.searchsorted(rows, (part.row0, part.row0 + part.shape[0]))
     return int(first), int(last)
 
 
-def within(part: Part, rows: Array) -> Array:
-    """A part's row numbers, counted from its first row, as they are sent: int32 where the part has no more rows."""
+def within(part: Part | TablePart, rows: Array) -> Array:
+    """A part's row numbers, counted from its first row, as they are sent: int32 where the part has no more rows. Codes
+    of keys are sent as they are."""
+    if isinstance(part, TablePart):
+        return rows
     rows = rows - part.row0 if part.row0 else rows
     return rows.astype(np.int32) if part.shape[0] <= NARROW else rows
 
@@ -76,7 +82,7 @@ class RowList:
             return self.asked, None
         return self._sorted().distinct, self._sorted().which()
 
-    def of_part(self, part: Part, values: Array, parts: int) -> RowsOfPart:
+    def of_part(self, part: Part | TablePart, values: Array, parts: int) -> RowsOfPart:
         """The rows of a gradient for one of `parts`, sorted if that saves the ps work.
 
         The ps adds up repeated rows, because numpy takes three times as long as the ps's kernel.
@@ -154,9 +160,18 @@ def _sorted(rows: Array, least: int) -> tuple[Array, Array]:
     than `least` rows.
     """
     bits = len(rows).bit_length()
-    if len(rows) < least or int(rows.min()) < 0 or int(rows.max()) >> (63 - bits):
+    if len(rows) < least:
         order = rows.argsort(kind="stable")
         return rows[order], order
+    if int(rows.min()) < 0 or int(rows.max()) >> (63 - bits):  # codes of keys: their upper bits decide, if they differ
+        order = (rows & ~np.int64((1 << bits) - 1)) | np.arange(len(rows))
+        order.sort()
+        order &= (1 << bits) - 1
+        found = rows[order]
+        if not bool((found[1:] >= found[:-1]).all()):
+            order = rows.argsort(kind="stable")
+            found = rows[order]
+        return found, order
     keys = (rows << bits) | np.arange(len(rows))
     keys.sort()
     return keys >> bits, keys & ((1 << bits) - 1)

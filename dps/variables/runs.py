@@ -13,6 +13,7 @@ from dps.errors import ProtocolError
 from dps.process.record import record
 from dps.transport.wire import Array
 from dps.variables.columns import Part, PerObject, VariableSpec, as_json
+from dps.variables.tables import TablePart
 
 ALIGN = 64
 ITEM = 8
@@ -103,10 +104,14 @@ class ShardLayout:
 
     arenas: tuple[Arena, ...]
     nbytes: int
+    tables: tuple[TablePart, ...] = ()
+    """The parts of keyed tables on this ps, which are no part of its run."""
 
     @staticmethod
-    def of(variables: Sequence[VariableSpec], here: Sequence[Part]) -> ShardLayout:
-        """`variables`: those of the plan; `here`: the parts on one ps, in the plan's order."""
+    def of(
+        variables: Sequence[VariableSpec], here: Sequence[Part], tables: tuple[TablePart, ...] = ()
+    ) -> ShardLayout:  # fmt: skip
+        """`variables`: those of the plan; `here`: the parts on one ps, in the plan's order; `tables`: as the field."""
         groups: dict[tuple[str, str, int, str], list[Part]] = {}
         written = PerObject(as_json)
         for part in here:
@@ -126,7 +131,7 @@ class ShardLayout:
             )
             arenas.append(arena)
             offset += -(-arena.nbytes // ALIGN) * ALIGN
-        return ShardLayout(tuple(arenas), offset)
+        return ShardLayout(tuple(arenas), offset, tables)
 
     @functools.cached_property
     def place(self) -> dict[int, tuple[int, int]]:

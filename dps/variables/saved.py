@@ -10,6 +10,10 @@ from dps.checkpoint import Manifest, SavedPart, SavedVariable
 from dps.errors import CheckpointError
 from dps.variables.columns import VariableSpec
 from dps.variables.plan import Plan
+from dps.variables.tables import TableSpec
+
+KEYS = "keys"
+"""The name under which the keys of a keyed table are saved, as a slot."""
 
 
 def describe_variable(spec: VariableSpec, parts: Sequence[SavedPart]) -> SavedVariable:
@@ -20,10 +24,42 @@ def describe_variable(spec: VariableSpec, parts: Sequence[SavedPart]) -> SavedVa
     return SavedVariable(spec.name, dtype, spec.shape, tuple(parts), spec.optimizer, slots)
 
 
+def describe_table(spec: TableSpec, counts: Sequence[tuple[int, int, int]]) -> SavedVariable:
+    """A keyed table as a manifest describes it: a variable of the rows that there are, with the keys as a slot.
+    `counts`: for each part its rows, the number of its shard file, and how often its optimizer was applied."""
+    from dps.training.averages import slots_of
+
+    parts, row = list[SavedPart](), 0
+    for index, (rows, shard, updates) in enumerate(counts):
+        parts.append(SavedPart(index, row, rows, shard, updates))
+        row += rows
+    slots = (*slots_of(spec.optimizer), KEYS)
+    return SavedVariable(spec.name, np.dtype(spec.dtype).name, (row, spec.dim), tuple(parts), spec.optimizer, slots)
+
+
+def saved_table(spec: TableSpec, checkpoint_dir: str, manifest: Manifest) -> SavedVariable:
+    """A saved keyed table. Raises CheckpointError if it is missing or is another one."""
+    try:
+        found = manifest.variable(spec.name)
+    except CheckpointError as error:
+        raise CheckpointError(f"{spec.name} is a keyed table in this program; in {checkpoint_dir} {error}") from None
+    own = np.dtype(spec.dtype).name
+    if KEYS not in found.slots or found.shape[1:] != (spec.dim,) or found.dtype != own:
+        kind = "a keyed table" if KEYS in found.slots else "no keyed table"
+        raise CheckpointError(
+            f"{spec.name} is {kind}, {found.dtype} {found.shape}, in {checkpoint_dir}/{manifest.name} and a keyed "
+            f"table of {own} with dim={spec.dim} in this program; use the model that was saved, or another "
+            "checkpoint_dir"
+        )
+    return found
+
+
 def check_saved(plan: Plan, checkpoint_dir: str, manifest: Manifest) -> None:
     """Raise CheckpointError unless the checkpoint holds every variable of the plan. Other variables are ignored."""
     for spec in plan.variables:
         saved(spec, checkpoint_dir, manifest)
+    for table in plan.tables:
+        saved_table(table, checkpoint_dir, manifest)
 
 
 def saved(spec: VariableSpec, checkpoint_dir: str, manifest: Manifest) -> SavedVariable:
@@ -34,6 +70,11 @@ def saved(spec: VariableSpec, checkpoint_dir: str, manifest: Manifest) -> SavedV
         raise CheckpointError(
             f"{spec.name} is {np.dtype(spec.dtype).name} {spec.shape} in this program; in {checkpoint_dir} {error}"
         ) from None
+    if KEYS in found.slots:
+        raise CheckpointError(
+            f"{spec.name} is a keyed table in {checkpoint_dir}/{manifest.name} and has a shape in this program; use "
+            "the model that was saved, or another checkpoint_dir"
+        )
     if found.shape != spec.shape or np.dtype(found.dtype) != np.dtype(spec.dtype):
         raise CheckpointError(
             f"{spec.name} is {found.dtype} {found.shape} in {checkpoint_dir}/{manifest.name} and "

@@ -39,11 +39,17 @@ class Variable:
         init: An initializer of `dps.init`, by which each ps makes the first values of its rows in its own memory: the
             worker neither makes nor sends them. They follow from the seed, the variable's name, and the position of
             the element alone. So any number of ps and parts gives the same bits.
+        keys: "int64": a keyed table. It has a row for each key that was pushed, whatever int64 the keys are, on all ps.
+            `session.lookup` and `dps.Rows` take keys in place of row numbers; a key that was never pushed reads what
+            `init` gives it. `pull` has None in its place. With `dim`, `capacity`, `init` and, if they are not the
+            usual ones, `dtype`, `optimizer` and `device`.
+        dim: With `keys`: the elements of a row.
+        capacity: With `keys`: the most rows. Memory is used for rows that are there.
 
     Raises:
         ConfigError: An unknown synchronization or aggregation, "on_read" without aggregation, a tuple of whole numbers
-            as the value, which may be meant as a shape, both a value and `init`, or numbers of `init` that do not fit
-            the shape and the dtype.
+            as the value, which may be meant as a shape, both a value and `init`, numbers of `init` that do not fit the
+            shape and the dtype, or settings that a keyed table does not have.
 
     Example:
         ```python
@@ -51,9 +57,12 @@ class Variable:
             "table": dps.Variable(np.zeros((1000, 8), np.float32), sparse=True),
             "out": dps.Variable(np.zeros(8, np.float32), optimizer=dps.optim.SGD(0.1)),
             "users": dps.Variable(shape=(1000, 8), init=dps.init.Normal(0.01), sparse=True),
+            "items": dps.Variable(keys="int64", dim=8, capacity=10**6, init=dps.init.Zeros()),
         }
         ```
     """
+
+    # More than 12 attributes: this is a public signature, and each is a setting that people give by its name.
 
     value: Any = None
     optimizer: Optimizer | None = None
@@ -65,9 +74,17 @@ class Variable:
     shape: Any = None
     dtype: Any = None
     init: Initializer | None = None
+    keys: str | None = None
+    dim: int | None = None
+    capacity: int | None = None
 
     def __post_init__(self) -> None:
-        if self.init is not None or self.shape is not None or self.dtype is not None:
+        if self.keys is not None or self.dim is not None or self.capacity is not None:
+            from dps.variables.tables import checked_settings as checked_table
+
+            for field, checked in checked_table(self).items():
+                object.__setattr__(self, field, checked)
+        elif self.init is not None or self.shape is not None or self.dtype is not None:
             from dps.variables.made import checked_settings
 
             for field, checked in checked_settings(self).items():
@@ -93,8 +110,8 @@ class Rows:
     """A gradient for some rows of a variable.
 
     Args:
-        indices: Row numbers, integers of any shape, such as (n,) or (batch, fields). The gradients of a row that occurs
-            several times are summed. Without any it is no gradient.
+        indices: Row numbers, integers of any shape, such as (n,) or (batch, fields); of a keyed table its keys. The
+            gradients of a row that occurs several times are summed. Without any it is no gradient.
         values: Their gradients. The shape is that of `indices` followed by that of a row, such as (n, dim); the dtype
             is the variable's.
 
@@ -255,6 +272,10 @@ def to_array(value: Any, name: str) -> np.ndarray[Any, np.dtype[Any]]:
     ):
         return value
     if isinstance(value, Variable):
+        if value.keys is not None:
+            raise ConfigError(
+                f"{name} is a keyed table, whose rows only the ps of a run have; give it to a dps.Session"
+            )
         if value.init is not None:
             from dps.variables.made import make_values
 

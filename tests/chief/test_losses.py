@@ -87,3 +87,12 @@ def test_a_session_that_was_lost_before_the_end_may_have_been_told_of_more() -> 
     assert told(losses) == (15, False)
     losses.record_close(7, 3, 18)  # it was only thought to be lost
     assert told(losses) == (18, True)
+
+
+def test_a_chief_that_was_started_again_is_certain_of_no_epoch_before_the_one_that_it_goes_on_with() -> None:
+    """Session 1 stood apart while epoch 3 ended and another session, which was told of more, went on in epoch 4."""
+    losses = LostSteps()
+    losses.begin_epoch(4, 40, unknown=True)
+    losses.record_join(1, 3, 41)
+    assert told(losses, 3) == (0, False)
+    assert told(losses, 4) == (0, True) and told(losses, 0) == (0, True)

@@ -12,7 +12,7 @@ import numpy as np
 import dps
 from dps.errors import DpsError
 from dps.transport.dtypes import dtype_of
-from tests.simulation import assigned
+from tests.simulation import assigned, keyed
 from tests.simulation.rows import Marks, tables
 from tests.simulation.varied import Variety
 
@@ -53,6 +53,8 @@ class History:
     variety: Variety = field(default_factory=Variety)
     assigns: bool = False
     """Whether workers assign values."""
+    keyed: bool = False
+    """Whether there is a keyed table."""
     sessions: list[Any] = field(default_factory=list)
     """Those that are open."""
     assigned: list[dict[str, Any]] = field(default_factory=list)
@@ -116,6 +118,8 @@ def train(
     if history.assigns:  # pushes go at once only where all variables are trained, and alike
         own_rate = None if variety.optimizer == Variety().optimizer else dps.optim.SGD(1.0)
         params |= assigned.variables(own_rate, free=not history.steps)
+    if history.keyed:
+        params[keyed.NAME] = keyed.variable()
     notes = Notes(history)
     hooks: list[dps.Hook] = [notes]
     if checkpointed:
@@ -131,6 +135,7 @@ def train(
         history.sessions[:] = [*(s for s in history.sessions if s._server.task != server.task), session]
         history.plan = connection.agreed.plan
         marks = Marks(session, history, server.task) if rows else None
+        key_marks = keyed.KeyMarks(session, history, server.task) if history.keyed else None
         values_set = assigned.Values(session, history, server.task) if history.assigns else None
         own = session.gradients() if view else {}
         while (k := history.next_cell.get(server.task, 0)) < history.pushes:
@@ -141,6 +146,8 @@ def train(
             seen.take(session, values)
             if marks is not None:
                 marks.read(k, values if session.version.epoch == connection.membership.epoch else None)
+            if key_marks is not None:
+                key_marks.read(k)
             if variety.averages and k % 3 == 1:
                 look(history, connection.agreed.plan, session.averages())
             history.next_cell[server.task] = k + 1
@@ -164,6 +171,8 @@ def train(
                 own[name][...] = given[name]
                 given[name] = own[name]
             gradients = {**given, **({} if marks is None else marks.gradient(k, cell, variety.dense_tables))}
+            if key_marks is not None:
+                gradients |= key_marks.gradient(k, cell)
             if history.assigns:
                 gradients[assigned.TRAINED] = np.full(6, -1, np.float32)
             if k % 6 if history.steps else k % 2:

@@ -29,10 +29,12 @@ ROOMS = {
     "modes": ["ps/modes/*.py"],
     "store": ["ps/store/*.py"],
 }
-ELSEWHERE = {"thread_pool.py", "device_memory.py", "exchanges.py", "making.py", "holding.py", "versions.py"}
-"""Of the store: threads and the memory of GPUs, which have property tests, and first values that the ps make, which
-have seeds of their own (tests/simulation/test_made.py). Of the modes: what strategies exchange in sync, which has seeds
-of its own (tests/strategy/test_reduced_under_faults.py)."""
+ELSEWHERE = {
+    "thread_pool.py", "device_memory.py", "exchanges.py", "making.py", "holding.py", "versions.py", "index.py",
+}  # fmt: skip
+"""Of the store: threads, the memory of GPUs and the index of keys, which have property tests, and first values that the
+ps make, which have seeds of their own (tests/simulation/test_made.py). Of the modes: what strategies exchange in sync,
+which has seeds of its own (tests/strategy/test_reduced_under_faults.py)."""
 
 
 def files() -> Iterator[tuple[str, Path]]:
@@ -56,6 +58,7 @@ def all_seeds(seeds: int) -> Iterator[tuple[Scenario, dict[str, object]]]:
             yield of.spoilt(mode, seed), {}
         for mode in ("async", "sync", "bounded"):
             yield of.scenario(mode, seed), of.compressed(seed)
+            yield of.summed(of.scenario(mode, seed)), {"keyed": True}
     few: list[Callable[[str, int], Scenario]] = [of.with_a_killed_chief, of.with_a_lost_ps, of.varied_with_kills]
     for seed in range(max(1, seeds // 5)):
         yield of.crowded(seed), {}

@@ -219,6 +219,14 @@ def varied_with_kills(mode: str, seed: int) -> Scenario:
     return replace(chosen, faults=kills.faults, killed=kills.killed, pushes=kills.pushes, variety=quiet)
 
 
+def summed(chosen: Scenario) -> Scenario:
+    """A step adds gradients: a key that one push has would be divided by one, a cell by all pushes."""
+    update = chosen.update
+    if isinstance(update, SyncReplicas):
+        return replace(chosen, update=record.replace(update, reduction="sum"))
+    return chosen
+
+
 def compressed(seed: int) -> dict[str, Any]:
     """What `run` takes to have pushes compressed, and half of the seeds' pulls as what changed."""
     return {"compression": COMPRESSORS[seed % len(COMPRESSORS)], "deltas": seed % 2 == 1}
@@ -245,19 +253,21 @@ def tuned(chosen: Scenario) -> Tuning:
 
 def run(
     chosen: Scenario, *, keep: list[SimulatedCluster] | None = None, compression: Any = None, deltas: bool = False,
-    variables: int = len(NAMES),
+    variables: int = len(NAMES), keyed: bool = False,
 ) -> list[str]:  # fmt: skip
     """Run a scenario; the promises that it broke. Some seeds have tables that are read and pushed by rows: whole, in
     parts, and on ps that forget nearly every list of rows. With odd seeds pushes of any size are applied ahead, with
     others none is, and the answer comes first; with those of 3 modulo 4 it takes them a while to come, and the answer
-    comes with them. With those of 1 modulo 3 workers assign values. With fewer `variables` than ps, some ps hold none.
+    comes with them. With those of 1 modulo 3 workers assign values.
+    With fewer `variables` than ps, some ps hold none. `keyed`: there is a keyed table, too.
     """
     at_once = chosen.patience_s is not None
     history = History(chosen.workers, chosen.pushes, names=NAMES[:variables], steps=at_once)
-    history.variety = chosen.variety or history.variety
+    history.variety, history.keyed = chosen.variety or history.variety, keyed
     compression = compression or history.variety.compression
     history.assigns = chosen.seed % 3 == 1 and compression is None and variables == len(NAMES)
-    rows, parts = variables == len(NAMES) and chosen.seed % 8 in (1, 5, 6), 2 if chosen.seed % 8 == 5 else 1
+    rows = variables == len(NAMES) and chosen.seed % 8 in (1, 5, 6)
+    parts = 2 if chosen.seed % 8 == 5 and not keyed else 1
     slow = chosen.mode == "async" and chosen.seed % 4 == 3
     crowd = bool(chosen.network.links)
     network = replace(chosen.network, bytes_per_s=1e4) if slow and not crowd else chosen.network

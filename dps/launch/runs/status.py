@@ -67,6 +67,7 @@ def show_run(path: str, as_json: bool) -> int:
         "why": training and training["why"],
         "last checkpoint": training and checkpoint_text(training),
         "published": training and published_text(training),
+        "keyed tables": tables_text(reports.ps),
     }  # fmt: skip
     for name, value in lines.items():
         if value not in (None, "", {}):
@@ -106,6 +107,19 @@ def training_of(chief: Mapping[str, Any], ps: Mapping[str, Mapping[str, Any]]) -
 def update_of(ps: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The settings of the update mode, as on the wire; {}: no ps has said."""
     return next((values["update"] for values in ps.values() if "update" in values), {})
+
+
+def tables_text(ps: Mapping[str, Mapping[str, Any]]) -> str:
+    """The rows of each keyed table on all ps, and how unevenly they are spread; "" if there are none."""
+    found: dict[str, list[int]] = {}
+    for values in ps.values():
+        for name, told in (values.get("tables") or {}).items():
+            found.setdefault(name, []).append(told["rows"])
+    texts = [
+        f"{name} {sum(rows):,} rows" + (f" ({min(rows):,} to {max(rows):,} on a ps)" if len(rows) > 1 else "")
+        for name, rows in found.items()
+    ]
+    return ", ".join(texts)
 
 
 def waits_of(ps: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:

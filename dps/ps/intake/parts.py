@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,11 @@ from dps.messages.sessions import DENSE, PACKED, ROWS, VALUE, Push
 from dps.ps.intake.borrowed import Borrowed, writable
 from dps.ps.intake.rowlists import checked, row_gradient
 from dps.ps.store.gradients import RowGradient, is_finite
+from dps.ps.store.table import KeyedTable
 from dps.transport.wire import Array
 from dps.variables.packed import first_element
 from dps.variables.plan import Part, ShardLayout
+from dps.variables.tables import TablePart
 
 MOST_ELEMENTS = 1 << 48
 
@@ -103,17 +105,19 @@ class Parts:
     """Reads one message. `problem`: why the push will be refused. `borrowed`: whether values stay in the session's
     memory, which is read in place."""
 
-    def __init__(self, piece: Push, layout: ShardLayout, session: Borrowed, check_finite: bool) -> None:
-        """Raises ProtocolError if the message does not describe gradients of this shard, and Unavailable for memory
-        that cannot be reached."""
+    def __init__(
+        self, piece: Push, layout: ShardLayout, tables: Mapping[int, KeyedTable], session: Borrowed, check_finite: bool
+    ) -> None:  # fmt: skip
+        """`tables`: keyed tables, by the indices of their parts. Raises ProtocolError if the message does not describe
+        gradients of this shard, and Unavailable for memory that cannot be reached."""
         self.gradients: Gradients = {}
         self.values: dict[int, Array] = {}
         """The values to which parts are set, by the parts' index."""
         self.problem = ""
         self.borrowed = False
-        self._number, self._layout, self._session = piece.number, layout, session
+        self._number, self._layout, self._tables, self._session = piece.number, layout, tables, session
         self._arrays = list(piece.arrays)
-        parts = [_described(described, layout) for described in piece.parts]
+        parts = [_described(described, layout, tables) for described in piece.parts]
         self.assigns = bool(parts) and all(how == VALUE for _, how, _ in parts)
         """Whether the push has values to set, and no gradient."""
         for part, how, place in parts:
@@ -130,7 +134,9 @@ class Parts:
         if self._arrays:
             raise ProtocolError(f"push {self._number} has {len(self._arrays)} arrays too many")
 
-    def _gradient(self, part: Part, how: int, place: list[Any]) -> Array | RowGradient:
+    def _gradient(self, part: Part | TablePart, how: int, place: list[Any]) -> Array | RowGradient:
+        if isinstance(part, TablePart):
+            return self._of_table(self._tables[part.index], place)
         if how == PACKED:
             return unpack(place, part, self._dtype(part), self._arrays.pop(0))
         came = self._arrays.pop(0) if how == ROWS else None
@@ -141,10 +147,20 @@ class Parts:
         found = self._values(part, (len(rows), *part.shape[1:]), place, values, how)
         return row_gradient(rows, found.reshape(len(rows), part.row_size))
 
-    def _dtype(self, part: Part) -> np.dtype[Any]:
+    def _of_table(self, table: KeyedTable, place: list[Any]) -> RowGradient:
+        """The gradient of a part of a keyed table, in which the rows are codes."""
+        codes = table.check_codes(self._arrays.pop(0))
+        values = None if place else self._arrays.pop(0)
+        return row_gradient(codes, self._values(table.part, (len(codes), table.dim), place, values, ROWS))
+
+    def _dtype(self, part: Part | TablePart) -> np.dtype[Any]:
+        if isinstance(part, TablePart):
+            return self._tables[part.index].dtype
         return np.dtype(self._layout.arenas[self._layout.place[part.index][0]].dtype)
 
-    def _values(self, part: Part, shape: tuple[int, ...], place: list[Any], values: Array | None, how: int) -> Array:
+    def _values(
+        self, part: Part | TablePart, shape: tuple[int, ...], place: list[Any], values: Array | None, how: int
+    ) -> Array:
         """The array that came, or that lies at `place`. An array that came in a message belongs to the receiver."""
         dtype = self._dtype(part)
         if values is None:
@@ -163,8 +179,12 @@ def _what(how: int) -> str:
     return "value" if how == VALUE else "gradient"
 
 
-def _described(described: Any, layout: ShardLayout) -> tuple[Part, int, list[Any]]:
+def _described(
+    described: Any, layout: ShardLayout, tables: Mapping[int, KeyedTable]
+) -> tuple[Part | TablePart, int, list[Any]]:
     fits = isinstance(described, list) and tuple(map(type, described)) == (int, int, list)
+    if fits and described[0] in tables and described[1] == ROWS:
+        return tables[described[0]].part, ROWS, described[2]
     if not fits or described[0] not in layout.place or described[1] not in (DENSE, ROWS, PACKED, VALUE):
         raise ProtocolError(f"{described!r:.100} describes no part of this shard")
     index, how, place = described

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from dps.errors import ProtocolError
 from dps.messages.sessions import EMPTY, PARTS, RUN, SHARED, Push
@@ -10,15 +11,21 @@ from dps.ps.intake.intake import Intake, IntakeState, PushOf, Staged
 from dps.ps.intake.ledger import Ledger
 from dps.ps.intake.parts import Parts
 from dps.ps.store.gradients import Gradient
+from dps.ps.store.table import KeyedTable
 from dps.variables.plan import ShardLayout
+
+NO_TABLES: Mapping[int, KeyedTable] = MappingProxyType({})
 
 
 def receive(
-    message: Push, ledger: Ledger, layout: ShardLayout, check: bool, open_intake: Callable[[PushOf], Intake]
-) -> Intake | Staged:
+    message: Push, ledger: Ledger, layout: ShardLayout, check: bool, open_intake: Callable[[PushOf], Intake],
+    tables: Mapping[int, KeyedTable] = NO_TABLES,
+) -> Intake | Staged:  # fmt: skip
     """Take a message of a push that is not complete yet. Returns the push if it is staged, else its intake, which
-    `open_intake` opens. Raises ProtocolError for a message that does not belong to the push, Unavailable for memory
-    that cannot be reached, and Aborted for a number outside of the window."""
+    `open_intake` opens. `tables`: the shard's keyed tables, which are not changed.
+
+    Raises ProtocolError for a message that does not belong to the push, Unavailable for memory that cannot be reached,
+    and Aborted for a number outside of the window."""
     number, form = message.number, message.form
     ledger.check_reach(number)
     if form in (RUN, SHARED) and message.nbytes != layout.gradient_nbytes:
@@ -38,7 +45,7 @@ def receive(
         gradient = Gradient(run, {}, borrowed=True, checked=not check)
         return ledger.stage_push(Staged(push, gradient), message.nbytes)
     if form == PARTS:
-        parts = Parts(message, layout, ledger.memory, check)
+        parts = Parts(message, layout, tables, ledger.memory, check)
         whole = None if parts.problem else Gradient(None, parts.gradients, parts.borrowed, values=parts.values)
         return ledger.stage_push(Staged(push, whole, parts.problem, assigns=parts.assigns), message.nbytes)
     if form != EMPTY or message.arrays or message.parts:

@@ -118,6 +118,8 @@ class SyncMode:
 
     def _report_one(self, staged: Staged, sender: Sender) -> None:
         staged.check_finite(self.shard.store)
+        if self.shard.store.tables and not staged.problem:
+            staged.problem = self._full_text(staged)
         push = staged.push
         key = push.incarnation, push.number
         self._askers[key] = sender
@@ -128,6 +130,17 @@ class SyncMode:
             self._say_held(key)
         elif key in self._askers:
             self._long_waits.add_wait(partial(self._say_held, key))
+
+    def _full_text(self, staged: Staged) -> str:
+        """Why the keyed tables have no room for a push beside those that may be part of a step; "" if they have. So the
+        push is refused on all ps, and a step that is decided finds room."""
+        others = [
+            other.sound()
+            for ledger in self.shard.ledgers.values()
+            for other in ledger.staged.values()
+            if other is not staged and not other.problem
+        ]
+        return self.shard.store.full_text([staged.sound(), *others])
 
     def _say_held(self, key: tuple[int, int]) -> None:
         """Answer a session that waits. From a ps that is not the step ps, a session needs no other answer."""
@@ -341,7 +354,8 @@ class SyncMode:
         pushes = [shard.ledgers[incarnation].staged[number] for _, incarnation, number in sorted(chosen)]
         update = combined([staged.sound() for staged in pushes], shard.layout, self._settings.reduction)
         update.values = assigned(pushes)
-        shard.store.apply_update(update, step, record=partial(self._record_step, chosen, step))
+        problem = shard.store.apply_update(update, step, record=partial(self._record_step, chosen, step))
+        assert not problem, f"what a step is made of was checked: {problem}"
         for _, incarnation, number in chosen:
             self._answer_result(incarnation, shard.ledgers[incarnation].results[number])
 

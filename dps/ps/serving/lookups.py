@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -78,9 +78,11 @@ class ShardLookups:
         are not here, and Aborted for a session that is not admitted."""
         shard = self._shard
         shard.ledger(sender)
-        if message.part not in shard.layout.place or len(message.arrays) != 1:
+        table = shard.store.tables.get(message.part)
+        if (table is None and message.part not in shard.layout.place) or len(message.arrays) != 1:
             raise ValueError(f"part {message.part} is not on {shard.node.name}, or its row numbers are missing")
-        rows = checked(shard.plan.parts[message.part], message.arrays[0])
+        came = message.arrays[0]
+        rows = checked(shard.plan.parts[message.part], came) if table is None else table.check_codes(came)
         if shard.store.step < message.min_step:
             waiting = self.waiting.setdefault(sender.incarnation, {})
             if len(waiting) < shard.node.runtime.tuning.serving.waiting_lookups:
@@ -103,6 +105,21 @@ class ShardLookups:
         self._answers.pop(incarnation, None)
         self.waiting.pop(incarnation, None)
 
+    def _form(self, part: int) -> tuple[int, np.dtype[Any]]:
+        """The elements of a row of a part, or of a part of a keyed table, and their dtype."""
+        table, layout = self._shard.store.tables.get(part), self._shard.layout
+        if table is not None:
+            return table.dim, table.dtype
+        return self._shard.plan.parts[part].row_size, np.dtype(layout.arenas[layout.place[part][0]].dtype)
+
+    def _gather(self, part: int, rows: Array, out: Array) -> None:
+        """Copy rows to `out`; of a keyed table those of codes."""
+        table = self._shard.store.tables.get(part)
+        if table is None:
+            self._shard.store.gather(self._shard.plan.parts[part], rows, out)
+        else:
+            table.gather(rows, out)
+
     def _answer_rows(self, sender: Sender, message: Lookup, rows: Array) -> None:
         if not (message.shared and self._share_rows(sender, message, rows)):
             self._send_rows(sender, message, rows)
@@ -118,14 +135,12 @@ class ShardLookups:
             return True
         answer = answers.answer_of(sender.request)
         if answer is None:
-            part = shard.plan.parts[message.part]
-            dtype = np.dtype(shard.layout.arenas[shard.layout.place[part.index][0]].dtype)
-            nbytes = len(rows) * part.row_size * dtype.itemsize
+            row_size, dtype = self._form(message.part)
+            nbytes = len(rows) * row_size * dtype.itemsize
             memory = answers.take_memory(nbytes) if nbytes else None
             if memory is None:
                 return False
-            out = memory.array[:nbytes].view(dtype).reshape(len(rows), part.row_size)
-            shard.store.gather(part, rows, out)
+            self._gather(message.part, rows, memory.array[:nbytes].view(dtype).reshape(len(rows), row_size))
             shard.ledgers[sender.incarnation].sent += nbytes
             answer = SharedRows(shard.epoch, shard.store.counter, memory.name)
             answers.record_answer(sender.request, answer, memory)
@@ -135,11 +150,11 @@ class ShardLookups:
     def _send_rows(self, sender: Sender, message: Lookup, rows: Array) -> None:
         """Cut rows into pieces of whole rows: while one piece travels, the next is gathered."""
         shard = self._shard
-        part = shard.plan.parts[message.part]
-        item = np.dtype(shard.layout.arenas[shard.layout.place[part.index][0]].dtype).itemsize
-        size = max(1, shard.node.runtime.tuning.piece_nbytes // max(1, part.row_size * item))
+        row_size, dtype = self._form(message.part)
+        size = max(1, shard.node.runtime.tuning.piece_nbytes // max(1, row_size * dtype.itemsize))
         for first in range(0, max(1, len(rows)), size):
-            found = shard.store.gather(part, rows[first : first + size])
-            found = found.reshape(len(found), part.row_size)
+            some = rows[first : first + size]
+            found = np.empty((len(some), row_size), dtype)
+            self._gather(message.part, some, found)
             shard.ledgers[sender.incarnation].sent += found.nbytes
             shard.node.answer(sender, RowsAnswer(shard.epoch, shard.store.counter, first, (found,)))

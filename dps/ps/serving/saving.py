@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from dps.actors.ref import Sender
-from dps.checkpoint import Manifest, RowReader, ShardHeader, TensorRun, applied_to, tensor_name, write_runs
+from dps.checkpoint import (
+    Manifest,
+    RowReader,
+    SavedVariable,
+    ShardHeader,
+    TensorRun,
+    applied_to,
+    read_part,
+    tensor_name,
+    write_runs,
+)
 from dps.errors import CheckpointError
 from dps.messages.runs import SaveShard, ShardCut, ShardSaved
 from dps.process import config
 from dps.ps.store.arena import ArenaMemory, rows_of
 from dps.ps.store.store import Store
+from dps.ps.store.table import KeyedTable, SavedTable
 from dps.training.optimizers import Optimizer
 from dps.transport.wire import Array
 from dps.variables.plan import Plan
-from dps.variables.saved import saved
+from dps.variables.saved import KEYS, saved, saved_table
+from dps.variables.tables import codes_of
 
 if TYPE_CHECKING:
     from dps.actors.node import Node
@@ -27,6 +42,8 @@ if TYPE_CHECKING:
 class _Save:
     copies: list[tuple[ArenaMemory, str | None, Array]] | None = None
     """Copies of the values and of each slot of each arena, flat."""
+    tables: Sequence[SavedTable] = ()
+    """Copies of the keyed tables."""
     cut: ShardCut | None = None
     cut_asked: Sender | None = None
     written_asked: Sender | None = None
@@ -64,8 +81,10 @@ class Saving:
                 for memory in self.store.arenas
                 for slot in (None, *memory.slots)
             ]
+            save.tables = [table.copy() for table in self.store.tables.values()]
             applied = [count for memory in self.store.arenas for count in memory.applied.counts()]
-            save.cut = ShardCut(self.store.step, self.store.counter, applied, *self._pushes())
+            tables = [[len(table.keys), table.updates] for table in save.tables]
+            save.cut = ShardCut(self.store.step, self.store.counter, applied, *self._pushes(), tables)
             if save.cut_asked is not None:
                 self.node.answer(save.cut_asked, save.cut)
 
@@ -92,7 +111,7 @@ class Saving:
 
     def _write_next(self) -> None:
         folder, save = self._to_write[0]
-        copies = save.copies
+        copies, tables = save.copies, save.tables
         assert copies is not None, "what is to be written was copied"
         index, count, storage = self.plan.ps.index(self.ps), len(self.plan.ps), self.node.runtime.storage
 
@@ -100,6 +119,7 @@ class Saving:
             answer: ShardSaved | CheckpointError
             try:
                 runs = [named(self.plan, *copy) for copy in copies]
+                runs += [run for table in tables for run in table_runs(table)]
                 file = write_runs(storage, folder, index, count, runs, {})
                 answer = ShardSaved(file.file, file.nbytes, file.digest)
             except CheckpointError as error:
@@ -111,7 +131,7 @@ class Saving:
         self.node.runtime.spawn(f"save {folder}", work)
 
     def _written(self, save: _Save, answer: ShardSaved | CheckpointError) -> None:
-        save.answer, save.copies = answer, None
+        save.answer, save.copies, save.tables = answer, None, ()
         self._to_write.popleft()
         if self._to_write:
             self._write_next()
@@ -128,6 +148,16 @@ def named(plan: Plan, memory: ArenaMemory, slot: str | None, values: Array) -> T
         names.append(tensor_name(plan.variables[part.variable].name, part.index - parts[0].index, len(parts), slot))
         shapes.append(memory.extent(slot, place)[2])
     return TensorRun(names, shapes, values)
+
+
+def table_runs(table: SavedTable) -> list[TensorRun]:
+    """The rows of a keyed table, its slots and its keys, under the names that they have in a checkpoint."""
+    spec = table.part.spec
+    runs: list[TensorRun] = []
+    for slot, array in [(None, table.values), *table.slots.items(), (KEYS, table.keys)]:
+        name = tensor_name(spec.name, table.part.number, len(spec.ps), slot)
+        runs.append(TensorRun([name], [array.shape], array.reshape(-1)))
+    return runs
 
 
 @config.building()
@@ -158,7 +188,40 @@ def restore(store: Store, plan: Plan, ps: int, node: Node, checkpoint_dir: str, 
                     memory.fill_values(start, values)
                 else:
                     memory.write(slot, start, values)
+    for table in store.tables.values():
+        variable = saved_table(table.part.spec, checkpoint_dir, manifest)
+        read = partial(read_part, storage, checkpoint_dir, manifest, variable.name, headers=headers)
+        _restore_table(table, variable, read, f"{checkpoint_dir}/{manifest.name}")
     store.step = manifest.step
+
+
+def _restore_table(table: KeyedTable, variable: SavedVariable, read: Callable[..., Array], where: str) -> None:
+    """Fill a keyed table with the rows of its slices, in blocks. `read(row0, rows, slot)` reads rows, whoever wrote
+    them."""
+    part, block = table.part, max(1, BLOCK_NBYTES // (table.dim * table.dtype.itemsize))
+    kept = [slot for slot in table.slots if slot in variable.slots]
+    table.updates = max([saved_part.t for saved_part in variable.parts])
+    for row in range(0, variable.rows, block):
+        n = min(block, variable.rows - row)
+        codes = codes_of(read(row, n, KEYS))
+        here = np.flatnonzero((codes >= part.lowest) & (codes <= part.highest))
+        if not here.size:
+            continue
+        if text := table.full_text([codes[here]]):
+            raise CheckpointError(f"{where}: {text}")
+        slots = {slot: read(row, n, slot)[here] for slot in kept}
+        for slot, rows in slots.items():
+            _check_slot(table.optimizer, slot, rows, where)
+            if rows.shape[1:] != table.slots[slot].shape[1:]:
+                raise CheckpointError(
+                    f"{slot} of {variable.name} has rows of shape {rows.shape[1:]} in {where}, wanted "
+                    f"{table.slots[slot].shape[1:]}; use the optimizer that was saved, or another checkpoint_dir"
+                )
+        table.load_rows(codes[here], read(row, n)[here], slots.items())
+
+
+BLOCK_NBYTES = 16 << 20
+"""Bytes of values of a keyed table that are read at a time."""
 
 
 def _check_slot(optimizer: Optimizer, slot: str, values: Array, where: str) -> None:

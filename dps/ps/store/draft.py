@@ -11,6 +11,7 @@ from dps.ps.store.gradients import Gradient, GradientPieces, GradientSum, RowGra
 from dps.transport.wire import Array
 
 if TYPE_CHECKING:
+    from dps.ps.store.table import KeyedTable
     from dps.transport.endpoint import Runtime
     from dps.variables.plan import ShardLayout
 
@@ -32,6 +33,7 @@ class Drafting(Protocol):
     """What a draft uses of the store that opened it."""
 
     arenas: list[ArenaMemory]
+    tables: Mapping[int, KeyedTable]
     layout: ShardLayout
     runtime: Runtime
     counter: int
@@ -80,7 +82,11 @@ class Draft:
         self._begun, good = True, True
         if update.run is None:
             for index, of_part in update.parts.items():
-                self._write_part(index, of_part)
+                table = self._store.tables.get(index)
+                if table is None:
+                    self._write_part(index, of_part)
+                elif isinstance(of_part, RowGradient):
+                    table.apply(of_part.rows, of_part.values, self.step - 1, self._scale)
         else:
             for number in self.targets:
                 memory, gradient = self._store.arenas[number], update.run[number]

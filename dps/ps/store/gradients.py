@@ -65,7 +65,8 @@ class GradientPieces:
 
 @record
 class RowGradient:
-    """The gradient of some rows of a part: distinct sorted rows (n,), values (n, dim)."""
+    """The gradient of some rows of a part: distinct sorted rows (n,), values (n, dim). Of a part of a keyed table the
+    rows are codes of keys, which become row numbers when the gradient is applied."""
 
     rows: Array
     values: Array

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
 from dps.ps.store.arena import ArenaMemory
 from dps.ps.store.draft import Draft
-from dps.ps.store.gradients import Gradient, GradientPieces, GradientSum, arrays_of, not_finite
+from dps.ps.store.gradients import Gradient, GradientPieces, GradientSum, RowGradient, arrays_of, not_finite
 from dps.ps.store.hold import Buffer, Hold
 from dps.ps.store.memory import memory_of
+from dps.ps.store.table import KeyedTable
 from dps.ps.store.thread_pool import pool_of
 from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
@@ -35,6 +36,8 @@ class Store:
         tuning = runtime.tuning
         self._pool = pool_of(threads, tuning.store)
         self.arenas = [memory_of(arena, shared, device, self._pool, tuning) for arena in layout.arenas]
+        self.tables: Mapping[int, KeyedTable] = {part.index: KeyedTable(part) for part in layout.tables}
+        """The keyed tables, by the indices of their parts."""
         self._trained = {a: memory for a, memory in enumerate(self.arenas) if memory.optimizer is not None}
         self.is_large = layout.nbytes >= tuning.store.large_pieces * tuning.piece_nbytes
         """Whether the shard has so many pieces that memory is saved (see `large_pieces`)."""
@@ -137,6 +140,27 @@ class Store:
         index, start = self.layout.place[part.index]
         return self.arenas[index].gather(part, start, rows, out).reshape(len(rows), *part.shape[1:])
 
+    def full_text(self, updates: Sequence[Gradient]) -> str:
+        """Why updates that are still to be applied find no room in a keyed table; "" if they do."""
+        for index, table in self.tables.items():
+            found = [update.parts[index] for update in updates if index in update.parts]
+            many = [gradient.rows for gradient in found if isinstance(gradient, RowGradient)]
+            if many and (text := table.full_text(many)):
+                return text
+        return ""
+
+    @property
+    def tables_nbytes(self) -> int:
+        """Bytes that the values of all keyed tables may have, and their keys."""
+        return sum(table.part.rows * (table.dim * table.dtype.itemsize + 8) for table in self.tables.values())
+
+    def described_tables(self) -> dict[str, dict[str, int]]:
+        """For people, of each keyed table here: its rows, how many it may have, and the bytes that are in use."""
+        return {
+            table.part.spec.name: {"rows": table.count, "most": table.part.rows, "nbytes": table.nbytes}
+            for table in self.tables.values()
+        }
+
     # -- writing, on the ps's thread -------------------------------------------------------------------------
 
     def fill_values(self, offset: int, data: Array) -> None:
@@ -156,12 +180,14 @@ class Store:
         `record(counter)` is called when it is certain that the update will be this version; nobody takes a hold between
         the call and the publication. An update that is not `checked` is checked here: if it has NaN or infinity, the
         first variable that has it comes back as a sentence, and the shard is as it was: values, slots, counts and
-        version.
+        version. So it is if a keyed table has no room for new keys.
         """
         if update.is_empty:
             record(self.counter)
             self.step = step
             return ""
+        if self.tables and (full := self.full_text([update])):
+            return full
         if not update.checked:
             if self._looks_itself and self._apply_looking(update, step, scale, record):
                 return ""
@@ -211,7 +237,8 @@ class Store:
         such draft is open, or no free buffer would remain for others.
         """
         places = self.layout.place
-        written = self._trained if parts is None else {places[n][0]: self.arenas[places[n][0]] for n in parts}
+        some = None if parts is None else [places[n][0] for n in parts if n in places]  # not those of keyed tables
+        written = self._trained if some is None else {a: self.arenas[a] for a in some}
         if values:
             written = {**written, **{places[n][0]: self.arenas[places[n][0]] for n in values}}
         targets: dict[int, int] = {}

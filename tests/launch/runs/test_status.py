@@ -189,3 +189,14 @@ def test_the_times_of_workers_and_who_is_slow_are_a_part_of_the_training() -> No
     assert found["why"] == "worker 0 waits for worker 2, for 5 s so far, and gives up in 9 s"
     chief["away"] = {"ps:1": [3.0, 47.0]}
     assert status.training_of(chief, ps)["why"] == "the chief waits for ps 1, for 3 s so far, and gives up in 47 s"
+
+
+def test_the_rows_of_keyed_tables_are_added_over_the_ps() -> None:
+    user, item = {"rows": 1200, "most": 5000, "nbytes": 9}, {"rows": 7, "most": 9, "nbytes": 1}
+    ps = {
+        "ps:0": {"tables": {"user": user, "item": item}},
+        "ps:1": {"tables": {"user": {**user, "rows": 1100}}},
+        "ps:2": {},
+    }
+    assert status.tables_text(ps) == "user 2,300 rows (1,100 to 1,200 on a ps), item 7 rows"
+    assert status.tables_text({"ps:0": {"step": 3}}) == ""

@@ -1,0 +1,436 @@
+"""Keyed tables by sessions against running clusters: lookups, pushes, checkpoints, full tables and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dps
+from dps.errors import CheckpointError, ConfigError, PlacementError
+from dps.kernels.first_values import FirstValues
+from tests.in_process import cluster, on_all
+
+SGD = dps.optim.SGD(0.5)
+EDGES = np.array([0, -1, (1 << 63) - 1, -(1 << 63)], np.int64)
+NORMAL = dps.init.Normal(0.1, seed=3)
+
+
+def table(**settings: Any) -> dps.Variable:
+    return dps.Variable(**{"keys": "int64", "dim": 4, "capacity": 5000, "init": NORMAL, **settings})
+
+
+def params() -> dict[str, Any]:
+    wide = table(dim=3, dtype="float64", init=dps.init.Uniform(0, 1), optimizer=dps.optim.Adagrad(0.1, rowwise=True))
+    return {"user": table(), "w": np.zeros(3, np.float32), "item": wide}
+
+
+def first_of(init: Any, name: str, keys: Any, dim: int, dtype: str) -> Any:
+    out = np.empty((len(keys), dim), dtype)
+    FirstValues(init, name, (1, dim), dtype).fill_rows(out, np.arange(len(keys)), keys)
+    return out
+
+
+def some_keys(n: int = 900) -> Any:
+    keys = np.random.default_rng(0).integers(-(1 << 63), (1 << 63) - 1, n, dtype=np.int64)
+    keys[: len(EDGES)] = EDGES
+    return keys
+
+
+def train(session: dps.Session, seed: int) -> None:
+    """Pushes with repeated keys, of several shapes, and one without any."""
+    draw, keys = np.random.default_rng(seed), some_keys()
+    for k in range(4):
+        ids = draw.choice(keys, (60, 2) if k % 2 else 700)
+        grads: dict[str, Any] = {"user": dps.Rows(ids, draw.normal(size=(*ids.shape, 4)).astype(np.float32))}
+        if k != 2:
+            grads["item"] = dps.Rows(ids[:9], draw.normal(size=(*ids[:9].shape, 3)))
+        session.push({**grads, "w": np.ones(3, np.float32)})
+    session.push({"w": np.ones(3, np.float32)})
+    session.push({"user": dps.Rows(np.empty(0, np.int64), np.empty((0, 4), np.float32))})
+
+
+def bits(session: dps.Session) -> list[bytes]:
+    found = [session.lookup(name, some_keys()) for name in ("user", "item")]
+    return [array.tobytes() for array in (*found, session.pull()["w"])]
+
+
+@pytest.mark.parametrize("ps", [1, 3])
+def test_an_unknown_key_reads_its_first_value_and_a_lookup_creates_nothing(ps: int) -> None:
+    keys = some_keys(50)
+    with (
+        cluster(ps=ps, transport="inproc") as (server,),
+        dps.Session(server, params(), optimizer=SGD, timeout=240) as session,  # it may compile
+    ):
+        before = session.lookup({"user": keys, "item": keys[:, None]})
+        assert np.array_equal(before["user"], first_of(NORMAL, "user", keys, 4, "float32"))
+        wanted = first_of(dps.init.Uniform(0, 1), "item", keys, 3, "float64")
+        assert np.array_equal(before["item"][:, 0], wanted) and before["item"].shape == (50, 1, 3)
+        assert sum(stats["tables"]["user"]["rows"] for n, stats in session.stats().items() if n != "chief") == 0
+        session.push({"user": dps.Rows(EDGES, np.ones((4, 4), np.float32))})
+        out = np.empty((2, 2, 4), np.float32)
+        found = session.lookup("user", EDGES.reshape(2, 2), out=out)
+        assert found is out and np.array_equal(out.reshape(4, 4), before["user"][:4] - np.float32(0.5))
+        assert np.array_equal(session.lookup_async("user", keys[4:]).result(), before["user"][4:])
+        assert sum(stats["tables"]["user"]["rows"] for n, stats in session.stats().items() if n != "chief") == 4
+
+
+def test_a_key_twice_in_a_push_is_summed_once_and_in_a_lookup_is_read_twice() -> None:
+    with (
+        cluster(ps=2, transport="inproc") as (server,),
+        dps.Session(server, params(), optimizer=dps.optim.Adagrad(1.0), timeout=240) as session,
+    ):
+        first = session.lookup("user", [7])[0]
+        session.push({"user": dps.Rows([7, -7, 7], np.array([[1] * 4, [5] * 4, [2] * 4], np.float32))})
+        rows = session.lookup("user", [7, 7, -7])
+        assert rows[0] == pytest.approx(first - 3 / np.sqrt(9.1), abs=1e-5) and np.array_equal(rows[0], rows[1])
+
+
+@pytest.mark.parametrize("update", ["async", "bounded:2", "sync"])
+def test_any_number_of_ps_and_either_way_gives_the_same_bits(update: str, tmp_path: Path) -> None:
+    seen: list[Any] = []
+    for ps, shared in [(1, True), (3, True), (3, False), (2, False)]:
+        own = tmp_path / f"{ps} {shared}"
+        with (
+            cluster(ps=ps, trusted=True, update=update, checkpoint_root=tmp_path) as (server,),
+            dps.Session(
+                server, params(), optimizer=dps.optim.Adam(0.1), checkpoint_dir=own, shared_memory=shared, timeout=240
+            ) as session,
+        ):
+            train(session, 1)
+            first, name = bits(session), session.save()
+            train(session, 2)
+            second = bits(session)
+            assert session.restore(name) == 6 and bits(session) == first
+            train(session, 2)
+            assert bits(session) == second
+            session.save()
+            seen.append((first, second))
+        for other in (3, 1) if (ps, shared) == (2, False) else ():
+            copied = shutil.copytree(own, tmp_path / f"for {other}")
+            with (
+                cluster(ps=other, trusted=True, update=update, checkpoint_root=tmp_path) as (server,),
+                dps.Session(server, params(), optimizer=dps.optim.Adam(0.1), checkpoint_dir=copied) as session,
+            ):
+                assert bits(session) == second
+                train(session, 3)
+                seen.append(bits(session))
+    assert seen[0] == seen[1] == seen[2] == seen[3] and seen[4] == seen[5]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_in_sync_a_key_is_divided_by_the_pushes_that_have_it(reduction: str) -> None:
+    update = dps.SyncReplicas(reduction=reduction)
+
+    def work(server: dps.Server) -> Any:
+        with dps.Session(server, params(), optimizer=SGD, update=update, timeout=240) as session:
+            keys, values = [1, 10 + server.task], np.full((2, 4), 1 + server.task, np.float32)
+            before = session.lookup("user", [1, 10, 11])
+            session.push({"user": dps.Rows(keys, values)})
+            return session.lookup("user", [1, 10, 11]) - before
+
+    with cluster(ps=2, workers=2, transport="inproc", update=update) as servers:
+        for moved in on_all(servers, work):
+            wanted = [[-1.5 if reduction == "sum" else -0.75] * 4, [-0.5] * 4, [-1.0] * 4]
+            assert np.allclose(moved, wanted, atol=1e-6)
+
+
+def test_pulls_and_views_have_none_in_place_of_a_keyed_table() -> None:
+    with (
+        cluster(transport="inproc") as (server,),
+        dps.Session(server, [params()["w"], table()], optimizer=SGD, timeout=240) as session,
+    ):
+        assert session.pull()[1] is None and session.gradients()[1] is None
+        with session.view() as values:
+            assert values[1] is None
+        out = [np.empty(3, np.float32), None]
+        assert session.pull(out=out) is out
+        assert session.step([np.ones(3, np.float32), dps.Rows([5], np.ones((1, 4), np.float32))])[1] is None
+        assert session.step([np.ones(3, np.float32), None])[0] == pytest.approx(-1.0)
+        with dps.Session(server) as reader:
+            assert reader.pull()["1"] is None and np.array_equal(reader.lookup("1", [5]), session.lookup("1", [5]))
+        with pytest.raises(ValueError, match=r"pull: 1 is a keyed table, .* use session.lookup"):
+            session.pull(["1"])
+
+
+@pytest.mark.parametrize("update", ["async", "sync"])
+def test_a_model_of_keyed_tables_alone_is_trained(update: str, tmp_path: Path) -> None:
+    tables = {"user": table(), "item": table(dtype="float16")}
+    with (
+        cluster(ps=2, trusted=True, update=update, checkpoint_root=tmp_path) as (server,),
+        dps.Session(server, tables, optimizer=SGD, checkpoint_dir=tmp_path / "run", timeout=240) as session,
+    ):
+        before = session.lookup("item", EDGES)
+        grads = {"user": dps.Rows(EDGES, np.ones((4, 4), np.float32))}
+        assert session.push(grads).accepted
+        assert session.push({"item": dps.Rows(EDGES, np.ones((4, 4), np.float16))}).step == 2
+        name, after = session.save(), session.lookup("item", EDGES)
+        assert np.allclose(after, before - np.float16(0.5), atol=2e-3) and after.dtype == np.float16
+        session.push({"item": dps.Rows(EDGES, np.ones((4, 4), np.float16))})
+        session.restore(name)
+        assert np.array_equal(session.lookup("item", EDGES), after)
+        assert session.pull() == {"user": None, "item": None}
+
+
+def test_a_table_on_one_ps_has_all_of_its_rows_there() -> None:
+    with (
+        cluster(ps=2, transport="inproc") as (server,),
+        dps.Session(
+            server, {"user": table(device=dps.Device("/job:ps/task:1")), "w": np.zeros(1)}, optimizer=SGD, timeout=240
+        ) as session,
+    ):
+        session.push({"user": dps.Rows(np.arange(100), np.ones((100, 4), np.float32))})
+        stats = session.stats()
+        assert stats["ps:1"]["tables"]["user"]["rows"] == 100 and "tables" not in stats["ps:0"]
+        assert session.lookup("user", [1, 2]).shape == (2, 4)
+
+
+def test_lookups_and_pushes_without_keys_and_integers_of_any_kind_are_taken() -> None:
+    with (
+        cluster(ps=2, transport="inproc") as (server,),
+        dps.Session(server, params(), optimizer=dps.optim.Adam(0.5), timeout=240) as session,
+    ):
+        assert session.lookup("user", np.empty((0, 3), np.int64)).shape == (0, 3, 4)
+        assert session.push({"user": dps.Rows([], np.empty((0, 4), np.float32))}).step == 1
+        wanted = session.lookup("user", [3, 200])
+        for kind in (np.uint8, np.int32, np.uint64, ">i8"):
+            assert np.array_equal(session.lookup("user", np.array([3, 200], kind)), wanted)
+        strided = np.arange(10)[::3]
+        rows = np.ones((10, 4), np.float32)[::3]
+        session.push({"user": dps.Rows(strided, rows)})
+        assert np.array_equal(session.lookup("user", strided), session.lookup("user", strided.copy()))
+
+
+def test_sparse_gradients_of_torch_are_pushed_by_keys() -> None:
+    torch = pytest.importorskip("torch")
+    with (
+        cluster(transport="inproc") as (server,),
+        dps.Session(server, params(), optimizer=SGD, timeout=240) as session,
+    ):
+        ids = torch.tensor([5, 7, 5])
+        before = session.lookup("user", ids)
+        grad = torch.sparse_coo_tensor(ids[None], torch.ones(3, 4), (100, 4), check_invariants=True)
+        session.push({"user": grad})
+        assert np.allclose(session.lookup("user", ids), before - np.array([[1.0], [0.5], [1.0]]))
+
+
+def test_a_worker_with_another_table_is_refused() -> None:
+    with (
+        cluster(workers=2, transport="inproc") as (first, second),
+        dps.Session(first, {"user": table()}, optimizer=SGD, timeout=240),
+    ):
+        for other, words in [
+            ({"user": table(dim=5)}, "its user has dim 5, the run's has 4"),
+            ({"user": table(init=dps.init.Zeros())}, "its user has init"),
+            ({"item": table()}, r"its keyed tables are \['item'\], the run's are \['user'\]"),
+        ]:
+            with pytest.raises(ConfigError, match=words):
+                dps.Session(second, other, optimizer=SGD, timeout=60)
+
+
+def test_published_versions_and_followed_checkpoints_leave_keyed_tables_out(tmp_path: Path) -> None:
+    with (
+        cluster(ps=2, trusted=True, checkpoint_root=tmp_path) as (server,),
+        dps.Session(server, params(), optimizer=SGD, checkpoint_dir=tmp_path / "run", timeout=240) as session,
+    ):
+        train(session, 1)
+        published = session.publish("one")
+        assert session.pull(published=published)["user"] is None
+        session.save()
+        step, values = next(iter(dps.follow(checkpoint_dir=tmp_path / "run")))
+        assert step == 6 and values.keys() == {"w"}
+
+
+def test_a_checkpoint_of_a_keyed_table_is_read_by_other_programs(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file
+
+    with (
+        cluster(trusted=True, checkpoint_root=tmp_path) as (server,),
+        dps.Session(server, params(), optimizer=SGD, checkpoint_dir=tmp_path / "run", timeout=240) as session,
+    ):
+        session.push({"user": dps.Rows(EDGES, np.ones((4, 4), np.float32))})
+        name, rows = session.save(), session.lookup("user", EDGES)
+    found = load_file(tmp_path / "run" / name / "shard-00000-of-00001.safetensors")
+    assert found["user"].shape == (4, 4) and found["item"].shape == (0, 3)
+    place = [found["user@keys"].tolist().index(key) for key in EDGES.tolist()]
+    assert np.array_equal(found["user"][place], rows)
+
+
+# -- full tables ------------------------------------------------------------------------------------------------
+
+FULL = "the keyed table user is full: .* capacity=40"
+
+
+def test_in_async_a_ps_without_room_refuses_its_part_and_says_so() -> None:
+    tables = {"user": table(capacity=40), "w": np.zeros(3, np.float32)}
+    with (
+        cluster(transport="inproc") as (server,),
+        dps.Session(server, tables, optimizer=SGD, timeout=240) as session,
+    ):
+        session.push({"user": dps.Rows(np.arange(40), np.ones((40, 4), np.float32))})
+        before = session.lookup("user", np.arange(45))
+        grads = {"user": dps.Rows(np.arange(38, 42), np.ones((4, 4), np.float32)), "w": np.ones(3, np.float32)}
+        with pytest.raises(ValueError, match=FULL):
+            session.push(grads)
+        assert np.array_equal(session.lookup("user", np.arange(45)), before) and not session.pull()["w"].any()
+        assert session.push({"user": dps.Rows(np.arange(40), np.ones((40, 4), np.float32))}).accepted
+        assert session.stats()["ps:0"]["refused"] == 1
+
+
+def test_in_sync_a_push_without_room_on_one_ps_changes_nothing_on_any() -> None:
+    tables = {"user": table(capacity=40), "w": np.zeros(3, np.float32), "v": np.zeros(3, np.float32)}
+
+    def work(server: dps.Server) -> Any:
+        with dps.Session(server, tables, optimizer=SGD, update="sync", timeout=240) as session:
+            refused = False
+            own = np.arange(100) + 1000 * server.task
+            keys = own if server.task else own[:2]
+            try:
+                session.push({"user": dps.Rows(keys, np.ones((len(keys), 4), np.float32)), "w": np.ones(3, np.float32)})
+            except ValueError as error:
+                refused = "the keyed table user is full" in str(error)
+            session.push({"v": np.ones(3, np.float32)})
+            rows = [stats["tables"]["user"]["rows"] for n, stats in session.stats().items() if n != "chief"]
+            return refused, session.pull()["w"].tolist(), sum(rows)
+
+    with cluster(ps=2, workers=2, transport="inproc", update="sync") as servers:
+        found = on_all(servers, work)
+    assert [refused for refused, _, _ in found] == [False, True]
+    assert found[0][1:] == found[1][1:] == ([-0.5] * 3, 2)
+
+
+def test_in_sync_pushes_of_one_step_that_find_no_room_together_are_not_both_in_it() -> None:
+    tables = {"user": table(capacity=40)}
+
+    def work(server: dps.Server) -> Any:
+        with dps.Session(server, tables, optimizer=SGD, update="sync", timeout=240) as session:
+            keys = np.arange(30) + 1000 * server.task
+            try:
+                session.push({"user": dps.Rows(keys, np.ones((30, 4), np.float32))})
+            except ValueError as error:
+                assert "is full" in str(error)
+            else:
+                return True, session.push({"user": dps.Rows(keys, np.ones((30, 4), np.float32))}).accepted
+            return False, session.push({"user": dps.Rows(keys[:0], np.ones((0, 4), np.float32))}).accepted
+
+    with cluster(workers=2, transport="inproc", update="sync") as servers:
+        assert sorted(on_all(servers, work)) == [(False, True), (True, True)]
+
+
+def test_in_sync_the_same_new_keys_of_two_workers_need_room_once() -> None:
+    def work(server: dps.Server) -> Any:
+        with dps.Session(server, {"user": table(capacity=40)}, optimizer=SGD, update="sync", timeout=240) as session:
+            return session.push({"user": dps.Rows(np.arange(40), np.ones((40, 4), np.float32))}).accepted
+
+    with cluster(workers=2, transport="inproc", update="sync") as servers:
+        assert on_all(servers, work) == [True, True]
+
+
+def test_a_smaller_capacity_than_a_checkpoint_has_rows_is_refused(tmp_path: Path) -> None:
+    def opened(capacity: int) -> Any:
+        servers = cluster(trusted=True, checkpoint_root=tmp_path)
+        return servers, {"user": table(capacity=capacity)}
+
+    servers, tables = opened(100)
+    with servers as (server,), dps.Session(
+        server, tables, optimizer=SGD, checkpoint_dir=tmp_path / "run", timeout=240
+    ) as session:  # fmt: skip
+        session.push({"user": dps.Rows(np.arange(90), np.ones((90, 4), np.float32))})
+        session.save()
+    servers, tables = opened(60)
+    with servers as (server,), pytest.raises(dps.DpsError, match="the keyed table user is full"):
+        dps.Session(server, tables, optimizer=SGD, checkpoint_dir=tmp_path / "run", timeout=30)
+    servers, tables = opened(200)
+    with servers as (server,), dps.Session(
+        server, tables, optimizer=SGD, checkpoint_dir=tmp_path / "run", timeout=240
+    ) as session:  # fmt: skip
+        assert session.stats()["ps:0"]["tables"]["user"]["rows"] == 90
+
+
+def test_another_table_than_the_saved_one_is_refused(tmp_path: Path) -> None:
+    def session(variables: Any) -> Any:
+        return dps.Session(server, variables, optimizer=SGD, checkpoint_dir=tmp_path / "run", timeout=240)
+
+    with cluster(trusted=True, checkpoint_root=tmp_path) as (server,), session({"user": table()}) as first:
+        first.push({"user": dps.Rows(np.arange(9), np.ones((9, 4), np.float32))})
+        first.save()
+    fixed = dps.Variable(shape=(9, 4), init=NORMAL)
+    for variables, words in [
+        ({"user": table(dim=5)}, "dim=5"), ({"user": table(dtype="float64")}, "float64"),
+        ({"user": fixed}, "is a keyed table"), ({"item": table()}, "no variable 'item'"),
+    ]:  # fmt: skip
+        with cluster(trusted=True, checkpoint_root=tmp_path) as (server,), pytest.raises(CheckpointError, match=words):
+            session(variables)
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"keys": "float32"}, "keys is 'float32', wanted keys='int64'"),
+        ({"keys": None}, "keys is None, wanted keys='int64'"),
+        ({"capacity": 0}, "capacity is 0, wanted a whole number from 1"),
+        ({"capacity": -3}, "capacity is -3, wanted"),
+        ({"dim": None}, "dim is None, wanted"),
+        ({"init": None}, "keys without init"),
+        ({"init": dps.init.GlorotUniform()}, "needs the number of rows"),
+        ({"init": dps.init.FromFile("x")}, "needs the number of rows"),
+        ({"dtype": "int32"}, "wanted one of floats"),
+        ({"shape": (3, 4)}, "got keys and shape"),
+        ({"value": np.zeros(3)}, "got keys and a value"),
+        ({"trainable": False}, "a keyed table is trained"),
+        ({"synchronization": "on_read", "aggregation": "sum"}, "got keys and aggregation"),
+    ],
+)
+def test_settings_that_a_keyed_table_does_not_have_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        table(**settings)
+
+
+@pytest.mark.parametrize("more", ["admit", "expire_steps"])
+def test_admission_and_expiry_are_not_there(more: str) -> None:
+    with pytest.raises(TypeError, match=more):
+        table(**{more: 2})
+
+
+def test_a_run_refuses_what_a_keyed_table_cannot_have() -> None:
+    for settings, words in [
+        ({"update": "local:3"}, "user is a keyed table, of which workers have no copy"),
+        ({"update": dps.Async(compensation=0.1)}, "of which no earlier values are kept"),
+        ({"moving_average": dps.optim.MovingAverage(0.9)}, "no moving average is kept"),
+        ({"optimizer": None}, "no optimizer for user"),
+    ]:
+        with cluster(transport="inproc") as (server,), pytest.raises(ConfigError, match=words):
+            dps.Session(server, {"user": table()}, **{"optimizer": SGD, "timeout": 60, **settings})
+    with cluster(transport="inproc") as (server,), pytest.raises(PlacementError, match="variables live on a ps"):
+        dps.Session(server, {"user": table(device=dps.Device("/job:ps/task:7"))}, optimizer=SGD)
+    strategy = dps.strategy.Mirrored(["/cpu:0"])
+    with strategy.scope(), pytest.raises(ConfigError, match="user is a keyed table, whose rows"):
+        strategy.variables({"user": table()}, optimizer=SGD)
+
+
+def test_calls_that_a_keyed_table_does_not_take_say_what_to_do() -> None:
+    rows = np.ones((2, 4), np.float32)
+    with (
+        cluster(transport="inproc") as (server,),
+        dps.Session(server, params(), optimizer=SGD, timeout=240) as session,
+    ):
+        for call, words in [
+            (lambda: session.lookup("user", [1.5]), "keys of user are integers"),
+            (lambda: session.lookup("user", np.array([1 << 63], np.uint64)), "the key 9223372036854775808 is no int64"),
+            (lambda: session.lookup("user", [1], out=np.empty((1, 3), np.float32)), "lookup: out is float32"),
+            (lambda: session.lookup("users", [1]), "no variable 'users'"),
+            (lambda: session.push({"user": np.ones((5, 4), np.float32)}), r"its gradient is dps.Rows\(keys"),
+            (lambda: session.push({"user": dps.Rows([1], rows)}), r"wanted float32 \(1, 4\)"),
+            (lambda: session.push({"user": dps.Rows([1, 2], rows.astype(float))}), "got values float64"),
+            (lambda: session.push({"user": dps.Rows([1, 2], rows * np.nan)}), "user"),
+            (lambda: session.assign({"user": rows}), "which is a keyed table"),
+        ]:
+            with pytest.raises(ValueError, match=words):
+                call()
+        assert session.stats()["ps:0"]["tables"]["user"]["rows"] == 0

@@ -1,0 +1,85 @@
+"""Keyed tables under faults: no key is lost and none twice, in every update mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dps.ps.modes import sync
+from dps.ps.modes.combine import combined
+from dps.ps.store.table import KeyedTable
+from tests.seeds import counts, cut
+from tests.simulation.scenario import Scenario, run, scenario, summed, with_a_killed_chief, with_a_lost_ps
+
+SEEDS, QUICK = counts()
+CHUNK = 25
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seeds", cut(SEEDS, QUICK, CHUNK))
+@pytest.mark.parametrize("mode", ["async", "bounded", "sync"])
+def test_no_key_is_lost_and_none_twice_under_faults(mode: str, seeds: range) -> None:
+    for seed in seeds:
+        of = (scenario, scenario, with_a_lost_ps, with_a_killed_chief)[seed % 4]
+        found = run(summed(of(mode, seed)), keyed=True)
+        assert not found, "\n".join(found)
+
+
+def caught(mode: str, words: str, of: Callable[[str, int], Scenario] = scenario) -> None:
+    """Some seed finds the planted bug, in words of the promise that it breaks."""
+    for seed in range(100):
+        if any(words in text for text in run(summed(of(mode, seed)), keyed=True)):
+            return
+    raise AssertionError(f"no seed noticed that {words!r}")
+
+
+def test_rows_that_a_restore_forgets_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = KeyedTable.load_rows
+
+    def load_fewer(self: KeyedTable, codes: Any, values: Any, slots: Any) -> None:
+        slots = [(name, rows[:-1]) for name, rows in slots]
+        real(self, codes[:-1], values[:-1], slots)
+
+    monkeypatch.setattr(KeyedTable, "load_rows", load_fewer)
+    caught("async", "wanted", with_a_lost_ps)
+
+
+def test_a_key_that_gets_its_row_when_its_push_arrives_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = KeyedTable.check_codes
+
+    def check_and_add(self: KeyedTable, codes: Any) -> Any:
+        found = real(self, codes)
+        new = np.unique(found[self._index.find(found) < 0])
+        if new.size:
+            self._add_rows(new)
+        return found
+
+    monkeypatch.setattr(KeyedTable, "check_codes", check_and_add)
+    caught("sync", "wanted")
+
+
+def test_a_row_that_begins_with_another_value_than_was_read_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = KeyedTable._add_rows
+
+    def add_and_shift(self: KeyedTable, codes: Any) -> Any:
+        numbers = real(self, codes)
+        self._values[numbers[-1:]] += 0.25
+        return numbers
+
+    monkeypatch.setattr(KeyedTable, "_add_rows", add_and_shift)
+    caught("bounded", "a keyed table")
+
+
+def test_rows_that_are_updated_outside_of_their_step_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def combined_without_counts(pushes: Any, layout: Any, reduction: str) -> Any:
+        found = combined(pushes, layout, reduction)
+        keyed = {part.index for part in layout.tables}
+        more = {i: g for push in pushes[:1] for i, g in push.parts.items() if i in keyed}
+        return replace(found, parts={**found.parts, **more})
+
+    monkeypatch.setattr(sync, "combined", combined_without_counts)
+    caught("sync", "wanted")
