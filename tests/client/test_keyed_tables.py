@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import dps
-from dps.errors import CheckpointError, ConfigError, PlacementError
+from dps.errors import CheckpointError, ConfigError, HookError, PlacementError
 from dps.kernels.first_values import FirstValues
 from tests.in_process import cluster, on_all
 
@@ -412,6 +412,36 @@ def test_a_run_refuses_what_a_keyed_table_cannot_have() -> None:
     strategy = dps.strategy.Mirrored(["/cpu:0"])
     with strategy.scope(), pytest.raises(ConfigError, match="user is a keyed table, whose rows"):
         strategy.variables({"user": table()}, optimizer=SGD)
+
+
+def test_init_fn_leaves_a_keyed_table_out_or_is_told_so() -> None:
+    def opened(function: Any) -> Any:
+        return dps.Session(server, params(), optimizer=SGD, init_fn=function, timeout=240)
+
+    with cluster(transport="inproc") as (server,), opened(lambda given: {"w": np.ones(3, np.float32)}) as session:
+        assert session.pull()["w"].tolist() == [1, 1, 1]
+    with cluster(transport="inproc") as (server,), opened(lambda given: given) as session:
+        assert session.pull()["w"].tolist() == [0, 0, 0]
+    with (
+        cluster(transport="inproc") as (server,),
+        pytest.raises(HookError, match="an array for user, which is a keyed table; leave it out"),
+    ):
+        opened(lambda given: {"user": np.ones((3, 4), np.float32)})
+
+
+def test_a_strategy_with_ps_trains_a_keyed_table() -> None:
+    with (
+        cluster(transport="inproc") as (server,),
+        dps.strategy.ParameterServer(server, timeout=240) as strategy,
+        strategy.scope(),
+    ):
+        variables = strategy.variables(params(), optimizer=SGD)
+        session = variables.session  # type: ignore[attr-defined]
+        before = session.lookup("user", EDGES)
+        rows = dps.Rows(EDGES, np.ones((4, 4), np.float32))
+        push = strategy.run(lambda: variables.apply_gradients({"user": rows, "w": np.ones(3, np.float32)}))
+        assert push.accepted and variables.read()["user"] is None
+        assert np.array_equal(session.lookup("user", EDGES), before - np.float32(0.5))
 
 
 def test_calls_that_a_keyed_table_does_not_take_say_what_to_do() -> None:
