@@ -189,6 +189,8 @@ def _problem(name: str, array: Array, wanted: Any) -> str:
     dtype, or None."""
     if wanted is None:
         return f"{name!r}, which is no variable"
+    if isinstance(wanted, Variable) and wanted.keys is not None:
+        return f"an array for {name}, which is a keyed table; leave it out, rows begin as its init says"
     if array.shape == wanted.shape and array.dtype == wanted.dtype:
         return ""
     return f"{array.dtype.name} {array.shape} for {name}, the variable is {wanted.dtype.name} {wanted.shape}"

@@ -38,7 +38,8 @@ class SessionVariables(Variables):
         if self._read is None or not inside:
             self._read = self.session.pull()
             for _, value in leaves(self._read):
-                value.flags.writeable = False
+                if value is not None:  # in place of a keyed table, of which `session.lookup` has the rows
+                    value.flags.writeable = False
         return self._read
 
     def apply_gradients(self, grads: Any, loss: Any = None) -> Push:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import dps
-from dps.errors import CheckpointError, ConfigError, PlacementError
+from dps.errors import CheckpointError, ConfigError, HookError, PlacementError
 from dps.kernels.first_values import FirstValues
 from tests.in_process import cluster, on_all
 
@@ -399,12 +399,13 @@ def test_admission_and_expiry_are_not_there(more: str) -> None:
 
 
 def test_a_run_refuses_what_a_keyed_table_cannot_have() -> None:
-    for settings, words in [
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"update": "local:3"}, "user is a keyed table, of which workers have no copy"),
         ({"update": dps.Async(compensation=0.1)}, "of which no earlier values are kept"),
         ({"moving_average": dps.optim.MovingAverage(0.9)}, "no moving average is kept"),
         ({"optimizer": None}, "no optimizer for user"),
-    ]:
+    ]
+    for settings, words in refused:
         with cluster(transport="inproc") as (server,), pytest.raises(ConfigError, match=words):
             dps.Session(server, {"user": table()}, **{"optimizer": SGD, "timeout": 60, **settings})
     with cluster(transport="inproc") as (server,), pytest.raises(PlacementError, match="variables live on a ps"):
@@ -414,13 +415,43 @@ def test_a_run_refuses_what_a_keyed_table_cannot_have() -> None:
         strategy.variables({"user": table()}, optimizer=SGD)
 
 
+def test_init_fn_leaves_a_keyed_table_out_or_is_told_so() -> None:
+    def opened(function: Any) -> Any:
+        return dps.Session(server, params(), optimizer=SGD, init_fn=function, timeout=240)
+
+    with cluster(transport="inproc") as (server,), opened(lambda given: {"w": np.ones(3, np.float32)}) as session:
+        assert session.pull()["w"].tolist() == [1, 1, 1]
+    with cluster(transport="inproc") as (server,), opened(lambda given: given) as session:
+        assert session.pull()["w"].tolist() == [0, 0, 0]
+    with (
+        cluster(transport="inproc") as (server,),
+        pytest.raises(HookError, match="an array for user, which is a keyed table; leave it out"),
+    ):
+        opened(lambda given: {"user": np.ones((3, 4), np.float32)})
+
+
+def test_a_strategy_with_ps_trains_a_keyed_table() -> None:
+    with (
+        cluster(transport="inproc") as (server,),
+        dps.strategy.ParameterServer(server, timeout=240) as strategy,
+        strategy.scope(),
+    ):
+        variables = strategy.variables(params(), optimizer=SGD)
+        session = variables.session
+        before = session.lookup("user", EDGES)
+        rows = dps.Rows(EDGES, np.ones((4, 4), np.float32))
+        push = strategy.run(lambda: variables.apply_gradients({"user": rows, "w": np.ones(3, np.float32)}))
+        assert push.accepted and variables.read()["user"] is None
+        assert np.array_equal(session.lookup("user", EDGES), before - np.float32(0.5))
+
+
 def test_calls_that_a_keyed_table_does_not_take_say_what_to_do() -> None:
     rows = np.ones((2, 4), np.float32)
     with (
         cluster(transport="inproc") as (server,),
         dps.Session(server, params(), optimizer=SGD, timeout=240) as session,
     ):
-        for call, words in [
+        calls: list[tuple[Any, str]] = [
             (lambda: session.lookup("user", [1.5]), "keys of user are integers"),
             (lambda: session.lookup("user", np.array([1 << 63], np.uint64)), "the key 9223372036854775808 is no int64"),
             (lambda: session.lookup("user", [1], out=np.empty((1, 3), np.float32)), "lookup: out is float32"),
@@ -430,7 +461,8 @@ def test_calls_that_a_keyed_table_does_not_take_say_what_to_do() -> None:
             (lambda: session.push({"user": dps.Rows([1, 2], rows.astype(float))}), "got values float64"),
             (lambda: session.push({"user": dps.Rows([1, 2], rows * np.nan)}), "user"),
             (lambda: session.assign({"user": rows}), "which is a keyed table"),
-        ]:
+        ]
+        for call, words in calls:
             with pytest.raises(ValueError, match=words):
                 call()
         assert session.stats()["ps:0"]["tables"]["user"]["rows"] == 0

@@ -12,7 +12,7 @@ from hypothesis import given
 
 import dps
 from dps.errors import ProtocolError
-from dps.variables import rowlists
+from dps.transport.tuning import ORDINARY
 from dps.variables.plan import Plan
 from dps.variables.planning import plan_of
 from dps.variables.rowlists import RowLists
@@ -86,7 +86,7 @@ def test_lists_of_codes_are_sorted_and_lead_back(keys: list[int], least: int, sa
     codes = np.array(keys, np.int64) >> 58 if same else codes_of(np.array(keys, np.int64))
     if same:
         codes += -(1 << 62)
-    found = RowLists(rowlists.ORDINARY.rows).of(codes)
+    found = RowLists(ORDINARY.rows).of(codes)
     found._least = least
     found._is_short = len(codes) < least
     rows, which = found.to_read(3)
