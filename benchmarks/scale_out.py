@@ -12,7 +12,7 @@ root and iproute2.
 Works: `step` (gradients up, values down), `push`, `pull`, and `rows` (a lookup of rows, then a push of their gradients)
 of a table with a part on each ps; SGD, with keys. In a round all workers make as many calls of each system, by turns.
 MB/s: values or gradients in one direction, of all workers, from when they have made a call until they have made all, in
-the mean of the workers. Raw TCP moves as many bytes over a connection from each worker to each ps, and does nothing with
+the mean of the workers. Raw TCP moves as many bytes over a connection from each worker to each ps, and does not use
 them: a synchronous step's values leave when all gradients are here, others' at once. torch RPC (TensorPipe over TCP,
 without encryption) is measured where build/peers/torch has it (`benchmarks/peers/run.py --environments`), or --torch
 names a Python that has it.
