@@ -11,11 +11,11 @@ root and iproute2.
 
 Works: `step` (gradients up, values down), `push`, `pull`, and `rows` (a lookup of rows, then a push of their gradients)
 of a table with a part on each ps; SGD, with keys. In a round all workers make as many calls of each system, by turns.
-MB/s: values or gradients in one direction, of all workers, from when they have made a call until they have made all, in
-the mean of the workers. Raw TCP moves as many bytes over a connection from each worker to each ps, and does not use
-them: a synchronous step's values leave when all gradients are here, others' at once. torch RPC (TensorPipe over TCP,
-without encryption) is measured where build/peers/torch has it (`benchmarks/peers/run.py --environments`), or --torch
-names a Python that has it.
+MB/s: values or gradients in one direction, of all workers, from when each has made a call until the first has made its
+last. Raw TCP moves as many bytes over a connection from each worker to each ps, and does not use them: a synchronous
+step's values leave when all gradients are here, others' at once. torch RPC (TensorPipe over TCP, without encryption) is
+measured where build/peers/torch has it (`benchmarks/peers/run.py --environments`), or --torch names a Python that has
+it.
 """
 
 from __future__ import annotations
@@ -157,16 +157,19 @@ class Side:
 
 
 def rate(times: Sequence[Sequence[float]]) -> float:
-    """Calls a second of all workers, from when they have made one call until they have made all, in the mean of the
-    workers. So the time in which links fill or run empty does not count, and it does not matter whether workers are
-    served together or one after the other.
+    """Calls a second of all workers, from when each has made one until the first of them has made its last. A call that
+    is only partly in that time counts in part. So nothing of the time counts in which links fill or run empty. With few
+    calls this is too high where workers get unequal shares: those that go on alone are faster than they were before.
 
     `times`: of each worker, when it began and when each call ended. With one call each it is from the first one's begin
     to the last one's end."""
-    calls = sum(len(own) - 2 for own in times)
-    if not calls:
-        return len(times) / (max(own[-1] for own in times) - min(own[0] for own in times))
-    return calls / (statistics.mean(own[-1] for own in times) - statistics.mean(own[1] for own in times))
+    import numpy as np
+
+    begin, end = max(own[1] for own in times), min(own[-1] for own in times)
+    if begin >= end:
+        return sum(len(own) - 1 for own in times) / (max(own[-1] for own in times) - min(own[0] for own in times))
+    made = [np.interp([begin, end], own, range(len(own))) for own in times]
+    return float(sum(last - first for first, last in made)) / (end - begin)
 
 
 def dps_side(side: Side, machines: Mapping[str, Machine], case: Case, keys: str) -> None:
