@@ -342,8 +342,11 @@ def test_what_takes_too_long_goes_the_ordinary_way_and_counts_once(monkeypatch: 
 
 @pytest.mark.parametrize(
     ("ps", "update", "most", "every"),
-    [(1, "async", 700, 11), (2, "async", 900, 13), (2, "sync", 900, 31)],
-    ids=["one ps", "several ps", "several ps in sync"],
+    [
+        pytest.param(1, "async", 700, 11, id="one ps", marks=pytest.mark.slow),
+        pytest.param(2, "async", 900, 13, id="several ps", marks=pytest.mark.slow),
+        pytest.param(2, "sync", 900, 31, id="several ps in sync"),
+    ],
 )
 def test_ctrl_c_at_any_line_neither_loses_nor_doubles(
     ps: int, update: str, most: int, every: int, monkeypatch: pytest.MonkeyPatch

@@ -15,7 +15,7 @@ from dps.ps.store.table import KeyedTable
 from tests.seeds import counts, cut
 from tests.simulation.scenario import Scenario, run, scenario, summed, with_a_killed_chief, with_a_lost_ps
 
-SEEDS, QUICK = counts()
+SEEDS, QUICK = counts(60)
 CHUNK = 25
 
 
