@@ -26,4 +26,4 @@ def test_unknown_works_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
 def test_both_clusters_live_at_once_and_work_by_turns() -> None:
     found = rounds_of([ROOT, ROOT], ["push", "sync"], elements=100, rounds=3, calls=5)
     assert {work: len(pairs) for work, pairs in found.items()} == {"push": 3, "sync": 3}
-    assert all(0 < seconds < 10 for pairs in found.values() for pair in pairs for seconds in pair)
+    assert all(0 < seconds < 10 for pairs in found.values() for pair in pairs for cost in pair for seconds in cost)
