@@ -193,10 +193,12 @@ class Checkpoints:
             if found is None:
                 found = alike[key] = describe_variable(spec, [SavedPart(i, *part) for i, part in enumerate(saved)])
             variables.append(found.named(spec.name))
-        for index, table_parts in self.plan.table_parts.items():
-            counts = [(*cuts[p.ps].tables[place_of(self.plan, p)], shard_of[p.ps]) for p in table_parts]
-            table = self.plan.tables[index - len(self.plan.variables)]
-            variables.append(describe_table(table, [(rows, shard, updates) for rows, updates, shard in counts]))
+        for table, table_parts in zip(self.plan.tables, self.plan.table_parts.values(), strict=True):
+            counts = list[tuple[int, int, int]]()
+            for own in table_parts:
+                rows, updates = cuts[own.ps].tables[place_of(self.plan, own)]
+                counts.append((rows, shard_of[own.ps], updates))
+            variables.append(describe_table(table, counts))
         shards = tuple(
             SavedShard(ShardFile(files[ps].file, files[ps].nbytes, files[ps].digest), cuts[ps].counter)
             for ps in self.plan.ps

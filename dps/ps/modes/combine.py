@@ -32,7 +32,8 @@ def combined(gradients: Sequence[Gradient], layout: ShardLayout, reduction: str 
 
 
 def combined_runs(runs: Sequence[Sequence[Array]], mean: bool) -> Gradient:
-    """The same of runs, each with an array for each arena."""
+    """Make one gradient of the runs of all pushes of a step, in their order: nothing is computed here. A run is an
+    array for each arena. `mean`: the sum is divided by their number."""
     if len(runs) == 1:
         return Gradient(runs[0], {})
     divisor = len(runs) if mean else 1
