@@ -4,8 +4,6 @@
 with SGLang. `Transfer` is the plug-in, in the form of vLLM's `WeightTransferEngine`. Run it: python examples/engine.py
 """
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pydoc_data.topics import topics
@@ -14,24 +12,6 @@ from typing import Any
 import numpy as np
 
 import dps
-
-
-class Transfer:
-    def init_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        self.follower, self.stopped = dps.Follower(init_info["target"], dtype=None), threading.Event()
-
-    def receive_weights(self, model: dict[str, np.ndarray]) -> dps.Published | None:
-        return self.follower.swap(out=model)  # they are here already; a model on a GPU is filled from CPU tensors
-
-    def follow(self, engine: Engine) -> None:
-        """Have the engine take each new version. Until it has been fetched, the engine answers with the one before."""
-        fetched = 0
-        while not self.stopped.wait(0.002):
-            if self.follower.fetched > fetched:
-                fetched = self.follower.fetched
-                engine.pause_generation()
-                engine.update_weights()
-                engine.resume_generation()
 
 
 class Engine:
@@ -58,6 +38,26 @@ class Engine:
     def resume_generation(self) -> None:
         self._places.release(4)  # for 4 requests at a time
         self._open.set()
+
+
+class Transfer:
+    def init_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        self.follower, self.stopped = dps.Follower(init_info["target"], dtype=None), threading.Event()
+
+    def receive_weights(self, model: dict[str, np.ndarray]) -> dps.Published | None:
+        return self.follower.swap(out=model)  # they are here already; a model on a GPU is filled from CPU tensors
+
+    def follow(self, engine: Engine) -> None:
+        """Have the engine take each new version. Until it has been fetched, the engine answers with the one before."""
+        fetched = 0
+        while not self.stopped.wait(0.002):
+            if self.follower.fetched > fetched:
+                fetched = self.follower.fetched
+                engine.pause_generation()
+                try:
+                    engine.update_weights()
+                finally:
+                    engine.resume_generation()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ ANSWERS, LOSS = 240, 2.5
 SLOW = "prompt += chr(", "len(prompt) % 10 or threading.Event().wait(0.005); prompt += chr("
 """A request takes more than 20 ms, so that versions come while it runs."""
 PAUSED = "                engine.pause_generation()\n", ""
-RESUMED = "                engine.resume_generation()\n", ""
+RESUMED = "finally:\n                    engine.resume_generation()", "finally:\n                    pass"
 
 
 def run(folder: Path, *changes: tuple[str, str]) -> tuple[float, int, int, int, float]:
@@ -41,7 +41,7 @@ def test_each_answer_is_what_the_version_that_it_names_answers(
 ) -> None:
     loss, answers, versions, wrong, lag_ms = run(tmp_path, *changes)
     assert loss < LOSS and answers == ANSWERS and wrong == 0
-    assert versions > 5 and lag_ms < 5000
+    assert versions > 2 and lag_ms < 5000
 
 
 def test_answers_of_an_engine_that_does_not_pause_are_found_to_be_wrong(tmp_path: Path) -> None:

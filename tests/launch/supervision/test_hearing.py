@@ -126,8 +126,9 @@ def test_an_evaluator_that_stood_still_while_its_run_ended_sees_its_last_version
     )
     lines_until(process, "[evaluator:0] begins")
     stopped = task_of(process, "evaluator", "0")
+    chief = next(child for child in psutil.Process(process.pid).children() if "chief" in child.cmdline())
     stopped.suspend()
-    until(lambda: not any("chief" in child.cmdline() for child in psutil.Process(process.pid).children()))
+    chief.wait(60)
     ends(process, stopped, "evaluator:0", 0)
 
 
