@@ -12,17 +12,25 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import dps
 from dps.errors import ConfigError
+from dps.kernels.admission import WIDTH
 from dps.kernels.first_values import FirstValues
+from dps.ps.store.admission import Admission
+from dps.ps.store.gradients import RowGradient
 from dps.ps.store.table import KeyedTable
-from dps.variables.tables import TableSpec, codes_of, keys_of, parts_of_table
+from dps.variables.tables import SLICE_BITS, SLICES, TableSpec, codes_of, keys_of, parts_of_table, positions_of_part
 
 INIT = dps.init.Normal(0.5, seed=4)
-KEYS = st.one_of(st.sampled_from([0, -1, (1 << 63) - 1, -(1 << 63)]), st.integers(-200, 200))
+CROWD = keys_of((np.int64(77) << SLICE_BITS) + (np.arange(11) << 44)).tolist()
+"""Keys of one slice: more than a bucket counts."""
+KEYS = st.one_of(st.sampled_from([0, -1, (1 << 63) - 1, -(1 << 63)]), st.sampled_from(CROWD), st.integers(-200, 200))
 
 
-def part_of(capacity: int = 60, dim: int = 3, optimizer: Any = None, ps: int = 1, dtype: str = "<f8") -> Any:
+def part_of(
+    capacity: int = 60, dim: int = 3, optimizer: Any = None, ps: int = 1, dtype: str = "<f8", admit: int = 1
+) -> Any:
     wire = (optimizer or dps.optim.Adagrad(1.0, epsilon=0.0)).to_wire()
-    return parts_of_table(TableSpec("t", dim, dtype, capacity, wire, INIT.to_wire(), tuple(range(ps))), 0, 0)[0]
+    spec = TableSpec("t", dim, dtype, capacity, wire, INIT.to_wire(), tuple(range(ps)), admit)
+    return parts_of_table(spec, 0, 0)[0]
 
 
 def first_of(keys: list[int], dim: int = 3) -> Any:
@@ -31,29 +39,58 @@ def first_of(keys: list[int], dim: int = 3) -> Any:
     return out
 
 
+def slice_of(key: int) -> int:
+    return int(codes_of(np.array([key]))[0]) >> SLICE_BITS
+
+
+def of(codes: Any) -> RowGradient:
+    """A gradient of zeros."""
+    return RowGradient(codes, np.zeros((codes.size, 3)))
+
+
 class AgainstADict(RuleBasedStateMachine):
     """Gradients of distinct keys are applied, rows are read, and the table is written and loaded again."""
 
-    @initialize(capacity=st.integers(1, 60))
-    def begin(self, capacity: int) -> None:
-        self.part = part_of(capacity)
-        self.table = KeyedTable(self.part)
+    @initialize(capacity=st.integers(1, 60), admit=st.integers(1, 4))
+    def begin(self, capacity: int, admit: int) -> None:
+        self.part = part_of(capacity, admit=admit)
+        self.table, self.admit = KeyedTable(self.part), admit
         self.known: dict[int, tuple[Any, Any]] = {}
+        self.counted: dict[int, dict[int, int]] = {}
+        """The counts of keys without a row by their bucket, which is a slice here: of each the oldest first."""
 
-    @rule(keys=st.lists(KEYS, max_size=25, unique=True), number=st.integers(-3, 3))
-    def apply(self, keys: list[int], number: int) -> None:
+    @rule(keys=st.lists(KEYS, max_size=25, unique=True), number=st.integers(-3, 3), pushes=st.integers(1, 3))
+    def apply(self, keys: list[int], number: int, pushes: int) -> None:
         codes = np.sort(codes_of(np.array(keys, np.int64)))
-        full = self.table.full_text([codes])
-        assert bool(full) == (len({*self.known, *keys}) > self.part.rows)
+        keys, counts = keys_of(codes).tolist(), np.full(codes.size, pushes)
+        counts[::3] = 1
+        update = RowGradient(codes, np.full((len(keys), 3), float(number)), None if pushes == 1 else counts)
+        totals = [self.count_of(key) + n for key, n in zip(keys, counts.tolist(), strict=True)]
+        new = [key for key, n in zip(keys, totals, strict=True) if key not in self.known and n >= self.admit]
+        full = self.table.full_text([update])
+        assert bool(full) == (len(self.known) + len(new) > self.part.rows)
         if full:
-            assert f"is full: {len({*self.known, *keys}) - len(self.known)} new keys do not fit" in full
+            assert f"is full: {len(new)} new keys do not fit" in full
             return
-        gradient = np.full((len(keys), 3), float(number))
-        self.table.apply(codes, gradient, 0, 1.0)
-        for key in keys:
-            value, accumulator = self.known.get(key, (first_of([key])[0], np.full(3, 0.1)))
-            accumulator = accumulator + float(number) ** 2
-            self.known[key] = value - number / np.sqrt(accumulator), accumulator
+        self.table.apply(update, 0, 1.0)
+        for key, n in zip(keys, counts.tolist(), strict=True):
+            if key in self.known or self.admits(key, n):
+                value, accumulator = self.known.get(key, (first_of([key])[0], np.full(3, 0.1)))
+                accumulator = accumulator + float(number) ** 2
+                self.known[key] = value - number / np.sqrt(accumulator), accumulator
+
+    def count_of(self, key: int) -> int:
+        return self.counted.get(slice_of(key), {}).get(key, 0)
+
+    def admits(self, key: int, pushes: int) -> bool:
+        bucket = self.counted.setdefault(slice_of(key), {})
+        total = bucket.pop(key, 0) + pushes
+        if total >= self.admit:
+            return True
+        bucket[key] = total
+        if len(bucket) > WIDTH:
+            del bucket[next(iter(bucket))]
+        return False
 
     @rule(keys=st.lists(KEYS, max_size=40))
     def read(self, keys: list[int]) -> None:
@@ -73,6 +110,11 @@ class AgainstADict(RuleBasedStateMachine):
             slots = {name: rows[some] for name, rows in saved.slots.items()}
             again.load_rows(codes_of(saved.keys[some]), saved.values[some], slots.items())
         again.updates, self.table = saved.updates, again
+        if self.admit > 1:
+            assert saved.counted is not None and again.admission is not None
+            keys, counts = saved.counted
+            again.admission.load(codes_of(keys[: half + 1]), counts[: half + 1])
+            again.admission.load(codes_of(keys[half + 1 :]), counts[half + 1 :])
 
     @invariant()
     def has_as_many_rows(self) -> None:
@@ -82,6 +124,10 @@ class AgainstADict(RuleBasedStateMachine):
             assert set(saved.keys.tolist()) == self.known.keys()
             for key, accumulator in zip(saved.keys.tolist(), saved.slots["accumulator"], strict=True):
                 assert np.allclose(accumulator, self.known[key][1])
+            assert (saved.counted is None) == (self.admit == 1)
+            keys, counts = ([], []) if saved.counted is None else [array.tolist() for array in saved.counted]
+            wanted = [entry for number in sorted(self.counted) for entry in self.counted[number].items()]
+            assert [*zip(keys, counts, strict=True)] == wanted
 
 
 AgainstADict.TestCase.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
@@ -93,7 +139,7 @@ TestTable = AgainstADict.TestCase
     "optimizer", [dps.optim.SGD(0.5), dps.optim.Adam(0.1), dps.optim.Adagrad(0.1, rowwise=True), dps.optim.Ftrl(0.1)]
 )
 def test_a_table_is_updated_as_rows_of_a_fixed_one(optimizer: Any, dtype: str) -> None:
-    from dps.ps.store.gradients import Gradient, RowGradient
+    from dps.ps.store.gradients import Gradient
     from dps.ps.store.store import Store
     from dps.transport.runtime import real_runtime
     from dps.variables.plan import Arena, Part, ShardLayout
@@ -109,7 +155,7 @@ def test_a_table_is_updated_as_rows_of_a_fixed_one(optimizer: Any, dtype: str) -
         some = np.sort(draw.choice(64, 20, replace=False))
         gradient = draw.normal(size=(20, 5)).astype(dtype)
         store.apply_update(Gradient(None, {0: RowGradient(some, gradient)}), step)
-        table.apply(codes[some], gradient, step - 1, 1.0)
+        table.apply(RowGradient(codes[some], gradient), step - 1, 1.0)
     found = np.empty((64, 5), dtype)
     table.gather(codes, found)
     assert found.tobytes() == store.part(arena.parts[0]).tobytes()
@@ -118,7 +164,8 @@ def test_a_table_is_updated_as_rows_of_a_fixed_one(optimizer: Any, dtype: str) -
 def test_memory_beside_values_and_slots_is_at_most_24_bytes_a_row() -> None:
     rows, table = 200_000, KeyedTable(part_of(200_000, 1, dps.optim.SGD(1.0), dtype="<f4"))
     for start in range(0, rows, 10_000):
-        table.apply(np.sort(codes_of(np.arange(start, start + 10_000))), np.zeros((10_000, 1), np.float32), 0, 1.0)
+        codes = np.sort(codes_of(np.arange(start, start + 10_000)))
+        table.apply(RowGradient(codes, np.zeros((10_000, 1), np.float32)), 0, 1.0)
     assert table.count == rows and table.nbytes - rows * 4 <= 24 * rows
 
 
@@ -142,7 +189,50 @@ def test_a_table_that_no_memory_is_reserved_for_is_refused() -> None:
 
 def test_distinct_keys_of_several_pushes_count_once() -> None:
     table, codes = KeyedTable(part_of(30)), np.sort(codes_of(np.arange(30)))
-    assert table.full_text([codes, codes, codes[:5]]) == ""
-    assert "31 new keys" in table.full_text([codes, np.sort(codes_of(np.arange(25, 31)))])
-    table.apply(codes[:10], np.zeros((10, 3)), 0, 1.0)
-    assert table.full_text([codes, codes]) == "" and keys_of(codes).min() == 0
+    assert table.full_text([of(codes), of(codes), of(codes[:5])]) == ""
+    assert "31 new keys" in table.full_text([of(codes), of(np.sort(codes_of(np.arange(25, 31))))])
+    table.apply(of(codes[:10]), 0, 1.0)
+    assert table.full_text([of(codes), of(codes)]) == "" and keys_of(codes).min() == 0
+
+
+def test_counts_of_a_key_are_those_of_its_slice_on_any_number_of_ps() -> None:
+    """Buckets overflow, in tables whose slices have one bucket and several; parts are loaded by others."""
+    draw = np.random.default_rng(3)
+    for capacity in (50, 100_000):
+        spec = part_of(capacity, admit=4).spec
+        whole, thirds = parts_of_table(spec, 0, 0)[0], parts_of_table(spec._replace(ps=(0, 1, 2)), 0, 0)
+        one, several = Admission(whole), [Admission(part) for part in thirds]
+        slices, below = draw.choice(SLICES, 40, replace=False) - SLICES // 2, draw.integers(0, 1 << SLICE_BITS, 3000)
+        pool = np.sort((draw.choice(slices, 3000) << SLICE_BITS) + below)
+        for _ in range(40):
+            codes = np.unique(draw.choice(pool, 700))
+            pushes = draw.integers(1, 3, codes.size)
+            expected = one.would_admit(codes, pushes)
+            admitted = one.count(codes, pushes)
+            assert (admitted <= expected).all()  # a key may make another one forgotten in the same push
+            for part, own in zip(thirds, several, strict=True):
+                here = positions_of_part(part, codes)
+                assert np.array_equal(own.count(codes[here], pushes[here]), admitted[here])
+        assert admitted.any() and not admitted.all()
+        codes, counts = (np.concatenate(arrays) for arrays in zip(*[own.copy() for own in several], strict=True))
+        assert np.array_equal(codes, one.copy()[0]) and np.array_equal(counts, one.copy()[1])
+        assert (one._counts.all(axis=1)).any()
+        for part in parts_of_table(spec._replace(ps=(0, 1)), 0, 0):
+            again, here = Admission(part), positions_of_part(part, codes)
+            again.load(codes[here], counts[here])
+            per = len(one._counts) // SLICES
+            own_counts = one._counts[part.first * per : part.end * per]
+            assert np.array_equal(again._counts, own_counts)
+            own_codes = one._codes[part.first * per : part.end * per]
+            assert np.array_equal(again._codes[own_counts > 0], own_codes[own_counts > 0])
+
+
+def test_memory_of_counts_is_bounded_by_the_capacity() -> None:
+    for capacity in (1000, 1_000_000):
+        admission = Admission(part_of(capacity, admit=2))
+        before = admission.nbytes
+        assert capacity <= admission._counts.size <= max(8 * SLICES, 1.1 * capacity)
+        for start in range(0, 200_000, 50_000):
+            codes = np.sort(codes_of(np.arange(start, start + 50_000)))
+            assert not admission.count(codes, np.ones(50_000, np.int64)).any()
+        assert admission.nbytes == before == 9 * admission._counts.size

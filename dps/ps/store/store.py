@@ -144,7 +144,7 @@ class Store:
         """Why updates that are still to be applied find no room in a keyed table; "" if they do."""
         for index, table in self.tables.items():
             found = [update.parts[index] for update in updates if index in update.parts]
-            many = [gradient.rows for gradient in found if isinstance(gradient, RowGradient)]
+            many = [gradient for gradient in found if isinstance(gradient, RowGradient)]
             if many and (text := table.full_text(many)):
                 return text
         return ""
@@ -155,9 +155,10 @@ class Store:
         return sum(table.part.rows * (table.dim * table.dtype.itemsize + 8) for table in self.tables.values())
 
     def described_tables(self) -> dict[str, dict[str, int]]:
-        """For people, of each keyed table here: its rows, how many it may have, and the bytes that are in use."""
+        """For people, of each keyed table here: its rows, how many it may have, the bytes that are in use, and what has
+        happened to keys since the run epoch began."""
         return {
-            table.part.spec.name: {"rows": table.count, "most": table.part.rows, "nbytes": table.nbytes}
+            table.part.spec.name: {"rows": table.count, "most": table.part.rows, "nbytes": table.nbytes, **table.counts}
             for table in self.tables.values()
         }
 

@@ -18,6 +18,8 @@ from dps.kernels.first_values import FirstValues
 from dps.kernels.halves import bits_in, is_half
 from dps.kernels.optimizers import BoundOptimizer, initial_slots
 from dps.process.record import record
+from dps.ps.store.admission import Admission, pushes_of
+from dps.ps.store.gradients import RowGradient
 from dps.ps.store.index import KeyIndex
 from dps.training import initializers
 from dps.training import optimizers as optim
@@ -29,13 +31,15 @@ from dps.variables.tables import TablePart, keys_of
 @record
 class SavedTable:
     """A copy of a table's rows for a checkpoint: the keys, int64 (n,), the values (n, dim), and the slots by name; and
-    how often the optimizer was applied."""
+    how often the optimizer was applied. `counted`: with admission the keys that have no row yet, int64 (m,), and how
+    often each was pushed, uint8 (m,), in the order in which they are loaded again."""
 
     part: TablePart
     keys: Array
     values: Array
     slots: dict[str, Array]
     updates: int
+    counted: tuple[Array, Array] | None = None
 
 
 class FoundRows:
@@ -103,6 +107,10 @@ class KeyedTable:
         self._given, self._ordered = self._as_given(self._values), self._bound.ordered(self.slots)
         self.count = self.updates = 0
         """How many rows there are, and how often the optimizer was applied."""
+        self.admission = Admission(part) if spec.admit > 1 else None
+        self.counts = {"admitted": 0, "dropped": 0, "refused": 0}
+        """For people: since the run epoch began, the keys that got a row, the gradients of a key that were dropped
+        because it was not admitted yet, one for each push, and the pushes that found no room."""
 
     def _as_given(self, array: Array) -> Array:
         """Values or a gradient as kernels take them."""
@@ -110,9 +118,10 @@ class KeyedTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows that are there, with their slots, and of the index."""
+        """Bytes of the rows that are there, with their slots, of the index, and of all counts of admission."""
         slots = sum(slot[:1].nbytes for slot in self.slots.values())
-        return self.count * (self.dim * self.dtype.itemsize + slots + 8) + self._index.nbytes
+        counts = self.admission.nbytes if self.admission else 0
+        return self.count * (self.dim * self.dtype.itemsize + slots + 8) + self._index.nbytes + counts
 
     def check_codes(self, codes: Array) -> Array:
         """Codes as they came, in private memory. Raises ValueError for others than those of this part."""
@@ -132,14 +141,30 @@ class KeyedTable:
         if lacking.size:
             self._first.fill_rows(out, lacking, keys_of(codes[lacking]))
 
-    def full_text(self, many: Sequence[Array]) -> str:
-        """Why the keys of pushes that are still to be applied find no room, each with distinct codes; "" if they do."""
+    def full_text(self, many: Sequence[RowGradient]) -> str:
+        """Why the keys of pushes that are still to be applied find no room; "" if they do, whichever of the pushes are
+        applied, and in which order."""
         free = self.part.rows - self.count
-        if sum(codes.size for codes in many) <= free:
+        if sum(gradient.rows.size for gradient in many) <= free:
             return ""
-        codes = many[0] if len(many) == 1 else np.unique(np.concatenate(many))
-        new = int(np.count_nonzero(self._found.rows_of(codes) < 0))
-        if new <= free:
+        text = self.no_room_text(self._new_rows(many))
+        self.counts["refused"] += bool(text)
+        return text
+
+    def _new_rows(self, many: Sequence[RowGradient]) -> int:
+        """How many rows these gradients, if they are several each of one push, make if all are applied."""
+        if len(many) == 1:
+            codes, pushes = many[0].rows, pushes_of(many[0])
+        else:
+            codes, pushes = np.unique(np.concatenate([gradient.rows for gradient in many]), return_counts=True)
+        new = np.flatnonzero(self._found.rows_of(codes) < 0)
+        if self.admission is None:
+            return new.size
+        return int(np.count_nonzero(self.admission.would_admit(codes[new], pushes[new])))
+
+    def no_room_text(self, new: int) -> str:
+        """Why so many new rows do not fit; "" if they do."""
+        if new <= self.part.rows - self.count:
             return ""
         spec, several = self.part.spec, len(self.part.spec.ps) > 1
         share = f", of which ps:{self.part.ps} has {self.part.rows:,}" if several else ""
@@ -148,17 +173,24 @@ class KeyedTable:
             f"capacity={spec.capacity:,}{share}. Give it a larger capacity, and continue from a checkpoint"
         )
 
-    def apply(self, codes: Array, gradient: Array, step: int, scale: float) -> None:
+    def apply(self, gradient: RowGradient, step: int, scale: float) -> None:
         """Update the rows of distinct codes, for which there is room, by a gradient (n, dim). Keys that have no row get
-        one, with first values and initial slots."""
+        one, with first values and initial slots, if they are admitted; else their gradients are dropped."""
+        codes, values = gradient.rows, gradient.values.reshape(-1, self.dim)
         rows = self._found.rows_of(codes)
         new = np.flatnonzero(rows < 0)
+        if self.admission is not None and new.size:
+            pushes = pushes_of(gradient)[new]
+            admitted = self.admission.count(codes[new], pushes)
+            self.counts["dropped"] += int(pushes[~admitted].sum())
+            new = new[admitted]
         if new.size:
             rows[new] = self._add_rows(codes[new])
+            self.counts["admitted"] += new.size
+        if self.admission is not None and not (kept := rows >= 0).all():
+            rows, values = rows[kept], values[kept]
         self.updates += 1
-        self._bound.apply_rows(
-            self._given, self._ordered, rows, self._as_given(gradient.reshape(-1, self.dim)), self.updates, step, scale
-        )
+        self._bound.apply_rows(self._given, self._ordered, rows, self._as_given(values), self.updates, step, scale)
 
     def _add_rows(self, codes: Array) -> Array:
         """Rows for codes that have none; their numbers."""
@@ -177,7 +209,11 @@ class KeyedTable:
         """A copy of all rows that are there."""
         n = self.count
         slots = {name: slot[:n].copy() for name, slot in self.slots.items()}
-        return SavedTable(self.part, keys_of(self._codes[:n]), self._values[:n].copy(), slots, self.updates)
+        counted = None
+        if self.admission is not None:
+            waiting, pushes = self.admission.copy()
+            counted = keys_of(waiting), pushes
+        return SavedTable(self.part, keys_of(self._codes[:n]), self._values[:n].copy(), slots, self.updates, counted)
 
     def load_rows(self, codes: Array, values: Array, slots: Iterable[tuple[str, Array]]) -> None:
         """Add rows of a checkpoint: distinct codes of this part that have no rows yet, and for which there is room."""
