@@ -54,7 +54,7 @@ def warm(arenas: Iterable[Arena], together: int = 1) -> None:
 
 def warm_tables(tables: Iterable[TablePart]) -> None:
     """Load the kernels that keyed tables need, each kind once in a process. Blocks until that is done."""
-    from dps.ps.store.admission import pushes_of  # here: most ps have none
+    from dps.ps.store.key_counts import pushes_of  # here: most ps have none
     from dps.ps.store.table import KeyedTable
 
     for table in tables:
@@ -66,8 +66,8 @@ def warm_tables(tables: Iterable[TablePart]) -> None:
                 codes = np.arange(DIM, dtype=np.int64) + table.lowest
                 for rows in (codes, codes[::-1].copy(), codes.repeat(2)):
                     gradient = row_gradient(rows, np.zeros((rows.size, spec.dim), small.dtype))
-                    if small.admission is not None:  # whichever number of pushes admits a key
-                        small.admission.would_admit(gradient.rows, pushes_of(gradient))
+                    if small.key_counts is not None:  # whichever number of pushes admits a key
+                        small.key_counts.would_admit(gradient.rows, pushes_of(gradient))
                         gradient = RowGradient(gradient.rows, gradient.values, pushes_of(gradient) * spec.admit)
                     small.apply(gradient, 0, 1.0)
                 small.gather(codes + DIM, np.empty((DIM, spec.dim), small.dtype))

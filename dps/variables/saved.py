@@ -57,7 +57,7 @@ def _parts(counts: Sequence[tuple[int, int, int]]) -> tuple[tuple[SavedPart, ...
 
 
 def saved_counted(spec: TableSpec, manifest: Manifest) -> SavedVariable | None:
-    """The saved keys that are not admitted yet; None if the table was saved without admission."""
+    """The saved keys that are not admitted yet; None if the table was saved without `admit`."""
     return next((found for found in manifest.variables if found.name == counted_name(spec)), None)
 
 

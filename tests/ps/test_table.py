@@ -12,10 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import dps
 from dps.errors import ConfigError
-from dps.kernels.admission import WIDTH
 from dps.kernels.first_values import FirstValues
-from dps.ps.store.admission import Admission
+from dps.kernels.key_counts import WIDTH
 from dps.ps.store.gradients import RowGradient
+from dps.ps.store.key_counts import KeyCounts
 from dps.ps.store.table import KeyedTable
 from dps.variables.tables import SLICE_BITS, SLICES, TableSpec, codes_of, keys_of, parts_of_table, positions_of_part
 
@@ -111,10 +111,10 @@ class AgainstADict(RuleBasedStateMachine):
             again.load_rows(codes_of(saved.keys[some]), saved.values[some], slots.items())
         again.updates, self.table = saved.updates, again
         if self.admit > 1:
-            assert saved.counted is not None and again.admission is not None
+            assert saved.counted is not None and again.key_counts is not None
             keys, counts = saved.counted
-            again.admission.load(codes_of(keys[: half + 1]), counts[: half + 1])
-            again.admission.load(codes_of(keys[half + 1 :]), counts[half + 1 :])
+            again.key_counts.load(codes_of(keys[: half + 1]), counts[: half + 1])
+            again.key_counts.load(codes_of(keys[half + 1 :]), counts[half + 1 :])
 
     @invariant()
     def has_as_many_rows(self) -> None:
@@ -201,7 +201,7 @@ def test_counts_of_a_key_are_those_of_its_slice_on_any_number_of_ps() -> None:
     for capacity in (50, 100_000):
         spec = part_of(capacity, admit=4).spec
         whole, thirds = parts_of_table(spec, 0, 0)[0], parts_of_table(spec._replace(ps=(0, 1, 2)), 0, 0)
-        one, several = Admission(whole), [Admission(part) for part in thirds]
+        one, several = KeyCounts(whole), [KeyCounts(part) for part in thirds]
         slices, below = draw.choice(SLICES, 40, replace=False) - SLICES // 2, draw.integers(0, 1 << SLICE_BITS, 1600)
         pool = np.sort((draw.choice(slices, 1600) << SLICE_BITS) + below)
         seen = set[int]()
@@ -220,7 +220,7 @@ def test_counts_of_a_key_are_those_of_its_slice_on_any_number_of_ps() -> None:
         assert np.array_equal(codes, one.copy()[0]) and np.array_equal(counts, one.copy()[1])
         assert (one._counts.all(axis=1)).any()
         for part in parts_of_table(spec._replace(ps=(0, 1)), 0, 0):
-            again, here = Admission(part), positions_of_part(part, codes)
+            again, here = KeyCounts(part), positions_of_part(part, codes)
             again.load(codes[here], counts[here])
             per = len(one._counts) // SLICES
             own_counts = one._counts[part.first * per : part.end * per]
@@ -231,10 +231,10 @@ def test_counts_of_a_key_are_those_of_its_slice_on_any_number_of_ps() -> None:
 
 def test_memory_of_counts_is_bounded_by_the_capacity() -> None:
     for capacity in (1000, 1_000_000):
-        admission = Admission(part_of(capacity, admit=2))
-        before = admission.nbytes
-        assert capacity <= admission._counts.size <= max(8 * SLICES, 1.1 * capacity)
+        counts = KeyCounts(part_of(capacity, admit=2))
+        before = counts.nbytes
+        assert capacity <= counts._counts.size <= max(8 * SLICES, 1.1 * capacity)
         for start in range(0, 200_000, 50_000):
             codes = np.sort(codes_of(np.arange(start, start + 50_000)))
-            assert not admission.count(codes, np.ones(50_000, np.int64)).any()
-        assert admission.nbytes == before == 9 * admission._counts.size
+            assert not counts.count(codes, np.ones(50_000, np.int64)).any()
+        assert counts.nbytes == before == 9 * counts._counts.size

@@ -1,4 +1,4 @@
-"""Keyed tables under faults: no key is lost and none twice, in every update mode."""
+"""Keyed tables under faults: no key is lost and none twice, in every update mode; and planted bugs are found."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ import pytest
 
 from dps.ps.modes import sync
 from dps.ps.modes.combine import combined
+from dps.ps.store import table
+from dps.ps.store.key_counts import KeyCounts
 from dps.ps.store.table import KeyedTable
 from tests.seeds import counts, cut
+from tests.simulation import aging
 from tests.simulation.scenario import Scenario, run, scenario, summed, with_a_killed_chief, with_a_lost_ps
 
 SEEDS, QUICK = counts(60)
@@ -83,3 +86,44 @@ def test_rows_that_are_updated_outside_of_their_step_are_found(monkeypatch: pyte
 
     monkeypatch.setattr(sync, "combined", combined_without_counts)
     caught("sync", "wanted")
+
+
+# -- admission --------------------------------------------------------------------------------------------------
+
+OF_AGING = f"{aging.NAME} on ps"
+
+
+def test_counts_that_a_restore_forgets_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KeyCounts, "load", lambda self, codes, counts: None)
+    caught("async", OF_AGING, with_a_lost_ps)
+
+
+def test_a_step_that_counts_as_one_push_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "pushes_of", lambda gradient: np.ones(gradient.rows.size, np.int64))
+    caught("sync", OF_AGING)
+
+
+def test_keys_that_count_when_they_arrive_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = KeyedTable.check_codes
+
+    def check_and_count(self: KeyedTable, codes: Any) -> Any:
+        found = np.unique(real(self, codes))
+        if self.key_counts is not None:
+            self.key_counts.count(found, np.ones(found.size, np.int64))
+        return real(self, codes)
+
+    monkeypatch.setattr(KeyedTable, "check_codes", check_and_count)
+    caught("bounded", OF_AGING)
+
+
+def test_an_admitted_key_whose_first_sum_is_dropped_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = KeyedTable._add_rows
+
+    def add_and_shift(self: KeyedTable, codes: Any) -> Any:
+        numbers = real(self, codes)
+        if self.key_counts is not None:
+            self._values[numbers] -= 1
+        return numbers
+
+    monkeypatch.setattr(KeyedTable, "_add_rows", add_and_shift)
+    caught("async", OF_AGING)

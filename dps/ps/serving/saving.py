@@ -197,7 +197,7 @@ def restore(store: Store, plan: Plan, ps: int, node: Node, checkpoint_dir: str, 
         variable = saved_table(table.part.spec, checkpoint_dir, manifest)
         read = partial(read_part, storage, checkpoint_dir, manifest, variable.name, headers=headers)
         _restore_table(table, variable, read, f"{checkpoint_dir}/{manifest.name}")
-        if table.admission is not None and (counted := saved_counted(table.part.spec, manifest)) is not None:
+        if table.key_counts is not None and (counted := saved_counted(table.part.spec, manifest)) is not None:
             read = partial(read_part, storage, checkpoint_dir, manifest, counted.name, headers=headers)
             _restore_counted(table, counted.rows, read)
     store.step = manifest.step
@@ -230,13 +230,13 @@ def _restore_table(table: KeyedTable, variable: SavedVariable, read: Callable[..
 
 def _restore_counted(table: KeyedTable, rows: int, read: Callable[..., Array]) -> None:
     """Count the keys of its slices that were not admitted yet. `read(row0, rows, slot)` reads keys and counts."""
-    assert table.admission is not None, "the caller has looked"
+    assert table.key_counts is not None, "the caller has looked"
     block = BLOCK_NBYTES // 8
     for row in range(0, rows, block):
         n = min(block, rows - row)
         codes = codes_of(read(row, n, KEYS))
         here = positions_of_part(table.part, codes)
-        table.admission.load(codes[here], read(row, n)[here])
+        table.key_counts.load(codes[here], read(row, n)[here])
 
 
 BLOCK_NBYTES = 16 << 20

@@ -18,9 +18,9 @@ from dps.kernels.first_values import FirstValues
 from dps.kernels.halves import bits_in, is_half
 from dps.kernels.optimizers import BoundOptimizer, initial_slots
 from dps.process.record import record
-from dps.ps.store.admission import Admission, pushes_of
 from dps.ps.store.gradients import RowGradient
 from dps.ps.store.index import KeyIndex
+from dps.ps.store.key_counts import KeyCounts, pushes_of
 from dps.training import initializers
 from dps.training import optimizers as optim
 from dps.transport.dtypes import dtype_of
@@ -31,7 +31,7 @@ from dps.variables.tables import TablePart, keys_of
 @record
 class SavedTable:
     """A copy of a table's rows for a checkpoint: the keys, int64 (n,), the values (n, dim), and the slots by name; and
-    how often the optimizer was applied. `counted`: with admission the keys that have no row yet, int64 (m,), and how
+    how often the optimizer was applied. `counted`: with `admit` the keys that have no row yet, int64 (m,), and how
     often each was pushed, uint8 (m,), in the order in which they are loaded again."""
 
     part: TablePart
@@ -107,7 +107,7 @@ class KeyedTable:
         self._given, self._ordered = self._as_given(self._values), self._bound.ordered(self.slots)
         self.count = self.updates = 0
         """How many rows there are, and how often the optimizer was applied."""
-        self.admission = Admission(part) if spec.admit > 1 else None
+        self.key_counts = KeyCounts(part) if spec.admit > 1 else None
         self.counts = {"admitted": 0, "dropped": 0, "refused": 0}
         """For people: since the run epoch began, the keys that got a row, the gradients of a key that were dropped
         because it was not admitted yet, one for each push, and the pushes that found no room."""
@@ -118,9 +118,9 @@ class KeyedTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows that are there, with their slots, of the index, and of all counts of admission."""
+        """Bytes of the rows that are there, with their slots, of the index, and of all counts of keys without a row."""
         slots = sum(slot[:1].nbytes for slot in self.slots.values())
-        counts = self.admission.nbytes if self.admission else 0
+        counts = self.key_counts.nbytes if self.key_counts else 0
         return self.count * (self.dim * self.dtype.itemsize + slots + 8) + self._index.nbytes + counts
 
     def check_codes(self, codes: Array) -> Array:
@@ -158,9 +158,9 @@ class KeyedTable:
         else:
             codes, pushes = np.unique(np.concatenate([gradient.rows for gradient in many]), return_counts=True)
         new = np.flatnonzero(self._found.rows_of(codes) < 0)
-        if self.admission is None:
+        if self.key_counts is None:
             return new.size
-        return int(np.count_nonzero(self.admission.would_admit(codes[new], pushes[new])))
+        return int(np.count_nonzero(self.key_counts.would_admit(codes[new], pushes[new])))
 
     def no_room_text(self, new: int) -> str:
         """Why so many new rows do not fit; "" if they do."""
@@ -179,15 +179,15 @@ class KeyedTable:
         codes, values = gradient.rows, gradient.values.reshape(-1, self.dim)
         rows = self._found.rows_of(codes)
         new = np.flatnonzero(rows < 0)
-        if self.admission is not None and new.size:
+        if self.key_counts is not None and new.size:
             pushes = pushes_of(gradient)[new]
-            admitted = self.admission.count(codes[new], pushes)
+            admitted = self.key_counts.count(codes[new], pushes)
             self.counts["dropped"] += int(pushes[~admitted].sum())
             new = new[admitted]
         if new.size:
             rows[new] = self._add_rows(codes[new])
             self.counts["admitted"] += new.size
-        if self.admission is not None and not (kept := rows >= 0).all():
+        if self.key_counts is not None and not (kept := rows >= 0).all():
             rows, values = rows[kept], values[kept]
         self.updates += 1
         self._bound.apply_rows(self._given, self._ordered, rows, self._as_given(values), self.updates, step, scale)
@@ -210,8 +210,8 @@ class KeyedTable:
         n = self.count
         slots = {name: slot[:n].copy() for name, slot in self.slots.items()}
         counted = None
-        if self.admission is not None:
-            waiting, pushes = self.admission.copy()
+        if self.key_counts is not None:
+            waiting, pushes = self.key_counts.copy()
             counted = keys_of(waiting), pushes
         return SavedTable(self.part, keys_of(self._codes[:n]), self._values[:n].copy(), slots, self.updates, counted)
 

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from dps.kernels import admission as kernels
+from dps.kernels import key_counts as kernels
 from dps.ps.store.gradients import RowGradient
 from dps.transport.wire import Array
 from dps.variables.tables import SLICES, TablePart
@@ -17,7 +17,7 @@ def pushes_of(gradient: RowGradient) -> Array:
     return np.ones(gradient.rows.size, np.int64) if gradient.pushes is None else gradient.pushes
 
 
-class Admission:
+class KeyCounts:
     """The keys of one ps that were pushed fewer than `admit` times, and how often each was: at least as many keys as
     the capacity, of which one that is counted anew takes the place of the oldest one of its bucket. The counts are
     exact, and belong to a slice each: so they are the same on any number of ps.
