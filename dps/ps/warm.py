@@ -59,7 +59,14 @@ def warm_tables(tables: Iterable[TablePart]) -> None:
 
     for table in tables:
         spec = table.spec
-        kind = ("table", spec.dtype, *_passes(spec.optimizer), str(spec.init["kind"]), spec.admit > 1)
+        kind = (
+            "table",
+            spec.dtype,
+            *_passes(spec.optimizer),
+            str(spec.init["kind"]),
+            spec.admit > 1,
+            spec.expire_steps > 0,
+        )
         with _warming:
             if kind not in _ready:
                 small = KeyedTable(table._replace(spec=spec._replace(capacity=2 * DIM)))
@@ -69,8 +76,10 @@ def warm_tables(tables: Iterable[TablePart]) -> None:
                     if small.key_counts is not None:  # whichever number of pushes admits a key
                         small.key_counts.would_admit(gradient.rows, pushes_of(gradient))
                         gradient = RowGradient(gradient.rows, gradient.values, pushes_of(gradient) * spec.admit)
-                    small.apply(gradient, 0, 1.0)
-                small.gather(codes + DIM, np.empty((DIM, spec.dim), small.dtype))
+                    small.apply(gradient, 1, 1.0, 0)
+                if spec.expire_steps:  # a push to rows that have expired
+                    small.apply(gradient, 1 + spec.expire_steps, 1.0, 1 + spec.expire_steps)
+                small.gather(codes + DIM, np.empty((DIM, spec.dim), small.dtype), 0)
                 _ready.add(kind)
 
 

@@ -109,7 +109,8 @@ def _table(name: str, settings: Variable, optimizer: dict[str, Any], ps: tuple[i
     assert settings.init is not None and settings.dim is not None and settings.capacity is not None
     dtype = wire_name(settings.dtype)
     init = settings.init.to_wire()
-    return TableSpec(name, settings.dim, dtype, settings.capacity, optimizer, init, ps, settings.admit)
+    ends = settings.admit, settings.expire_steps or 0
+    return TableSpec(name, settings.dim, dtype, settings.capacity, optimizer, init, ps, *ends)
 
 
 def _ps_of(name: str, device: Device, ps: Sequence[int]) -> tuple[int, ...]:

@@ -14,6 +14,8 @@ from dps.variables.tables import TableSpec
 
 KEYS = "keys"
 """The name under which the keys of a keyed table are saved, as a slot."""
+STAMPS = "stamps"
+"""The name under which the step of the last push of each row is saved, as a slot, if rows expire."""
 
 
 def counted_name(spec: TableSpec) -> str:
@@ -36,7 +38,7 @@ def describe_table(spec: TableSpec, counts: Sequence[tuple[int, int, int]]) -> S
     from dps.training.averages import slots_of
 
     parts, rows = _parts(counts)
-    slots = (*slots_of(spec.optimizer), KEYS)
+    slots = (*slots_of(spec.optimizer), KEYS, *([STAMPS] if spec.expire_steps else []))
     return SavedVariable(spec.name, np.dtype(spec.dtype).name, (rows, spec.dim), parts, spec.optimizer, slots)
 
 

@@ -29,7 +29,7 @@ from dps.ps.store.table import KeyedTable, SavedTable
 from dps.training.optimizers import Optimizer
 from dps.transport.wire import Array
 from dps.variables.plan import Plan
-from dps.variables.saved import KEYS, counted_name, saved, saved_counted, saved_table
+from dps.variables.saved import KEYS, STAMPS, counted_name, saved, saved_counted, saved_table
 from dps.variables.tables import codes_of, positions_of_part
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Saving:
                 for memory in self.store.arenas
                 for slot in (None, *memory.slots)
             ]
-            save.tables = [table.copy() for table in self.store.tables.values()]
+            save.tables = [table.copy(self.store.step) for table in self.store.tables.values()]
             applied = [count for memory in self.store.arenas for count in memory.applied.counts()]
             tables = [
                 [len(table.keys), table.updates, 0 if table.counted is None else len(table.counted[0])]
@@ -156,6 +156,8 @@ def table_runs(table: SavedTable) -> list[TensorRun]:
     spec, number = table.part.spec, table.part.number
     arrays = {(spec.name, slot): array for slot, array in [(None, table.values), *table.slots.items()]}
     arrays[spec.name, KEYS] = table.keys
+    if table.stamps is not None:
+        arrays[spec.name, STAMPS] = table.stamps
     if table.counted is not None:
         counted = counted_name(spec)
         arrays[counted, KEYS], arrays[counted, None] = table.counted
@@ -196,16 +198,18 @@ def restore(store: Store, plan: Plan, ps: int, node: Node, checkpoint_dir: str, 
     for table in store.tables.values():
         variable = saved_table(table.part.spec, checkpoint_dir, manifest)
         read = partial(read_part, storage, checkpoint_dir, manifest, variable.name, headers=headers)
-        _restore_table(table, variable, read, f"{checkpoint_dir}/{manifest.name}")
+        _restore_table(table, variable, read, f"{checkpoint_dir}/{manifest.name}", manifest.step)
         if table.key_counts is not None and (counted := saved_counted(table.part.spec, manifest)) is not None:
             read = partial(read_part, storage, checkpoint_dir, manifest, counted.name, headers=headers)
             _restore_counted(table, counted.rows, read)
     store.step = manifest.step
 
 
-def _restore_table(table: KeyedTable, variable: SavedVariable, read: Callable[..., Array], where: str) -> None:
+def _restore_table(
+    table: KeyedTable, variable: SavedVariable, read: Callable[..., Array], where: str, step: int
+) -> None:
     """Fill a keyed table with the rows of its slices, in blocks. `read(row0, rows, slot)` reads rows, whoever wrote
-    them."""
+    them. `step`: of the checkpoint, which is that of rows that were saved without stamps."""
     part, block = table.part, max(1, BLOCK_NBYTES // (table.dim * table.dtype.itemsize))
     kept = [slot for slot in table.slots if slot in variable.slots]
     table.updates = max([saved_part.t for saved_part in variable.parts])
@@ -225,7 +229,8 @@ def _restore_table(table: KeyedTable, variable: SavedVariable, read: Callable[..
                     f"{slot} of {variable.name} has rows of shape {rows.shape[1:]} in {where}, wanted "
                     f"{table.slots[slot].shape[1:]}; use the optimizer that was saved, or another checkpoint_dir"
                 )
-        table.load_rows(codes[here], read(row, n)[here], slots.items())
+        stamps = read(row, n, STAMPS)[here] if table.expires and STAMPS in variable.slots else step
+        table.load_rows(codes[here], read(row, n)[here], slots.items(), stamps)
 
 
 def _restore_counted(table: KeyedTable, rows: int, read: Callable[..., Array]) -> None:

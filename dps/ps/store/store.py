@@ -140,12 +140,13 @@ class Store:
         index, start = self.layout.place[part.index]
         return self.arenas[index].gather(part, start, rows, out).reshape(len(rows), *part.shape[1:])
 
-    def full_text(self, updates: Sequence[Gradient]) -> str:
-        """Why updates that are still to be applied find no room in a keyed table; "" if they do."""
+    def full_text(self, updates: Sequence[Gradient], now: int) -> str:
+        """Why updates that are still to be applied find no room in a keyed table; "" if they do. `now`: the step by
+        which rows expire."""
         for index, table in self.tables.items():
             found = [update.parts[index] for update in updates if index in update.parts]
             many = [gradient for gradient in found if isinstance(gradient, RowGradient)]
-            if many and (text := table.full_text(many)):
+            if many and (text := table.full_text(many, now)):
                 return text
         return ""
 
@@ -187,7 +188,7 @@ class Store:
             record(self.counter)
             self.step = step
             return ""
-        if self.tables and (full := self.full_text([update])):
+        if self.tables and (full := self.full_text([update], max(self.step, step - 1))):
             return full
         if not update.checked:
             if self._looks_itself and self._apply_looking(update, step, scale, record):
