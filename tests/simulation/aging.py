@@ -18,7 +18,7 @@ from dps.variables.tables import codes_of
 from tests.simulation.replaying import marks_of
 
 NAME, DIM, INIT = "o", 2, dps.init.Normal(0.5, seed=12)
-ADMIT = 2
+ADMIT, EXPIRE = 2, 3
 NEVER = [-3, 4]
 
 
@@ -29,7 +29,8 @@ def keys_of(cell: int) -> list[int]:
 
 def variable() -> dps.Variable:
     return dps.Variable(
-        keys="int64", dim=DIM, dtype="float64", capacity=500, admit=ADMIT, init=INIT, optimizer=dps.optim.SGD(1.0),
+        keys="int64", dim=DIM, dtype="float64", capacity=500, init=INIT, admit=ADMIT, expire_steps=EXPIRE,
+        optimizer=dps.optim.SGD(1.0),
     )  # fmt: skip
 
 
@@ -88,7 +89,10 @@ class Model:
     counted: dict[int, int] = field(default_factory=dict)
 
     def apply(self, pushed: dict[int, int], step: int) -> None:
-        """An update of keys, each with the number of pushes that have it."""
+        """An update of keys, each with the number of pushes that have it. The rows are those that a reader saw before,
+        who may know the step before from another ps."""
+        self.step = max(self.step, step - 1)
+        self.rows = self.live()
         for key, pushes in pushed.items():
             if key in self.rows:
                 self.rows[key] = self.rows[key][0] + pushes, step
@@ -100,8 +104,12 @@ class Model:
                 self.counted[key] = total
         self.step = step
 
+    def live(self) -> dict[int, tuple[int, int]]:
+        """The rows that have not expired."""
+        return {key: row for key, row in self.rows.items() if self.step - row[1] < EXPIRE}
+
     def marks(self) -> dict[int, int]:
-        return {key: marks for key, (marks, _) in self.rows.items()}
+        return {key: marks for key, (marks, _) in self.live().items()}
 
 
 class Models:
@@ -138,7 +146,7 @@ class Models:
         if name := began.detail["restore"]:
             manifest = load(world.storage, DIR, name, verify=False)
             model = copy.deepcopy(self.saved(manifest, ps))
-            model.step = manifest.step
+            model.rows, model.step = model.live(), manifest.step
         yield -1, 0, copy.deepcopy(model)
         for at, event in enumerate(world.trace):
             if event.process == f"ps:{ps}" and event.what == "applied" and event.detail["epoch"] == epoch:
@@ -195,23 +203,28 @@ def on_disk(cluster: Any, models: Models) -> Iterator[str]:
             continue
         for ps, *found in _parts(storage, f"{DIR}/{name}", manifest, models.ps):
             model = models.saved(manifest, ps)
-            for what, got, wanted in zip(("rows", "counts"), found, (model.marks(), model.counted), strict=True):
+            stamps = {key: stamp for key, (_, stamp) in model.live().items()}
+            all_wanted = model.marks(), stamps, model.counted
+            for what, got, wanted in zip(("rows", "stamps", "counts"), found, all_wanted, strict=True):
                 if got != wanted:
                     yield f"{name}: the {what} of {NAME} on ps:{ps} are {got}, wanted {wanted}"
 
 
-def _parts(storage: Any, folder: str, manifest: Manifest, tasks: list[int]) -> Iterator[tuple[int, Any, Any]]:
-    """Of each ps the marks of the rows and the counts of the keys without one."""
+def _parts(storage: Any, folder: str, manifest: Manifest, tasks: list[int]) -> Iterator[tuple[int, Any, Any, Any]]:
+    """Of each ps the marks and the stamps of the rows, and the counts of the keys without one."""
     for ps, part, other in zip(
         tasks, manifest.variable(NAME).parts, manifest.variable(f"{NAME}@counted").parts, strict=True
     ):
         path = f"{folder}/{manifest.shards[part.shard].file.file}"
         header, tensors = read_header(storage, path), {}
-        for name, of, slot in [(NAME, part, None), (NAME, part, "keys"), ("@", other, None), ("@", other, "keys")]:
+        for name, of, slot in [
+            *((NAME, part, slot) for slot in (None, "keys", "stamps")), ("@", other, None), ("@", other, "keys"),
+        ]:  # fmt: skip
             saved = manifest.variable(NAME if name == NAME else f"{NAME}@counted")
             tensors[name, slot] = read_tensor_rows(storage, path, saved.tensor(of, slot), 0, of.rows, header)
         keys = tensors[NAME, "keys"]
         marks = np.round(tensors[NAME, None] - first_of(keys))[:, 0].astype(int).tolist()
         assert len(set(keys.tolist())) == len(keys), f"{path}: a key is twice among {keys.tolist()}"
         counted = dict(zip(tensors["@", "keys"].tolist(), tensors["@", None].tolist(), strict=True))
-        yield ps, dict(zip(keys.tolist(), marks, strict=True)), counted
+        stamps = dict(zip(keys.tolist(), tensors[NAME, "stamps"].tolist(), strict=True))
+        yield ps, dict(zip(keys.tolist(), marks, strict=True)), stamps, counted
