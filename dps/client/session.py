@@ -912,7 +912,9 @@ class Session:
             on the ps that counts the steps "times": seconds for which the session's loop has read data (`read_s`), has
             computed (`computed_s`), has moved values and gradients (`moved_s`) and has waited for others (`waited_s`)
             since the session joined. A push tells them, one in 50 ms. A ps with keyed tables has "tables": of each its
-            `rows`, how many it may have (`most`) and bytes (`nbytes`).
+            `rows`, how many it may have (`most`) and bytes (`nbytes`); and since the run epoch began how many keys
+            got a row (`admitted`), gradients of a key that was not admitted yet were dropped (`dropped`), and pushes
+            found no room (`refused`).
 
         Raises:
             DeadlineExceeded: A task did not answer in time.
