@@ -913,8 +913,8 @@ class Session:
             computed (`computed_s`), has moved values and gradients (`moved_s`) and has waited for others (`waited_s`)
             since the session joined. A push tells them, one in 50 ms. A ps with keyed tables has "tables": of each its
             `rows`, how many it may have (`most`) and bytes (`nbytes`); and since the run epoch began how many keys
-            got a row (`admitted`), gradients of a key that was not admitted yet were dropped (`dropped`), and pushes
-            found no room (`refused`).
+            got a row (`admitted`), gradients of a key that was not admitted yet were dropped (`dropped`), expired rows
+            were freed (`expired`), and pushes found no room (`refused`). Expired rows count until they are freed.
 
         Raises:
             DeadlineExceeded: A task did not answer in time.

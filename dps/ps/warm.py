@@ -96,6 +96,7 @@ def warm_all(progress: Callable[[str, int, int], None]) -> None:
             warm([_like(dtype, optimizer.to_wire(), sparse, LARGE_NBYTES) for sparse in (False, True)], together)
         spec = TableSpec("warm", DIM, dtype, DIM, optimizer.to_wire(), Normal(1.0).to_wire(), (0,))
         warm_tables(parts_of_table(spec, 0, 0))
+    warm_tables(parts_of_table(spec._replace(admit=2, expire_steps=1), 0, 0))
     progress("first values", len(kinds) + 1, len(kinds) + 1)
     _make_once()
 

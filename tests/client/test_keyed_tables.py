@@ -42,7 +42,7 @@ def some_keys(n: int = 900) -> Any:
 
 def train(session: dps.Session, seed: int) -> None:
     """Pushes with repeated keys, of several shapes, and one without any. Where there is a table `rare`, some of its
-    keys are admitted."""
+    keys are admitted and expire, and in the end all ps are told the step."""
     draw, keys = np.random.default_rng(seed), some_keys()
     names = session._connection.agreed.plan.tables_by_name
     for k in range(4):
@@ -56,6 +56,8 @@ def train(session: dps.Session, seed: int) -> None:
         session.push({**grads, "w": np.ones(3, np.float32)})
     session.push({"w": np.ones(3, np.float32)})
     session.push({"user": dps.Rows(np.empty(0, np.int64), np.empty((0, 4), np.float32))})
+    if "rare" in names:
+        session.push({"user": dps.Rows(keys, np.ones((len(keys), 4), np.float32))})
 
 
 def bits(session: dps.Session) -> list[bytes]:
@@ -100,7 +102,7 @@ def test_any_number_of_ps_and_either_way_gives_the_same_bits(update: str, tmp_pa
     seen: list[Any] = []
 
     def params_of_all_kinds() -> dict[str, Any]:
-        return {**params(), "rare": table(dim=2, admit=3)}
+        return {**params(), "rare": table(dim=2, admit=2, expire_steps=4)}
 
     for ps, shared in [(1, True), (3, True), (3, False), (2, False)]:
         own = tmp_path / f"{ps} {shared}"
@@ -119,7 +121,9 @@ def test_any_number_of_ps_and_either_way_gives_the_same_bits(update: str, tmp_pa
             first, name = bits(session), session.save()
             train(session, 2)
             second = bits(session)
-            assert session.restore(name) == 6 and bits(session) == first
+            changed = moved(session, some_keys(), first_of(NORMAL, "rare", some_keys(), 2, "float32"))
+            assert 100 < np.count_nonzero(changed) < 800  # of 900 keys
+            assert session.restore(name) == 7 and bits(session) == first
             train(session, 2)
             assert bits(session) == second
             session.save()
@@ -368,6 +372,97 @@ def test_a_run_may_go_on_from_a_checkpoint_with_another_number_of_pushes(tmp_pat
             session.save()
 
 
+# -- expiry -----------------------------------------------------------------------------------------------------
+
+ONE = np.ones((1, 4), np.float32)
+
+
+@pytest.mark.parametrize("update", ["async", "bounded:2", "sync"])
+def test_a_row_expires_by_the_steps_since_its_last_push_and_lookups_do_not_renew_it(update: str) -> None:
+    with (
+        cluster(ps=2, transport="inproc", update=update) as (server,),
+        dps.Session(
+            server, {"rare": table(expire_steps=3), "w": np.zeros(1, np.float32), "v": np.zeros(1, np.float32)},
+            optimizer=dps.optim.Adagrad(0.5, initial_accumulator=1.0), timeout=240,
+        ) as session,
+    ):  # fmt: skip
+        keys = np.array([1, 2])
+        first = session.lookup("rare", keys)
+        once, twice = -0.5 / np.sqrt(2), -0.5 / np.sqrt(2) - 0.5 / np.sqrt(3)
+        seen = []
+        for pushed in [[1, 2], [1], [], [], [2], [1], [], []]:
+            rows = dps.Rows(pushed, np.ones((len(pushed), 4), np.float32))
+            session.push({"rare": rows, "w": np.ones(1, np.float32), "v": np.ones(1, np.float32)})
+            seen.append(moved(session, keys, first))
+        wanted = [
+            [once, once], [twice, once], [twice, once], [twice, 0], [0, once], [once, once], [once, once], [once, 0],
+        ]  # fmt: skip
+        assert np.allclose(seen, wanted, atol=1e-6)  # a row that begins anew has initial slots
+
+
+def test_a_key_that_has_expired_is_to_be_admitted_again() -> None:
+    with (
+        cluster(transport="inproc") as (server,),
+        dps.Session(server, {"rare": table(admit=2, expire_steps=2)}, optimizer=SGD, timeout=240) as session,
+    ):
+        first, seen = session.lookup("rare", [7]), []
+        for key in [7, 7, 8, 9, 7, 7]:
+            session.push({"rare": dps.Rows([key], ONE)})
+            seen += moved(session, [7], first)
+        assert seen == pytest.approx([0, -0.5, -0.5, 0, 0, -0.5])
+        told = session.stats()["ps:0"]["tables"]["rare"]
+        assert (told["admitted"], told["expired"], told["dropped"], told["rows"]) == (2, 1, 4, 1)
+
+
+@pytest.mark.parametrize("update", ["async", "sync"])
+def test_room_of_expired_rows_is_used_before_a_push_is_refused(update: str) -> None:
+    with (
+        cluster(transport="inproc", update=update) as (server,),
+        dps.Session(server, {"rare": table(capacity=40, expire_steps=5)}, optimizer=SGD, timeout=240) as session,
+    ):
+        ones = np.ones((40, 4), np.float32)
+        for turn in range(4):
+            session.push({"rare": dps.Rows(np.arange(40) + 100 * turn, ones)})
+            with pytest.raises(ValueError, match="the keyed table rare is full"):
+                session.push({"rare": dps.Rows([99], ONE)})
+            for _ in range(5):
+                session.push({"rare": dps.Rows([100 * turn], ONE)} if _ == 0 else {"rare": dps.Rows([], ones[:0])})
+            session.push({"rare": dps.Rows([], ones[:0])})
+        assert session.stats()["ps:0"]["tables"]["rare"]["refused"] == 4
+
+
+def test_expired_rows_are_in_no_checkpoint_and_stamps_are_in_it(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file
+
+    def opened(server: dps.Server, **settings: Any) -> dps.Session:
+        return dps.Session(
+            server, {"rare": table(**settings)}, optimizer=SGD, checkpoint_dir=tmp_path / "run", timeout=240
+        )
+
+    with cluster(trusted=True, checkpoint_root=tmp_path) as (server,), opened(server, expire_steps=3) as session:
+        first = session.lookup("rare", [1, 2, 3])
+        for key in (1, 2, 3, 3):
+            session.push({"rare": dps.Rows([key], ONE)})
+        name = session.save()
+    found = load_file(tmp_path / "run" / name / "shard-00000-of-00001.safetensors")
+    stamps = dict(zip(found["rare@keys"].tolist(), found["rare@stamps"].tolist(), strict=True))
+    assert stamps == {2: 2, 3: 4} and found["rare"].shape == (2, 4)
+    with cluster(ps=2, trusted=True, checkpoint_root=tmp_path) as (server,), opened(server, expire_steps=3) as session:
+        assert moved(session, [1, 2, 3], first) == pytest.approx([0, -0.5, -1])
+        session.push({"rare": dps.Rows(np.arange(10, 20), np.ones((10, 4), np.float32))})
+        assert moved(session, [1, 2, 3], first) == pytest.approx([0, 0, -1])
+        session.save()
+    with cluster(trusted=True, checkpoint_root=tmp_path) as (server,), opened(server) as session:
+        assert moved(session, [1, 2, 3], first) == pytest.approx([0, 0, -1])
+        session.push({"rare": dps.Rows([1], ONE)})
+        session.save()
+    with cluster(trusted=True, checkpoint_root=tmp_path) as (server,), opened(server, expire_steps=2) as session:
+        session.push({"rare": dps.Rows([4], ONE)})  # rows without stamps count from the checkpoint on
+        assert moved(session, [1, 2, 3], first) == pytest.approx([-0.5, 0, -1])
+        session.push({"rare": dps.Rows([4], ONE)})
+        assert moved(session, [1, 2, 3], first) == [0, 0, 0]
+
+
 # -- full tables ------------------------------------------------------------------------------------------------
 
 FULL = "the keyed table user is full: .* capacity=40"
@@ -481,6 +576,10 @@ def test_another_table_than_the_saved_one_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
+        ({"expire_steps": 0}, "expire_steps is 0, wanted a whole number from 1 to 281474976710656, as expire_steps=1"),
+        ({"expire_steps": -5}, "expire_steps is -5, wanted"),
+        ({"expire_steps": 1.5}, "expire_steps is 1.5, wanted"),
+        ({"expire_steps": False}, "expire_steps is False, wanted"),
         ({"keys": "float32"}, "keys is 'float32', wanted keys='int64'"),
         ({"keys": None}, "keys is None, wanted keys='int64'"),
         ({"capacity": 0}, "capacity is 0, wanted a whole number from 1"),

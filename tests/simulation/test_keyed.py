@@ -201,7 +201,7 @@ def test_keys_that_stay_when_their_rows_are_swept_are_found(monkeypatch: pytest.
 
 def test_rows_that_were_found_before_a_sweep_and_are_used_after_it_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FoundRows, "forget_lists", lambda self: None)
-    caught("sync", OF_AGING)
+    caught("async", OF_AGING, with_a_lost_ps)
 
 
 def test_rows_that_are_given_to_two_keys_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
