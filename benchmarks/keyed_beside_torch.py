@@ -8,8 +8,8 @@ backward and `optimizer.step()`, with dps lookup and push. torch has one process
 core. dps has a ps and one or two workers, each a process, with a batch of its own; workers are asynchronous. Both
 tables have all of their rows before, and begin with the same step, after which its rows are compared. In a turn each of
 the four forms makes a burst of steps, and who goes first goes round. Printed are medians of rows a second, where a row
-that is looked up and updated counts once; and from how many rows a step on dps is as fast as torch at its best. Needs
-PyTorch: pip install "dps[torch]".
+that is looked up and updated counts once; and as Markdown, for docs/performance.md, how many times as fast as the faster
+one of torch's forms one and two workers of dps are: in bold where they are as fast. Needs PyTorch.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FIRST_STEP = 1024
 ANSWER_S = 120.0
 """For a worker to start, and for one of its answers."""
 SAME = 1e-5
-Rates = dict[str, list[float]]
+Rates = dict[str, list[int]]
 """By form the rows a second of each turn."""
 
 
@@ -207,12 +207,12 @@ def by_turns(beside: Torch, workers: Workers, taken: int, turns: int) -> Rates:
             time.sleep(PAUSE_S)
             seconds = forms[form]()
             if turn >= UNCOUNTED:
-                found[FORMS[form]].append(BURST // taken * taken / seconds)
+                found[FORMS[form]].append(round(BURST // taken * taken / seconds))
     return found
 
 
 def lines_of(found: dict[tuple[int, int, int], Rates]) -> Iterator[str]:
-    """The table of rates by dim, rows of a step and rows of the table; and the crossovers."""
+    """The rates by dim, rows of a step and rows of the table."""
     yield "million rows a second (beside the faster one of torch)"
     yield f"{'dim':>4} {'a step':>7} {'table':>10} " + " ".join(f"{name:>17}" for name in FORMS)
     medians = {size: {name: statistics.median(each) for name, each in rates.items()} for size, rates in found.items()}
@@ -220,17 +220,20 @@ def lines_of(found: dict[tuple[int, int, int], Rates]) -> Iterator[str]:
         best = max(rates[name] for name in FORMS[:2])
         cells = [f"{rates[name] / 1e6:.2f} ({rates[name] / best:.2f})" for name in FORMS]
         yield f"{dim:4} {taken:7,} {rows:10,} " + " ".join(f"{cell:>17}" for cell in cells)
+
+
+def markdown_of(found: dict[tuple[int, int, int], Rates]) -> Iterator[str]:
+    """How many times as fast as the faster one of torch's each form of dps is, by rows of a step."""
+    takens = sorted({taken for _, taken, _ in found})
+    yield f"| float32 a row | rows | {' | '.join(f'{taken:,} a step' for taken in takens)} |"
+    yield "| --- " * (2 + len(takens)) + "|"
     for dim, rows in sorted({(dim, rows) for dim, _, rows in found}):
-        of_these = {taken: rates for (d, taken, n), rates in sorted(medians.items()) if (d, n) == (dim, rows)}
-        both = "; ".join(f"{name} {crossover(of_these, name)}" for name in FORMS[2:])
-        yield f"dim {dim}, {rows:,} rows: {both}"
-
-
-def crossover(medians: dict[int, dict[str, float]], name: str) -> str:
-    """From how many rows a step on this form is as fast as the faster one of torch's. `medians`: by rows of a step."""
-    ahead = {taken: rates[name] >= max(rates[each] for each in FORMS[:2]) for taken, rates in medians.items()}
-    from_here = [taken for taken in ahead if all(ahead[more] for more in ahead if more >= taken)]
-    return f"from {from_here[0]:,} rows a step on" if from_here else "never"
+        cells = []
+        for taken in takens:
+            rates = {name: statistics.median(each) for name, each in found[dim, taken, rows].items()}
+            ratios = [rates[name] / max(rates[each] for each in FORMS[:2]) for name in FORMS[2:]]
+            cells.append("; ".join(f"**{ratio:.2f}**" if ratio >= 1 else f"{ratio:.2f}" for ratio in ratios))
+        yield f"| {dim} | {rows:,} | {' | '.join(cells)} |"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -256,7 +259,7 @@ def main(argv: Sequence[str]) -> int:
     for dim in dims:
         for size in rows:
             found.update({(dim, taken, size): rates for taken, rates in measured(size, dim, takens, args.turns)})
-    print("\n".join([f"load before: {load:.1f}", *lines_of(found)]))
+    print("\n".join([f"load before: {load:.1f}", *lines_of(found), *markdown_of(found)]))
     if args.json is not None:
         cases = [{"dim": dim, "taken": n, "rows": size, "rates": rates} for (dim, n, size), rates in found.items()]
         args.json.write_text(json.dumps({"load": load, "cases": cases}) + "\n")
