@@ -8,8 +8,8 @@ backward and `optimizer.step()`, with dps lookup and push. torch has one process
 core. dps has a ps and one or two workers, each a process, with a batch of its own; workers are asynchronous. Both
 tables have all of their rows before, and begin with the same step, after which its rows are compared. In a turn each of
 the four forms makes a burst of steps, and who goes first goes round. Printed are medians of rows a second, where a row
-that is looked up and updated counts once; and as Markdown, for docs/performance.md, how many times as fast as the faster
-one of torch's forms one and two workers of dps are: in bold where they are as fast. Needs PyTorch.
+that is looked up and updated counts once; and as Markdown, for docs/performance.md, how many times as fast as the
+faster one of torch's forms one and two workers of dps are: in bold where they are as fast. Needs PyTorch.
 """
 
 from __future__ import annotations
