@@ -26,11 +26,11 @@ def test_two_workers_get_most_of_what_can_be_had_and_rows_come_and_go(tmp_path: 
     assert codes == {"all": 0}, said
     found = re.findall(LINE, said["all"])
     assert len(found) == 2, said
-    for loss, best, alone in (map(float, line[:3]) for line in found):
-        assert best < loss < alone - 0.74 * (alone - best), said
-    for rows, admitted, expired in (map(int, line[3:]) for line in found):
-        assert expired > 1000 and rows > 10_000, said
-        assert abs(admitted - expired - rows) < 1000, said  # the other worker may push between the answers of both ps
+    shares = [(alone - loss) / (alone - best) for loss, best, alone in (map(float, line[:3]) for line in found)]
+    assert 0.55 < shares[0] < 1 and 0.74 < shares[1] < 1, said  # the first to end may have had few pushes of the other
+    rows, admitted, expired = map(int, found[1][3:])
+    assert rows == admitted - expired, said  # on each ps, and so on both
+    assert rows > 10_000 and expired > 1000, said
 
 
 def test_the_best_possible_loss_is_the_entropy_of_the_clicks() -> None:
