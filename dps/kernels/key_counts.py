@@ -49,10 +49,11 @@ def look_up(totals: Any, wanted: Any, first: Any, per: Any, codes: Any, counts: 
 
 
 @compiled
-def count(reached: Any, counted: Any, pushes: Any, least: Any, first: Any, per: Any, codes: Any, counts: Any) -> None:
+def count(reached: Any, counted: Any, pushes: Any, least: Any, first: Any, per: Any, codes: Any, counts: Any) -> Any:
     """Count `pushes[i]` pushes, int64 (n,), of each code in `counted`, int64 (n,), in this order. Those that reach
-    `least` leave the memory, and `reached[i]`, bool (n,), says so."""
-    start = np.int64(codes.ctypes.data)
+    `least` leave the memory, and `reached[i]`, bool (n,), says so. Returns how many more places have a code after that
+    than before."""
+    start, more = np.int64(codes.ctypes.data), 0
     for i in range(counted.size):
         if i + PREFETCHED < counted.size:
             ahead = bucket_of(counted[i + PREFETCHED], first, per)
@@ -64,13 +65,16 @@ def count(reached: Any, counted: Any, pushes: Any, least: Any, first: Any, per: 
         reached[i] = total >= least
         if total >= least:
             if place < WIDTH:
+                more -= 1
                 for at in range(place, WIDTH - 1):
                     codes[bucket, at] = codes[bucket, at + 1]
                     counts[bucket, at] = counts[bucket, at + 1]
                 counts[bucket, WIDTH - 1] = 0
         else:
+            more += place == WIDTH and counts[bucket, WIDTH - 1] == 0
             for at in range(min(place, WIDTH - 1), 0, -1):
                 codes[bucket, at] = codes[bucket, at - 1]
                 counts[bucket, at] = counts[bucket, at - 1]
             codes[bucket, 0] = code
             counts[bucket, 0] = total
+    return more

@@ -255,14 +255,17 @@ def test_a_worker_with_another_table_is_refused() -> None:
 def test_published_versions_and_followed_checkpoints_leave_keyed_tables_out(tmp_path: Path) -> None:
     with (
         cluster(ps=2, trusted=True, checkpoint_root=tmp_path) as (server,),
-        dps.Session(server, params(), optimizer=SGD, checkpoint_dir=tmp_path / "run", timeout=240) as session,
-    ):
+        dps.Session(
+            server, {**params(), "rare": table(dim=2, admit=2, expire_steps=9)}, optimizer=SGD,
+            checkpoint_dir=tmp_path / "run", timeout=240,
+        ) as session,
+    ):  # fmt: skip
         train(session, 1)
         published = session.publish("one")
         assert session.pull(published=published)["user"] is None
         session.save()
         step, values = next(iter(dps.follow(checkpoint_dir=tmp_path / "run")))
-        assert step == 6 and values.keys() == {"w"}
+        assert step == 7 and values.keys() == {"w"}
 
 
 def test_a_checkpoint_of_a_keyed_table_is_read_by_other_programs(tmp_path: Path) -> None:

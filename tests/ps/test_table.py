@@ -250,11 +250,13 @@ def test_counts_of_a_key_are_those_of_its_slice_on_any_number_of_ps() -> None:
                 assert np.array_equal(own.count(codes[here], pushes[here]), admitted[here])
         assert 0 < len(seen) < pool.size
         codes, counts = (np.concatenate(arrays) for arrays in zip(*[own.copy() for own in several], strict=True))
+        assert one.keys == sum(own.keys for own in several) == codes.size
         assert np.array_equal(codes, one.copy()[0]) and np.array_equal(counts, one.copy()[1])
         assert (one._counts.all(axis=1)).any()
         for part in parts_of_table(spec._replace(ps=(0, 1)), 0, 0):
             again, here = KeyCounts(part), positions_of_part(part, codes)
             again.load(codes[here], counts[here])
+            assert again.keys == here.size
             per = len(one._counts) // SLICES
             own_counts = one._counts[part.first * per : part.end * per]
             assert np.array_equal(again._counts, own_counts)
@@ -265,12 +267,13 @@ def test_counts_of_a_key_are_those_of_its_slice_on_any_number_of_ps() -> None:
 def test_memory_of_counts_is_bounded_by_the_capacity() -> None:
     for capacity in (1000, 1_000_000):
         counts = KeyCounts(part_of(capacity, admit=2))
-        before = counts.nbytes
         assert capacity <= counts._counts.size <= max(8 * SLICES, 1.1 * capacity)
         for start in range(0, 200_000, 50_000):
             codes = np.sort(codes_of(np.arange(start, start + 50_000)))
             assert not counts.count(codes, np.ones(50_000, np.int64)).any()
-        assert counts.nbytes == before == 9 * counts._counts.size
+            there = np.count_nonzero(counts._counts)
+            assert counts.keys == there <= start + 50_000 and counts.nbytes == 9 * there
+        assert there > 199_000 if capacity > 200_000 else there <= 8 * SLICES
 
 
 def fill(table: KeyedTable, keys: Any, step: int) -> None:

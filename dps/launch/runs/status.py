@@ -125,8 +125,8 @@ def _table_text(parts: Sequence[Mapping[str, int]]) -> str:
     texts = [f"{sum(rows):,} rows" + (f" ({min(rows):,} to {max(rows):,} on a ps)" if len(rows) > 1 else "")]
     texts.append(f"{nbytes / 1e6:,.1f} MB")
     forms = {
-        "admitted": "{:,} keys admitted", "dropped": "{:,} gradients dropped", "expired": "{:,} rows expired",
-        "refused": "{:,} pushes refused",
+        "counted": "{:,} keys counted", "admitted": "{:,} keys admitted", "dropped": "{:,} gradients dropped",
+        "expired": "{:,} rows expired", "refused": "{:,} pushes refused",
     }  # fmt: skip
     totals = {name: sum(told[name] for told in parts) for name in forms}
     return ", ".join(texts + [form.format(totals[name]) for name, form in forms.items() if totals[name]])

@@ -30,11 +30,13 @@ class KeyCounts:
         self._per = np.int64(math.ceil(part.spec.capacity / SLICES / kernels.WIDTH))
         shape = (part.end - part.first) * int(self._per), kernels.WIDTH
         self._codes, self._counts = np.zeros(shape, np.int64), np.zeros(shape, np.uint8)
+        self.keys = 0
+        """How many keys have a count."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole memory; those that no key was written to are not used."""
-        return self._codes.nbytes + self._counts.nbytes
+        """Bytes of the counts that are there, with their keys."""
+        return self.keys * (self._codes.itemsize + self._counts.itemsize)
 
     def would_admit(self, codes: Array, pushes: Array) -> Array:
         """Which of these codes so many more pushes, int64 (n,), may admit, bool (n,). `count` admits no others, and
@@ -48,7 +50,7 @@ class KeyCounts:
         """Count so many pushes, int64 (n,), of codes without a row. Which of them are admitted, bool (n,): nothing is
         kept of those."""
         admitted = np.empty(codes.size, bool)
-        kernels.count(admitted, codes, pushes, self._least, self._first, self._per, self._codes, self._counts)
+        self._count(admitted, codes, pushes, self._least)
         return admitted
 
     def copy(self) -> tuple[Array, Array]:
@@ -60,7 +62,9 @@ class KeyCounts:
 
     def load(self, codes: Array, counts: Array) -> None:
         """Add what another part has copied, in its order."""
-        reached = np.empty(codes.size, bool)
         most = np.int64(np.iinfo(np.int64).max)
-        pushes = counts.astype(np.int64)
-        kernels.count(reached, codes, pushes, most, self._first, self._per, self._codes, self._counts)
+        self._count(np.empty(codes.size, bool), codes, counts.astype(np.int64), most)
+
+    def _count(self, reached: Array, codes: Array, pushes: Array, least: np.int64) -> None:
+        about = self._first, self._per, self._codes, self._counts
+        self.keys += kernels.count(reached, codes, pushes, least, *about)

@@ -159,7 +159,13 @@ class Store:
         """For people, of each keyed table here: its rows, how many it may have, the bytes that are in use, and what has
         happened to keys since the run epoch began."""
         return {
-            table.part.spec.name: {"rows": table.count, "most": table.part.rows, "nbytes": table.nbytes, **table.counts}
+            table.part.spec.name: {
+                "rows": table.count,
+                "most": table.part.rows,
+                "nbytes": table.nbytes,
+                "counted": table.key_counts.keys if table.key_counts else 0,
+                **table.counts,
+            }
             for table in self.tables.values()
         }
 
