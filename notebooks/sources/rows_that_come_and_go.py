@@ -26,7 +26,7 @@ from click_stream import DENSE, FEATURES, days
 
 plt.style.use("dps.mplstyle")
 logging.getLogger("dps").setLevel(logging.ERROR)
-DAYS, EXAMPLES, BATCH = 12, 8000, 400
+DAYS, EXAMPLES, BATCH = 12, 5000, 250
 STEPS_A_DAY = EXAMPLES // BATCH
 stream = list(islice(days(EXAMPLES), DAYS))
 
@@ -143,7 +143,7 @@ ax.bar(day, -went / 1000, color="C1", label="expired")
 ax.plot(day, (came - went) / 1000, "o-", ms=4, color="C6", label="together")
 ax.axhline(0, color="0.4", linewidth=0.8)
 ax.set(xlabel="day", ylabel="rows (thousands)")
-ax.set_title("From day 8 on as many rows go as come")
+ax.set_title("From day 7 on about as many rows go as come")
 ax.legend()
 
 assert np.array_equal(np.cumsum(came - went), run["rows"])
@@ -170,7 +170,7 @@ for name, run in runs.items():
     ax.plot(day, np.array(run["loss"]) - best, "o-", ms=4, color=COLOURS[name], label=name)
 ax.set(xlabel="day", ylabel="log loss above the best possible", ylim=(0, None))
 ax.set_title("Two fifths of the rows predict as well as all of them")
-ax.legend()
+ax.legend(loc="lower right")
 
 means = {name: float(np.mean((run["loss"] - best)[-7:])) for name, run in runs.items()}
 print("above the best possible, last 7 days:", ", ".join(f"{name}: {mean:.4f}" for name, mean in means.items()))
