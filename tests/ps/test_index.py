@@ -168,22 +168,3 @@ def test_the_memory_of_a_table_is_touched_before_it_begins() -> None:
             assert index._next is None and index._old is not None
     assert len(touched) >= 4 and min(touched) > 0.95
     assert index._next is None and index._old is None
-
-
-def test_sorted_keys_that_make_a_table_grow_crowd_no_end_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A table of 64 buckets gets 20,000 sorted keys: each piece that is added has keys of the whole range."""
-    index, pieces, insert_keys = made(100_000), list[Any](), kernels.insert_keys
-
-    def record(added: Any, *rest: Any) -> Any:
-        pieces.append(added.astype(np.float64) / 2.0**63)
-        return insert_keys(added, *rest)
-
-    monkeypatch.setattr(kernels, "insert_keys", record)
-    for start in (0, 20_000):
-        keys = np.sort(spread(start, start + 20_000))
-        index.insert(keys, np.arange(start, start + 20_000))
-        assert np.array_equal(index.find(keys), np.arange(start, start + 20_000))
-    assert len(pieces) > 6 and sum(map(len, pieces)) == 40_000
-    for piece in (piece for piece in pieces if len(piece) >= 100):
-        counts, _ = np.histogram(piece, 10, (-1, 1))
-        assert counts.min() > 0.6 * len(piece) / 10

@@ -30,15 +30,6 @@ def _table(buckets: int) -> Table:
     return np.zeros(shape, np.int64), np.zeros(shape, np.uint32), np.zeros(buckets, np.uint8)
 
 
-def _spread_order(n: int) -> Array:
-    """The positions 0 to n - 1 in an order of which each part is spread evenly: multiples of the golden ratio."""
-    step = max(1, round(n * (math.sqrt(5) - 1) / 2))
-    while math.gcd(step, n) > 1:
-        step += 1
-    order: Array = np.arange(n) * step % n
-    return order
-
-
 class KeyIndex:
     """The row number of each key. One thread writes; the caller chooses row numbers, below 2**32 - 1. Keys are spread
     evenly between `lowest` and `highest`; sorted ones are found and added the fastest."""
@@ -84,10 +75,6 @@ class KeyIndex:
             self._grow(keys.size - done)
             room = max(1, int(self._table[1].size * LOAD) - self.count)
             stop = min(keys.size, done + room)
-            if done == 0 and stop < keys.size:
-                # Of sorted keys the first part alone would crowd the buckets at one end of a table that still grows.
-                spread = _spread_order(keys.size)
-                keys, numbers = keys[spread], numbers[spread]
             added = kernels.insert_keys(keys[done:stop], numbers[done:stop], *self._table, *self._range)
             assert added == stop - done, "the table has room"
             self.count += added
