@@ -120,7 +120,12 @@ def remove_at(keys: Any, rows: Any, passed: Any, place: Any) -> None:
 @compiled
 def insert_keys(added: Any, numbers: Any, keys: Any, rows: Any, passed: Any) -> Any:
     """Add keys that are not there, int64 (n,), with their row numbers + 1, uint32 (n,). Returns how many were added."""
+    of_keys, of_rows = np.int64(keys.ctypes.data), np.int64(rows.ctypes.data)
     for i in range(added.size):
+        if i + PREFETCHED < added.size:
+            home = home_of(added[i + PREFETCHED], keys.shape[0])
+            prefetch_line(of_keys + home * WIDTH * KEY_NBYTES)  # type: ignore[call-arg]  # as in dps.kernels.rows
+            prefetch_line(of_rows + home * WIDTH * ROW_NBYTES)
         if not insert_one(keys, rows, passed, added[i], numbers[i]):
             return i
     return added.size
@@ -143,7 +148,13 @@ def remove_keys(removed: Any, freed: Any, keys: Any, rows: Any, passed: Any) -> 
 def move_buckets(start: Any, stop: Any, old: Any, new: Any) -> None:
     """Move all keys of these buckets of a table to another one, which has room. A table: (keys, rows, passed)."""
     keys, rows, passed = old
+    of_keys, of_rows = np.int64(new[0].ctypes.data), np.int64(new[1].ctypes.data)
     for bucket in range(start, stop):
+        if bucket + 1 < stop:
+            for slot in range(WIDTH):
+                home = home_of(keys[bucket + 1, slot], new[0].shape[0])
+                prefetch_line(of_keys + home * WIDTH * KEY_NBYTES)  # type: ignore[call-arg]
+                prefetch_line(of_rows + home * WIDTH * ROW_NBYTES)
         for slot in range(WIDTH):
             if rows[bucket, slot] != EMPTY:
                 key, row = keys[bucket, slot], rows[bucket, slot]

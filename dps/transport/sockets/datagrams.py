@@ -29,8 +29,9 @@ from dps.process.telemetry import log
 from dps.transport.endpoint import Buffer, Delivery, Route
 from dps.transport.private_folders import is_private, private_folder, remove
 
-LONGEST_NBYTES = 64 * 1024
-"""Longer messages go through ZeroMQ. The system's own limit is some 200 KB. 8,192 row numbers need 32 KB."""
+LONGEST_NBYTES = 80 * 1024
+"""Longer messages go through ZeroMQ. The system's own limit is some 200 KB. 8,192 row numbers need 32 KB, as
+many codes of a keyed table 64 KB."""
 PEERS = 4096
 """The most peers that an endpoint knows at one time."""
 Name = TypeVar("Name", bytes, str)
