@@ -73,7 +73,7 @@ def test_a_message_comes_past_the_connection_and_its_sender_has_its_frames_back_
         endpoint.send(PS, b"one", [b"frame"], lambda: done.append(1))
         assert done == [1]
         runtime().sleep(0.1)
-        endpoint.send(PS, b"too long for it", [bytes(80_000)], lambda: done.append(2))
+        endpoint.send(PS, b"too long for it", [bytes(100_000)], lambda: done.append(2))
         assert done == [1]
         runtime().sleep(0.1)
 
@@ -92,7 +92,7 @@ def test_no_partition_stops_it() -> None:
     def use(endpoint: Endpoint) -> None:
         runtime().sleep(2.0)
         endpoint.send(PS, b"small")
-        endpoint.send(PS, b"large", [bytes(80_000)])
+        endpoint.send(PS, b"large", [bytes(100_000)])
         runtime().sleep(1.0)
 
     assert headers(Talk(use, [Partition("ps:0", at=1.0, seconds=3.0)])) == [b"small"]
