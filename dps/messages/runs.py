@@ -150,7 +150,8 @@ class ShardCut(Message, kind=49, roles=ANSWER):
     """The shard is copied, at this step and version; `applied` is, for each part of the shard in the order of its
     layout, how often its optimizer was applied; `pushes` lists [incarnation, number of its last push with a result];
     `digest`: of the pushes that the shard has applied in this run epoch, those of ended sessions included; `tables`: of
-    each keyed table here, in the order of the layout, how many rows it has and how often its optimizer was applied."""
+    each keyed table here, in the order of the layout, how many rows it has and how often its optimizer was applied;
+    `counted`: the steps that this shard counts (`Shard.counted`), of which all shards together have the global step."""
 
     step: int
     counter: int
@@ -158,6 +159,7 @@ class ShardCut(Message, kind=49, roles=ANSWER):
     pushes: list[Any] = NOTHING
     digest: int = 0
     tables: list[list[int]] = NOTHING
+    counted: int = 0
 
 
 class SaveShard(Message, kind=50, roles=CHIEF_ONLY):

@@ -29,6 +29,7 @@ from dps.messages.sessions import (
     CUT,
     WINDOW,
     CommitVersion,
+    CountSteps,
     Credit,
     CutVersion,
     Decide,
@@ -381,6 +382,12 @@ class PsActor(Actor):
             raise Aborted(f"{self.node.name} is not ready in run epoch {message.epoch}")
         shard.mode.on_report(message)
         self.node.answer(sender)
+
+    def on_CountSteps(self, message: CountSteps, sender: Sender) -> None:
+        shard = self._shard(message.epoch)
+        if not shard.is_ready:
+            raise Aborted(f"{self.node.name} is not ready in run epoch {message.epoch}")
+        shard.mode.count_steps(message, sender)
 
     def on_Decide(self, message: Decide, sender: Sender) -> None:
         shard = self._shard(message.epoch)
