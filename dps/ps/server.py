@@ -254,7 +254,7 @@ class PsActor(Actor):
         return {
             "state": "ready" if shard.is_ready else "filling", "epoch": shard.epoch, "step": shard.store.step,
             "version": shard.store.counter, "nbytes": shard.layout.data_nbytes, "leases": shard.store.leased(),
-            "sessions": {ledger.name: ledger.counters() for ledger in by_pushes},
+            "sessions": {ledger.name: ledger.counters(shard.is_step_ps) for ledger in by_pushes},
             "update": self._configuration.settings["update"], "standstill": shard.mode.standstill(),
             "waits": shard.mode.waiting_for(), "refused_messages": self.node.refused_messages, **shard.counts,
             **({"tables": shard.store.described_tables()} if shard.store.tables else {}),

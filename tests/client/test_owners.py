@@ -118,8 +118,12 @@ def test_counts_are_told_in_batches_and_the_step_is_that_of_all_pushes(monkeypat
         assert sorted(steps) == steps and steps[-1] == session.global_step == 40
         assert found == {owner(session, "v0"): ["CountSteps"] * len(told)} and len(told) < 20
         assert told[-1].pushes == 40
+        own = {name: of["sessions"]["worker:0"] for name, of in session.stats().items() if name != "chief"}
+        assert [of["counted"] for of in own.values()] == [40 * (name == ps) for name in own]
+        assert [name for name, of in own.items() if "times" in of] == [ps]
+        session.push({"v1": ONES})
         session.pull()
-        assert session.push({"v0": ONES}).step == 41 == session.stats()["ps:0"]["step"]
+        assert session.push({"v0": ONES}).step == 42 == session.stats()["ps:0"]["step"]
 
     simulated(train, dps.Async(), monkeypatch)
 

@@ -40,14 +40,14 @@ def test_a_count_that_is_taken_again_when_it_comes_again_is_caught(monkeypatch: 
         self._taken[ps] = self._taken.get(ps, 0) + pushes
         return pushes
 
-    monkeypatch.setattr(counting.StepCounts, "take", take)
+    monkeypatch.setattr(counting.StepCounts, "take_counted", take)
     caught("which has counted")
 
 
 def test_a_push_that_is_counted_again_when_it_is_sent_again_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(self: asynchronous.AsyncMode, ledger: Any, number: int, sender: Any) -> None:
         if self.shard.step_counts.counted and number in ledger.results:
-            self._counting.count_push(ledger.incarnation, number)
+            self._counting.count_push(ledger, number)
         answer_repeated(self, ledger, number, sender)
 
     answer_repeated: Any = asynchronous.AsyncMode.answer_repeated

@@ -315,7 +315,7 @@ class AsyncMode:
         """A push will be, or is, version `counter`."""
         shard = self.shard
         if counted_by == shard.ps:
-            self._counting.count_push(ledger.incarnation, number)
+            self._counting.count_push(ledger, number)
         ledger.applied += 1
         shard.record_result(
             ledger, Pushed(number, APPLIED, step, staleness, counter, "", credit=credit, settles=self._is_settling)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from dps.actors.ref import Sender
 from dps.errors import ProtocolError
 from dps.messages.sessions import CountSteps, Token
+from dps.ps.intake.ledger import Ledger
 from dps.transport.message import Message
 
 if TYPE_CHECKING:
@@ -35,14 +36,14 @@ class StepCounts:
     def count_push(self) -> bool:
         """A push that counts here is recorded. Returns whether a message to the step ps is to be begun."""
         self.counted += 1
-        return self._begin()
+        return self._begin_telling()
 
     def record_told(self, pushes: int, step: int) -> bool:
         """The step ps has so many of the pushes, and this step with them. Returns as `count_push`."""
         self._told, self.heard, self._is_telling = max(self._told, pushes), max(self.heard, step), False
-        return self._begin()
+        return self._begin_telling()
 
-    def _begin(self) -> bool:
+    def _begin_telling(self) -> bool:
         due = not self._is_telling and self.counted > self._told
         self._is_telling = self._is_telling or due
         return due
@@ -52,7 +53,7 @@ class StepCounts:
         """On the step ps: the pushes of which others have told it."""
         return sum(self._taken.values())
 
-    def take(self, ps: int, pushes: int) -> int:
+    def take_counted(self, ps: int, pushes: int) -> int:
         """On the step ps: another ps has counted so many. Returns how many of them are new. Raises ProtocolError for a
         number below 0."""
         if pushes < 0:
@@ -68,10 +69,11 @@ class Counting:
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
 
-    def count_push(self, incarnation: int, number: int) -> None:
+    def count_push(self, ledger: Ledger, number: int) -> None:
         """A push that this ps counts is recorded."""
         shard = self._shard
-        shard.node.runtime.record("counts", epoch=shard.epoch, push=(incarnation, number))
+        ledger.counted += 1
+        shard.node.runtime.record("counts", epoch=shard.epoch, push=(ledger.incarnation, number))
         if shard.step_counts.count_push():
             self._tell_later()
 
@@ -81,15 +83,15 @@ class Counting:
         shard = self._shard
         if not shard.is_step_ps or message.ps == shard.ps or message.ps not in shard.plan.ps:
             raise ProtocolError(f"{shard.node.name} takes no steps that ps:{message.ps} has counted")
-        if new := shard.step_counts.take(message.ps, message.pushes):
+        if new := shard.step_counts.take_counted(message.ps, message.pushes):
             shard.store.step += new
             shard.node.runtime.record("counted", epoch=shard.epoch, ps=message.ps, new=new, step=shard.store.step)
         shard.node.answer(sender, Token(shard.store.step))
 
     def _tell_later(self) -> None:
-        self._shard.node.after(self._shard.node.runtime.tuning.modes.count_s, self._tell)
+        self._shard.node.after(self._shard.node.runtime.tuning.modes.count_s, self._tell_count)
 
-    def _tell(self) -> None:
+    def _tell_count(self) -> None:
         """Tell the step ps how many pushes count here, again until it answers. A new run epoch ends this."""
         shard = self._shard
         if shard.ended:
