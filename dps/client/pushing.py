@@ -300,12 +300,20 @@ class Pushes:
         results and the run goes on. Returns how many pushes are acknowledged."""
         connection, deadline = self._connection, self._waiter.deadline(timeout)
         self.account()
-        while self.under_way and (len(self.under_way) >= WINDOW or connection.membership.settles):
+        while self.under_way and (self._is_full or connection.membership.settles):
             self._waiter.wait(self.under_way[0], max(0.0, deadline - connection.caller.now()), "an earlier push")
             self.account()
         if connection.membership.settles:
             self._waiter.recover(deadline)
         return self.acknowledged
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether so many pushes are in flight, or have followed one that is, that with one more a ps would forget a
+        result which is not here."""
+        flying = [transfer for operation in self.under_way for transfer in operation.transfers.values()]
+        follow = any(self.numbers[t.ps] - t.push >= WINDOW - 1 for t in flying if not t.complete)
+        return follow or len(self.under_way) >= WINDOW
 
     def account(self) -> None:
         """Account for the pushes that are complete, once each, in the run epoch that they belong to."""

@@ -168,8 +168,9 @@ def run(mode: str, seed: int, keep: list[Made] | None = None) -> list[str]:
         outcome = cluster.run(until_s=600.0)
         if keep is not None:
             keep.append(made)
-        found = [f"{name}: {text}" for name, text in outcome.errors.items() if name not in made.killed]
-        found += [f"{name} {how}" for name, how in outcome.lost.items() if name not in made.killed]
+        gone = made.killed | {e.detail["name"] for e in outcome.trace if e.what == "worker lost"}
+        found = [f"{name}: {text}" for name, text in outcome.errors.items() if name not in gone]
+        found += [f"{name} {how}" for name, how in outcome.lost.items() if name not in gone]
         found += Counts(made, outcome.trace).violations() if made.plan is not None else []
         if found:
             found.append(f"replay: run({mode!r}, {seed}); {cluster.world.trace_text(last=60)}")
