@@ -27,7 +27,7 @@ demo: $(VENV)/ready-demo
 
 # Three at a time on two cores: tests that start processes wait for them half of the time.
 test: $(VENV)/ready-dev
-	@$(BIN)/python -m pytest -n 3 -m "not slow"
+	@$(BIN)/python -m pytest -n 3 -m "not slow and not site"
 
 examples: $(VENV)/ready-dev
 	@$(BIN)/python -m pytest -n 3 --dist loadfile -m "slow and not alone"
@@ -55,7 +55,8 @@ fuzz: $(VENV)/ready-dev
 		tests/transport/test_fuzz.py -m "not slow"
 
 docs: $(VENV)/ready-dev
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "== the documentation is at build/site/index.html"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && \
+		$(BIN)/python -m pytest -q -m site tests/test_site.py && echo "== the documentation is at build/site/index.html"
 
 check: $(VENV)/ready-dev
 	@echo "== ruff check"; $(BIN)/ruff check --quiet benchmarks dps tests examples notebooks/build.py notebooks/sources

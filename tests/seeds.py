@@ -13,7 +13,7 @@ import pytest
 FIRST = int(os.environ.get("DPS_FIRST_SEED", "0"))
 
 
-def counts(usual: int = 300) -> tuple[int, int]:
+def counts(usual: int = 150) -> tuple[int, int]:
     """How many seeds there are, and after how many of them they are `slow`."""
     seeds = int(os.environ.get("DPS_SEEDS", usual))
     return seeds, seeds if "DPS_SEEDS" in os.environ else seeds // 6

@@ -120,6 +120,8 @@ class Assembly:
         if plan.tables:
             self._filled = [at for at, path in enumerate(paths) if path not in plan.tables_by_name]
             paths = [paths[at] for at in self._filled]
+        self.names = paths
+        """The leaves of the nesting that are variables."""
         names = [spec.name for spec in plan.variables]
         self._in_order = plan.all_trained and nesting.paths == names and not plan.tables
         """Whether the leaves of the nesting are all variables in the order of the plan, and all are trained."""

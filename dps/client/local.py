@@ -81,10 +81,12 @@ class LocalTraining(PsTraining):
         """As Session.push_async; the last push of a round blocks."""
         return _there(self.push(grads, loss, None))
 
-    def step(self, grads: Any, loss: Any, timeout: float | None) -> Any:
+    def step(self, grads: Any, loss: Any, timeout: float | None, out: Any) -> Any:
         """As Session.step."""
+        if out is not None:
+            self._writer(out, None)  # before anything is pushed
         self.push(grads, loss, timeout)
-        return self.pull(None, None, None, timeout)
+        return self.pull(None, out, None, timeout)
 
     def assign(self, values: Any, timeout: float | None) -> None:
         """As Session.assign: sets the own copy at once, and the common values after the round."""
@@ -101,7 +103,7 @@ class LocalTraining(PsTraining):
         if if_newer_than is not None and own.is_common and if_newer_than == self._pulls.version:
             return None
         values = own.values(names)
-        return self._reports.saw(values) if out is None else self._filled(out, values)
+        return self._reports.saw(values if out is None else self._writer(out, names)(values))
 
     def pull_async(self, names: Sequence[str] | None) -> Reply[Any]:
         """As Session.pull_async; at the beginning of a round it blocks."""
@@ -150,9 +152,9 @@ class DrivingTraining(PsTraining):
         """As LocalTraining.push_async."""
         return self._take_part(None).push_async(grads, loss)
 
-    def step(self, grads: Any, loss: Any, timeout: float | None) -> Any:
+    def step(self, grads: Any, loss: Any, timeout: float | None, out: Any) -> Any:
         """As LocalTraining.step."""
-        return self._take_part(timeout).step(grads, loss, timeout)
+        return self._take_part(timeout).step(grads, loss, timeout, out)
 
 
 def _there(result: Any) -> Reply[Any]:

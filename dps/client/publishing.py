@@ -13,7 +13,7 @@ from dps.actors.answers import Failed, Waiting
 from dps.client.compressing import PackedPull
 from dps.client.connection import Connection
 from dps.client.lanes import PsPeer
-from dps.client.pulling import Pulls, check_places, filled
+from dps.client.pulling import Pulls, check_apart, fill, places_in
 from dps.client.waiting import Operation, Waiter
 from dps.errors import Aborted, ConfigError, DeadlineExceeded, ProtocolError
 from dps.messages.replies import Published
@@ -54,10 +54,13 @@ class Publications:
             published = published.number
         if isinstance(published, bool) or not isinstance(published, int) or published < 1:
             raise ValueError(f"pull: got published={published!r:.80}, wanted a dps.Published or its number, from 1")
-        if out is not None:
-            check_places(self._connection.agreed.plan, out)
-        values = self._pulls.published(published, names, timeout)
-        return values if out is None else filled(out, values, lambda name, here, value: None)
+        if out is None:
+            return self._pulls.published(published, names, timeout)
+        plan = self._connection.agreed.plan
+        check_apart(plan, out)
+        places = places_in(out, plan, self._pulls.names if names is None else names)
+        fill(places, self._pulls.published(published, names, timeout))
+        return out
 
     def newer(self, run: str, newer_than: int, stop: Callable[[], bool]) -> PublishedIs | None:
         """The newest version once it has a higher number or is of another run ("": of any). Blocks, through rollbacks,

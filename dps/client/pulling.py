@@ -263,6 +263,11 @@ class Pulls:
         return PullOp(self._connection, wanted, newer_than is not None, launch, take, hold, behind)
 
     @property
+    def names(self) -> Sequence[str]:
+        """What a whole pull brings."""
+        return self._pushes.assembly.names
+
+    @property
     def version(self) -> Version:
         """The version that the last whole pull read."""
         epoch, counters = self.read
@@ -374,7 +379,7 @@ class Pulls:
         return nesting.build([parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in found])
 
 
-def check_places(plan: Plan, out: Any) -> None:
+def check_apart(plan: Plan, out: Any) -> None:
     """ValueError if two variables would be written to the same memory of the caller's arrays and tensors."""
     from dps.variables.sharing import shared  # here: `import dps` stays quick
 
@@ -382,33 +387,40 @@ def check_places(plan: Plan, out: Any) -> None:
     for name, other, _ in shared(targets):
         if plan.by_name[name] != plan.by_name[other]:
             raise ValueError(
-                f"pull: out has one memory for {name} and {other}, which are two variables of the run; give each its "
+                f"out has one memory for {name} and {other}, which are two variables of the run; give each its "
                 "own, or give Session the params that share it"
             )
 
 
-def filled(out: Any, tree: Any, replaces: Callable[[str, Array, Array], None]) -> Any:
-    """Copy values into the caller's arrays and CPU tensors; ValueError where one does not fit. `replaces(name, array,
-    value)` is called before a value is written."""
+def places_in(out: Any, plan: Plan, names: Iterable[str]) -> dict[str, Array]:
+    """The memory of the caller's arrays and CPU tensors for the variables of these names; ValueError where one does not
+    fit. Nothing is written."""
     if is_module(out):
-        raise ValueError(f"pull: out is a module of PyTorch ({type(out).__name__}); pass its state_dict()")
-    targets = dict(leaves(out))
-    for name, array in leaves(tree):
-        if array is None:  # in place of a keyed table
+        raise ValueError(f"out is a module of PyTorch ({type(out).__name__}); pass its state_dict()")
+    given, found = dict(leaves(out)), dict[str, Array]()
+    for name in names:
+        if name not in plan.by_name:  # the pull says so
             continue
-        target = targets.get(name)
+        target = place = given.get(name)
         if is_tensor(target):
-            target = memory_of_tensor(target, name)
-        if not isinstance(target, np.ndarray) or target.shape != array.shape or target.dtype != array.dtype:
-            got = (
-                "nothing"
-                if target is None
-                else f"{getattr(target, 'dtype', type(target))} {getattr(target, 'shape', '')}"
-            )
-            raise ValueError(f"pull: out has {got} for {name}; wanted an array of {array.dtype} {array.shape}")
-        replaces(name, target, array)
-        target[...] = array
-    return out
+            place = memory_of_tensor(target, name)
+        _, dtype, shape = plan.described[plan.by_name[name]]
+        if not isinstance(place, np.ndarray) or place.shape != shape or place.dtype != dtype:
+            kind = f"{getattr(place, 'dtype', type(place))} {getattr(place, 'shape', '')}"
+            got = "nothing" if place is None else kind
+            raise ValueError(f"out has {got} for {name}; wanted an array of {dtype} {shape}")
+        found[name] = place
+    return found
+
+
+def fill(places: Mapping[str, Array], values: Any, replaces: Callable[[str, Array, Array], None] | None = None) -> None:
+    """Copy nested values to their places. `replaces(name, place, value)` is called before a value is written."""
+    for name, value in leaves(values):
+        if value is None:  # in place of a keyed table
+            continue
+        if replaces is not None:
+            replaces(name, places[name], value)
+        places[name][...] = value
 
 
 def prefetched(

@@ -535,19 +535,20 @@ class Session:
         return self._training.push_async(grads, loss)
 
     @one_at_a_time
-    def step(self, grads: Any, loss: Any = None, timeout: float | None = None) -> Any:
+    def step(self, grads: Any, loss: Any = None, timeout: float | None = None, out: Any = None) -> Any:
         """Push gradients and pull the values after the update, in one round trip. Blocks.
 
         Args:
             grads: As of `push`.
             loss: As of `push`.
             timeout: Seconds; None: the session's.
+            out: As of `pull`. If it does not fit, nothing is pushed.
 
         Returns:
-            The values after the update, in the nesting of params. They are the caller's.
+            The values after the update, in the nesting of params: `out`, or else arrays that are the caller's.
 
         Raises:
-            ValueError: As of `push`.
+            ValueError: As of `push`, and as of `pull` for `out`.
             TypeError: As of `push`.
             DeadlineExceeded: No result in time; the push goes on.
             TaskLost: The run has ended.
@@ -558,7 +559,7 @@ class Session:
             array([-0.5, -0.5, -0.5], dtype=float32)
             ```
         """
-        return self._training.step(grads, loss, timeout)
+        return self._training.step(grads, loss, timeout, out)
 
     @one_at_a_time
     def assign(self, values: Any, timeout: float | None = None) -> None:

@@ -12,7 +12,7 @@ from dps.client.connection import Connection
 from dps.client.lanes import LentVersion
 from dps.client.loading import checked, is_empty
 from dps.client.lookup import Lookups
-from dps.client.pulling import PullOp, Pulls, check_places, filled
+from dps.client.pulling import PullOp, Pulls, check_apart, fill, places_in
 from dps.client.pushing import Pushes, PushOp
 from dps.client.reports import Reports
 from dps.client.waiting import Operation, ThreadGuard, Waiter
@@ -92,8 +92,8 @@ class PsTraining:
         self._session, self._connection, self._waiter, self._turns = parts[:4]
         self._hooks, self._reports, self._pushes, self._pulls, self._lookups, self._train = parts[4:]
         self._at_once = AtOnce(self._connection, self._pushes, self._pulls)
-        self._out_checked = False
-        """Whether `pull` was given an `out` before."""
+        self._is_out_apart = False
+        """Whether an `out` was given before, and no two variables share memory in it."""
 
     # -- changing -----------------------------------------------------------------------------------------------
 
@@ -112,15 +112,16 @@ class PsTraining:
         self._connection.caller.flush()
         return self._reply(operation, lambda t: self._pushes.finish(operation, t), lambda: operation.accepted)
 
-    def step(self, grads: Any, loss: Any, timeout: float | None) -> Any:
+    def step(self, grads: Any, loss: Any, timeout: float | None, out: Any) -> Any:
         """As Session.step."""
+        write = None if out is None else self._writer(out, None)
         gradients = self._gradients(grads, loss)
-        pushing = self._at_once.push(gradients, loss, reads=True)
+        pushing = self._at_once.push(gradients, loss, reads=True, write=write)
         if pushing is not None and not isinstance(pushing, PushOp):
             peers = self._connection.peers
             self._reports.settled(pushing.result, loss)
             if self._connection.peers is not peers or pushing.holds is None:  # a hook may have rolled back
-                return self.pull(None, None, None, timeout)
+                return self.pull(None, out, None, timeout)
             self._at_once.note(pushing.holds)
             return self._reports.saw(pushing.values)
         pulling: PullOp | None = None
@@ -128,16 +129,17 @@ class PsTraining:
             if pushing is None:
                 pushing = self._pushes.prepare(gradients, loss, timeout, self._pulls.may_come_with_a_push)
                 if pushing.streams:  # gradients take a while to leave, and values may come meanwhile
-                    pulling = self._pulls.start(None, None, after=True, leads=True)
+                    pulling = self._pulls.start(None, None, after=True, hold=out is not None, leads=True)
                     pulling.start()
                 self._pushes.send(pushing)
             if pulling is None and self._pulls.may_follow_a_push:
-                pulling = self._pulls.start(None, None, after=True, behind=pushing)
+                pulling = self._pulls.start(None, None, after=True, hold=out is not None, behind=pushing)
                 pulling.start()
             self._pushes.finish(pushing, timeout)
             if pulling is None or pushing.rolled_back:
-                return self.pull(None, None, None, timeout)
-            return self._reports.saw(self._pulls.finish(pulling, timeout))
+                return self.pull(None, out, None, timeout)
+            values = self._pulls.finish(pulling, timeout)
+            return self._reports.saw(values if write is None else write(values))
         finally:
             if pulling is not None:
                 pulling.drop()
@@ -176,18 +178,19 @@ class PsTraining:
     ) -> Any:  # fmt: skip
         """As Session.pull."""
         self._waiter.check_open()
+        write = None if out is None else self._writer(out, names)
         if names is None and if_newer_than is None:
-            if out is not None:
+            if write is not None:
                 held = Held(self._at_once, self._pushes, self._pulls, timeout)
                 try:
-                    return self._filled(out, held.take())
+                    return self._reports.saw(write(held.take()))
                 finally:
                     held.release()
             if (values := self._at_once.pull()) is not None:
                 return self._reports.saw(values)
         values = self._pulls.finish(self._pulls.start(names, if_newer_than, after=False), timeout)
-        if out is not None and values is not None:
-            return self._filled(out, values)
+        if write is not None and values is not None:
+            values = write(values)
         return self._reports.saw(values)
 
     def pull_async(self, names: Sequence[str] | None) -> Reply[Any]:
@@ -214,18 +217,25 @@ class PsTraining:
         operation = self._lookups.start(name, rows, out)
         return self._reply(operation, partial(self._lookups.finish, operation), lambda: None)
 
-    def _filled(self, out: Any, values: Any) -> Any:
-        """The caller's arrays, to which the values are copied."""
+    def _writer(self, out: Any, names: Sequence[str] | None) -> Callable[[Any], Any]:
+        """A function that copies the values of a pull of these names to the caller's arrays, which fit, and returns
+        them. Raises as Session.pull."""
         plan, reports = self._connection.agreed.plan, self._reports
-        if not self._out_checked:
-            check_places(plan, out)
-            self._out_checked = True
-        if reports.replaced is None:
-            return filled(out, values, lambda name, here, value: None)
-        filled(out, values, partial(reports.replaced.replaces, plan))
-        if reports.replaced.filled():
-            reports.replaced = None
-        return reports.saw(out)
+        if not self._is_out_apart:
+            check_apart(plan, out)
+            self._is_out_apart = True
+        places = places_in(out, plan, self._pulls.names if names is None else names)
+
+        def write(values: Any) -> Any:
+            if reports.replaced is None:
+                fill(places, values)
+            else:
+                fill(places, values, partial(reports.replaced.replaces, plan))
+                if reports.replaced.filled():
+                    reports.replaced = None
+            return out
+
+        return write
 
     def _reply(
         self, operation: Operation, finish: Callable[[float | None], T], accepted: Callable[[], bool | None]

@@ -17,6 +17,7 @@ from dps.errors import CheckpointError, ConfigError, DeadlineExceeded, Unavailab
 from dps.transport.current import runtime
 from dps.transport.wire import Envelope, encode
 from tests.in_process import cluster, on_all
+from tests.tuned import tune
 
 
 @pytest.fixture
@@ -104,6 +105,57 @@ def test_step_is_push_and_pull(server: dps.Server) -> None:
         values = s.step(ones())
         np.testing.assert_array_equal(values["w"], params()["w"] - np.float32(0.5))
         assert s.global_step == 1
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["memory", "sockets"])
+@pytest.mark.parametrize("small", [True, False], ids=["at once", "streams"])
+@pytest.mark.parametrize("ps", [1, 2])
+@pytest.mark.parametrize("update", ["async", "sync", dps.Local(2)], ids=["async", "sync", "local"])
+def test_a_step_writes_to_the_callers_arrays_what_it_would_return(
+    monkeypatch: pytest.MonkeyPatch, update: Any, ps: int, small: bool, shared: bool
+) -> None:
+    if not small:
+        tune(monkeypatch, small_nbytes=1)
+    rng = np.random.default_rng(5)
+    tree = {
+        "w": rng.normal(size=(300, 40)).astype(np.float32),
+        "b": [rng.normal(size=9), rng.normal(size=3).astype(np.float16)],
+    }
+    made = []
+    for writes in (False, True):
+        own = {"w": np.empty((300, 40), np.float32), "b": [np.empty(9), np.empty(3, np.float16)]} if writes else None
+        with (
+            cluster(ps, 1) as (worker,),
+            dps.Session(
+                worker, tree, optimizer=dps.optim.Adam(0.1), update=update, timeout=30, shared_memory=shared
+            ) as s,
+        ):
+            found = []
+            for count in range(6):
+                values = s.step({"w": tree["w"] * count, "b": [np.ones(9), np.ones(3, np.float16)]}, out=own)
+                assert own is None or values is own
+                found.append([np.array(values["w"]), *map(np.array, values["b"])])
+            made.append(found)
+            np.testing.assert_array_equal(s.pull()["w"], found[-1][0])
+    for plain, written in zip(*made, strict=True):
+        for one, other in zip(plain, written, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_nothing_is_pushed_by_a_step_whose_out_does_not_fit(server: dps.Server) -> None:
+    with session(server) as s:
+        values = s.step(ones())
+        for bad, why in (
+            ({"w": values["w"]}, "out has nothing for b/0"),
+            ({**values, "w": values["w"].astype(np.float64)}, "out has float64"),
+            ({**values, "b": [np.zeros(3), values["b"][1]]}, r"wanted an array of float64 \(2,\)"),
+        ):
+            with pytest.raises(ValueError, match=why):
+                s.step(ones(), out=bad)
+            with pytest.raises(ValueError, match=why):
+                s.pull(out=bad)
+        assert s.global_step == 1
+        np.testing.assert_array_equal(s.pull()["w"], values["w"])
 
 
 def test_names_out_and_if_newer_than(server: dps.Server) -> None:

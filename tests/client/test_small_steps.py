@@ -186,11 +186,12 @@ def test_an_interrupt_amid_the_values_that_come_with_a_push_leaves_the_push_to_b
         np.testing.assert_allclose(s.step(filled(2.0))["w"], before - 3.0, rtol=1e-5)
 
 
-def test_ctrl_c_at_any_line_of_a_step_neither_loses_nor_doubles(made: list[bool]) -> None:
+@pytest.mark.parametrize("out", [None, first_values()], ids=["new arrays", "own arrays"])
+def test_ctrl_c_at_any_line_of_a_step_neither_loses_nor_doubles(made: list[bool], out: Any) -> None:
     with cluster(1, 1) as (server,), session(server, optimizer=dps.optim.SGD(1.0)) as s:
         before, line, reached = float(s.step(filled(0.0))["b"]["c"][0]), 1, True
         while reached and line < 700:
-            reached = interrupted_at(line, lambda: s.step(filled(4.0)))
+            reached = interrupted_at(line, lambda: s.step(filled(4.0), out=out))
             s._pushes.drain()
             s.pull()
             for _ in range(2):
@@ -203,7 +204,10 @@ def filled(value: float) -> dict[str, Any]:
     return {"w": np.full((100, 170), value, np.float32), "b": {"c": np.full(77, value, np.float32)}}
 
 
-def test_the_values_after_a_hook_has_rolled_the_run_back_are_of_the_new_epoch(made: list[bool], tmp_path: Path) -> None:
+@pytest.mark.parametrize("out", [None, first_values()], ids=["new arrays", "own arrays"])
+def test_the_values_after_a_hook_has_rolled_the_run_back_are_of_the_new_epoch(
+    made: list[bool], tmp_path: Path, out: Any
+) -> None:
     class Restores(dps.Hook):
         name = ""
 
@@ -217,7 +221,9 @@ def test_the_values_after_a_hook_has_rolled_the_run_back_are_of_the_new_epoch(ma
         saved = s.step(filled(1.0))
         hook.name = s.save()
         s.step(filled(1.0))
-        assert_same(s.step(filled(1.0), loss=1.0), saved)
+        values = s.step(filled(1.0), loss=1.0, out=out)
+        assert_same(values, saved)
+        assert out is None or values is out
         assert (s.version.epoch, s.global_step) == (2, 1)
         np.testing.assert_allclose(s.step(filled(1.0))["w"], saved["w"] - 1.0, rtol=1e-5)
     assert made == [True] * 4

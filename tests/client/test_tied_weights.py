@@ -202,9 +202,7 @@ def test_a_parameter_is_no_gradient_and_a_module_no_tree(torch: Any) -> None:
                 session.push(net)
             with pytest.raises(ValueError, match=r"assign wants values .* got one Linear: pass its state_dict\(\)"):
                 session.assign(net)
-            with pytest.raises(
-                ValueError, match=r"pull: out is a module of PyTorch \(Linear\); pass its state_dict\(\)"
-            ):
+            with pytest.raises(ValueError, match=r"out is a module of PyTorch \(Linear\); pass its state_dict\(\)"):
                 session.pull(out=net)
             assert all(np.array_equal(session.pull()[name], before[name]) for name in before)
             session.assign(dict(net.named_parameters()))

@@ -1,4 +1,4 @@
-"""Every promise, in every update mode, under faults: 50 seeds a mode with `make test` and 150 more with
+"""Every promise, in every update mode, under faults: 25 seeds a mode with `make test` and 125 more with
 `make examples`, or as many as DPS_SEEDS says."""
 
 from __future__ import annotations

@@ -90,9 +90,22 @@ class TorchModel:
         """The buffers' values, as of `gradients`."""
         return self._staging.to_host(self.buffers)
 
-    def forget(self) -> None:
-        """A push that failed may still read the memory of `gradients`: the next ones get new memory."""
-        self._staging.forget()
+    def step(self, session: Session, loss: Any) -> None:
+        """Push the gradients, and write the newest values into the tensors, in place. Blocks.
+
+        In one round trip, unless a table should not come with the values, or gradients and values have the same
+        memory of the host."""
+        gradients = self.gradients()
+        try:
+            if self.tables or not self._staging.are_direct():
+                session.push(gradients, loss)
+                self.pull(session)
+            else:
+                session.step(gradients, loss, out=self._staging.places())
+                self._staging.to_device()
+        except BaseException:
+            self._staging.forget()  # a push that failed may still read the memory of `gradients`
+            raise
 
     def pull(self, session: Session) -> None:
         """Write the newest values into the tensors, in place. Blocks."""

@@ -77,16 +77,16 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         super().__init__(list(self._model.parameters.items()), {"lr": 0.0})
         self.session = Session(server, self._model.variables(), optimizer=optimizer, **session)
         self._cancel_end = at_end(partial(_leave, self.session))
-        self._round = self.session.global_step
+        self._mode, self._round = self.session.update, self.session.global_step
         self._model.connect(self.session)
         self._show_rate()
 
     @property
     def rate(self) -> float:
         """The rate that the ps have for the next update, as far as this session has heard. Does not block."""
-        step, mode = self.session.global_step, self.session.update
-        if isinstance(mode, Local):
-            step = step * mode.steps + self._steps_in_round
+        step = self.session.global_step
+        if isinstance(self._mode, Local):
+            step = step * self._mode.steps + self._steps_in_round
         return self._rule.rate(step)
 
     def step(self, closure: Callable[[], Any] | None = None, *, loss: Any = None) -> Any:
@@ -114,13 +114,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         model, session = self._model, self.session
         if model.buffers:
             session.assign(model.host_buffers())
-        try:
-            session.push(model.gradients(), loss=computed if loss is None else loss)
-        except BaseException:
-            model.forget()
-            raise
+        model.step(session, computed if loss is None else loss)
         self._count(session.global_step)
-        model.pull(session)
         self._show_rate()
         return computed
 

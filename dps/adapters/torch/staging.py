@@ -97,6 +97,10 @@ class Staging:
             self._of(device).to_host(those)
         return here
 
+    def are_direct(self) -> bool:
+        """Whether a session can write to all of the tensors, so that no other memory is needed."""
+        return all(map(is_direct, self._tensors.values()))
+
     def places(self) -> dict[str, torch.Tensor]:
         """Where a pull writes the values: the tensors, or memory for them. Blocks while a device still reads it."""
         for copies in self._copies.values():
