@@ -314,7 +314,7 @@ class AsyncMode:
     ) -> None:
         """A push will be, or is, version `counter`."""
         shard = self.shard
-        if counted_by == shard.ps:
+        if counted_by == shard.ps and not shard.is_step_ps:
             self._counting.count_push(ledger, number)
         ledger.applied += 1
         shard.record_result(
@@ -364,7 +364,7 @@ class AsyncMode:
         reached: the highest that is known here, with this push where it is known that no other ps has counted it."""
         shard, step = self.shard, self.shard.store.step
         if shard.is_step_ps:
-            return step + (counted_by == STEP_PS)
+            return step + (counted_by in (STEP_PS, shard.ps))
         if counted_by == STEP_PS:
             return max(step, computed_at + 1)
         return max(step, computed_at, shard.step_counts.heard) + (counted_by == shard.ps)
