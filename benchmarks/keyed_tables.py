@@ -28,7 +28,9 @@ def measured(ps: int, shared: bool, options: argparse.Namespace) -> dict[str, An
     rows, dim, init = options.rows, options.dim, dps.init.Zeros()
     params = {
         "fixed": dps.Variable(shape=(rows, dim), init=init, sparse=True),
-        "keyed": dps.Variable(keys="int64", dim=dim, capacity=rows, init=init),
+        "keyed": dps.Variable(
+            keys="int64", dim=dim, capacity=rows, init=init, admit=options.admit, expire_steps=options.expire_steps
+        ),
     }
     draw, seconds = np.random.default_rng(0), {name: list[tuple[float, float]]() for name in params}
     gradient = draw.normal(size=(options.taken, dim)).astype(np.float32)
@@ -41,7 +43,8 @@ def measured(ps: int, shared: bool, options: argparse.Namespace) -> dict[str, An
     ):  # fmt: skip
         for start in range(0, rows, FILL):
             keys = STRIDE * np.arange(start, min(rows, start + FILL))
-            session.push({"keyed": dps.Rows(keys, np.zeros((len(keys), dim), np.float32))})
+            for _ in range(options.admit):
+                session.push({"keyed": dps.Rows(keys, np.zeros((len(keys), dim), np.float32))})
         for turn in range(WARM + options.turns):
             for name, stride in (("fixed", 1), ("keyed", STRIDE)):
                 ids = stride * draw.integers(0, rows, options.taken)
@@ -66,6 +69,8 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--taken", type=int, default=8192, help="rows of a lookup and a push")
     parser.add_argument("--turns", type=int, default=60)
+    parser.add_argument("--admit", type=int, default=1, help="of the keyed table")
+    parser.add_argument("--expire-steps", type=int, help="of the keyed table; by default its rows never expire")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     print("median ms of a lookup + a push; how many times as fast the keyed table is")

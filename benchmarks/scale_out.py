@@ -131,12 +131,21 @@ class Side:
     def make(self, calls: int, within_s: float) -> tuple[float, float]:
         """So many calls in each worker. Returns calls a second (see `rate`), and the bytes that have left and come at
         all workers."""
-        for worker in self._workers:
-            assert worker.stdin is not None
-            worker.stdin.write(f"{calls}\n")
-            worker.stdin.flush()
+        self._order(str(calls))
         found = [json.loads(line) for line in self.lines(self._workers, within_s)]
         return rate([each["times"] for each in found]), sum(each["nbytes"] for each in found)
+
+    def result_of_first(self, order: str, within_s: float) -> Any:
+        """Give all workers an order, and return what the first one says. Raises Ended."""
+        self._order(order)
+        return json.loads(self.lines(self._workers[:1], within_s)[0])
+
+    def _order(self, line: str) -> None:
+        """Write a line to the standard input of each worker."""
+        for worker in self._workers:
+            assert worker.stdin is not None
+            worker.stdin.write(f"{line}\n")
+            worker.stdin.flush()
 
     def kill(self) -> None:
         """End all of them; they lose nothing by it."""

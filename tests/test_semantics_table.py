@@ -14,7 +14,7 @@ TABLE = ROOT / "docs" / "semantics-coverage.md"
 SECTIONS = [
     "Cluster", "Device strings", "Placement", "Partitioned variables", "Asynchronous updates", "Synchronous updates",
     "Bounded staleness", "Local updates", "Optimizers", "Session", "Names, versions, readers",
-    "TF_CONFIG and resolvers", "Coordinator",
+    "Keyed tables", "TF_CONFIG and resolvers", "Coordinator",
 ]  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from dps.process import config
 from dps.process.telemetry import log
 from dps.transport.message import Message
 from dps.variables.plan import Plan
-from dps.variables.saved import describe_table, describe_variable
+from dps.variables.saved import describe_counted, describe_table, describe_variable
 from dps.variables.tables import TablePart
 
 SAVE_TIMEOUT_S = 120.0
@@ -194,11 +194,10 @@ class Checkpoints:
                 found = alike[key] = describe_variable(spec, [SavedPart(i, *part) for i, part in enumerate(saved)])
             variables.append(found.named(spec.name))
         for table, table_parts in zip(self.plan.tables, self.plan.table_parts.values(), strict=True):
-            counts = list[tuple[int, int, int]]()
-            for own in table_parts:
-                rows, updates = cuts[own.ps].tables[place_of(self.plan, own)]
-                counts.append((rows, shard_of[own.ps], updates))
-            variables.append(describe_table(table, counts))
+            cut = [(cuts[own.ps].tables[place_of(self.plan, own)], shard_of[own.ps]) for own in table_parts]
+            variables.append(describe_table(table, [(rows, shard, updates) for (rows, updates, _), shard in cut]))
+            if table.admit > 1:
+                variables.append(describe_counted(table, [(counted, shard) for (_, _, counted), shard in cut]))
         shards = tuple(
             SavedShard(ShardFile(files[ps].file, files[ps].nbytes, files[ps].digest), cuts[ps].counter)
             for ps in self.plan.ps

@@ -912,7 +912,10 @@ class Session:
             on the ps that counts its pushes "times": seconds for which the session's loop has read data (`read_s`), has
             computed (`computed_s`), has moved values and gradients (`moved_s`) and has waited for others (`waited_s`)
             since the session joined. A push tells them, one in 50 ms. A ps with keyed tables has "tables": of each its
-            `rows`, how many it may have (`most`) and bytes (`nbytes`).
+            `rows`, how many it may have (`most`), bytes (`nbytes`), and keys that are counted and have no row yet
+            (`counted`); and since the run epoch began how many keys got a row (`admitted`), gradients of a key that was
+            not admitted yet were dropped (`dropped`), expired rows were freed (`expired`), and pushes found no room
+            (`refused`). Expired rows are among `rows` until they are freed.
 
         Raises:
             DeadlineExceeded: A task did not answer in time.

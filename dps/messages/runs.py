@@ -150,8 +150,9 @@ class ShardCut(Message, kind=49, roles=ANSWER):
     """The shard is copied, at this step and version; `applied` is, for each part of the shard in the order of its
     layout, how often its optimizer was applied; `pushes` lists [incarnation, number of its last push with a result];
     `digest`: of the pushes that the shard has applied in this run epoch, those of ended sessions included; `tables`: of
-    each keyed table here, in the order of the layout, how many rows it has and how often its optimizer was applied;
-    `counted`: the steps that this shard counts (`Shard.counted`), of which all shards together have the global step."""
+    each keyed table here, in the order of the layout, how many rows it has, how often its optimizer was applied, and
+    how many keys it counts that have no row yet; `counted`: the steps that this shard counts (`Shard.counted`), of
+    which all shards together have the global step."""
 
     step: int
     counter: int

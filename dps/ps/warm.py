@@ -15,7 +15,7 @@ import numpy as np
 
 from dps.ps.intake.rowlists import checked, row_gradient
 from dps.ps.modes.combine import combined
-from dps.ps.store.gradients import Gradient, is_finite
+from dps.ps.store.gradients import Gradient, RowGradient, is_finite
 from dps.ps.store.store import Store
 from dps.training import optimizers as optim
 from dps.transport.runtime import real_runtime
@@ -54,19 +54,32 @@ def warm(arenas: Iterable[Arena], together: int = 1) -> None:
 
 def warm_tables(tables: Iterable[TablePart]) -> None:
     """Load the kernels that keyed tables need, each kind once in a process. Blocks until that is done."""
-    from dps.ps.store.table import KeyedTable  # here: most ps have none
+    from dps.ps.store.key_counts import pushes_of  # here: most ps have none
+    from dps.ps.store.table import KeyedTable
 
     for table in tables:
         spec = table.spec
-        kind = ("table", spec.dtype, *_passes(spec.optimizer), str(spec.init["kind"]))
+        kind = (
+            "table",
+            spec.dtype,
+            *_passes(spec.optimizer),
+            str(spec.init["kind"]),
+            spec.admit > 1,
+            spec.expire_steps > 0,
+        )
         with _warming:
             if kind not in _ready:
                 small = KeyedTable(table._replace(spec=spec._replace(capacity=2 * DIM)))
                 codes = np.arange(DIM, dtype=np.int64) + table.lowest
                 for rows in (codes, codes[::-1].copy(), codes.repeat(2)):
                     gradient = row_gradient(rows, np.zeros((rows.size, spec.dim), small.dtype))
-                    small.apply(gradient.rows, gradient.values, 0, 1.0)
-                small.gather(codes + DIM, np.empty((DIM, spec.dim), small.dtype))
+                    if small.key_counts is not None:  # whichever number of pushes admits a key
+                        small.key_counts.would_admit(gradient.rows, pushes_of(gradient))
+                        gradient = RowGradient(gradient.rows, gradient.values, pushes_of(gradient) * spec.admit)
+                    small.apply(gradient, 1, 1.0, 0)
+                if spec.expire_steps:  # a push to rows that have expired
+                    small.apply(gradient, 1 + spec.expire_steps, 1.0, 1 + spec.expire_steps)
+                small.gather(codes + DIM, np.empty((DIM, spec.dim), small.dtype), 0)
                 _ready.add(kind)
 
 
@@ -83,6 +96,7 @@ def warm_all(progress: Callable[[str, int, int], None]) -> None:
             warm([_like(dtype, optimizer.to_wire(), sparse, LARGE_NBYTES) for sparse in (False, True)], together)
         spec = TableSpec("warm", DIM, dtype, DIM, optimizer.to_wire(), Normal(1.0).to_wire(), (0,))
         warm_tables(parts_of_table(spec, 0, 0))
+    warm_tables(parts_of_table(spec._replace(admit=2, expire_steps=1), 0, 0))
     progress("first values", len(kinds) + 1, len(kinds) + 1)
     _make_once()
 

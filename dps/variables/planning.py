@@ -108,7 +108,9 @@ def _check_table(name: str, average: MovingAverage | None, makes: bool) -> None:
 def _table(name: str, settings: Variable, optimizer: dict[str, Any], ps: tuple[int, ...]) -> TableSpec:
     assert settings.init is not None and settings.dim is not None and settings.capacity is not None
     dtype = wire_name(settings.dtype)
-    return TableSpec(name, settings.dim, dtype, settings.capacity, optimizer, settings.init.to_wire(), ps)
+    init = settings.init.to_wire()
+    ends = settings.admit, settings.expire_steps or 0
+    return TableSpec(name, settings.dim, dtype, settings.capacity, optimizer, init, ps, *ends)
 
 
 def _ps_of(name: str, device: Device, ps: Sequence[int]) -> tuple[int, ...]:

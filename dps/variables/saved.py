@@ -14,6 +14,14 @@ from dps.variables.tables import TableSpec
 
 KEYS = "keys"
 """The name under which the keys of a keyed table are saved, as a slot."""
+STAMPS = "stamps"
+"""The name under which the step of the last push of each row is saved, as a slot, if rows expire."""
+
+
+def counted_name(spec: TableSpec) -> str:
+    """The name under which the keys of a keyed table that are not admitted yet are saved: a variable of their counts,
+    with the keys as a slot."""
+    return f"{spec.name}@counted"
 
 
 def describe_variable(spec: VariableSpec, parts: Sequence[SavedPart]) -> SavedVariable:
@@ -29,12 +37,30 @@ def describe_table(spec: TableSpec, counts: Sequence[tuple[int, int, int]]) -> S
     `counts`: for each part its rows, the number of its shard file, and how often its optimizer was applied."""
     from dps.training.averages import slots_of
 
+    parts, rows = _parts(counts)
+    slots = (*slots_of(spec.optimizer), KEYS, *([STAMPS] if spec.expire_steps else []))
+    return SavedVariable(spec.name, np.dtype(spec.dtype).name, (rows, spec.dim), parts, spec.optimizer, slots)
+
+
+def describe_counted(spec: TableSpec, counts: Sequence[tuple[int, int]]) -> SavedVariable:
+    """The keys of a keyed table that are not admitted yet, as a manifest describes them. `counts`: for each part how
+    many there are, and the number of its shard file."""
+    parts, rows = _parts([(n, shard, 0) for n, shard in counts])
+    return SavedVariable(counted_name(spec), "uint8", (rows,), parts, None, (KEYS,))
+
+
+def _parts(counts: Sequence[tuple[int, int, int]]) -> tuple[tuple[SavedPart, ...], int]:
+    """Parts that lie one after the other, and how many rows they have together."""
     parts, row = list[SavedPart](), 0
     for index, (rows, shard, updates) in enumerate(counts):
         parts.append(SavedPart(index, row, rows, shard, updates))
         row += rows
-    slots = (*slots_of(spec.optimizer), KEYS)
-    return SavedVariable(spec.name, np.dtype(spec.dtype).name, (row, spec.dim), tuple(parts), spec.optimizer, slots)
+    return tuple(parts), row
+
+
+def saved_counted(spec: TableSpec, manifest: Manifest) -> SavedVariable | None:
+    """The saved keys that are not admitted yet; None if the table was saved without `admit`."""
+    return next((found for found in manifest.variables if found.name == counted_name(spec)), None)
 
 
 def saved_table(spec: TableSpec, checkpoint_dir: str, manifest: Manifest) -> SavedVariable:

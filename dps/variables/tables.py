@@ -26,6 +26,9 @@ SLICES, SLICE_BITS = 4096, 52
 MOST_CAPACITY = (1 << 32) - 2
 """The most rows of a table; row numbers on a ps have 32 bits."""
 MOST_DIM = 1 << 20
+MOST_ADMIT = 255
+"""Counts on a ps have 8 bits."""
+MOST_STEPS = 1 << 48
 
 U = np.uint64
 MIX1, MIX2 = U(0xBF58476D1CE4E5B9), U(0x94D049BB133111EB)
@@ -57,7 +60,9 @@ def keys_of(codes: Array) -> Array:
 
 
 class TableSpec(NamedTuple):
-    """A keyed table, as clients see it. `optimizer` and `init` are wire forms; `ps`: the tasks that have its rows."""
+    """A keyed table, as clients see it. `optimizer` and `init` are wire forms; `ps`: the tasks that have its rows.
+    `admit`: the pushes of a key after which it has a row. `expire_steps`: the steps after its last push after which it
+    has none; 0: it never expires."""
 
     name: str
     dim: int
@@ -66,6 +71,8 @@ class TableSpec(NamedTuple):
     optimizer: dict[str, Any]
     init: dict[str, Any]
     ps: tuple[int, ...]
+    admit: int = 1
+    expire_steps: int = 0
 
 
 class TablePart(NamedTuple):
@@ -125,6 +132,12 @@ def range_of_part(part: TablePart, codes: Array) -> tuple[int, int]:
     return int(np.searchsorted(codes, part.lowest)), int(np.searchsorted(codes, part.highest, side="right"))
 
 
+def positions_of_part(part: TablePart, codes: Array) -> Array:
+    """The positions of a part's codes among any, int64 (n,)."""
+    found: Array = np.flatnonzero((codes >= part.lowest) & (codes <= part.highest))
+    return found
+
+
 def key_numbers(name: str, keys: Array) -> Array:
     """Keys that a caller gave, integers of any shape, as codes, int64 (n,). ValueError for numbers beyond int64."""
     flat = keys.reshape(-1)
@@ -150,11 +163,13 @@ def checked_settings(variable: Variable) -> dict[str, Any]:
         raise ConfigError("dps.Variable: a keyed table is trained, with one value for all; leave out the other setting")
     dim = _whole("dim", variable.dim, MOST_DIM, 16)
     capacity = _whole("capacity", variable.capacity, MOST_CAPACITY, 1_000_000)
+    admit, steps = _whole("admit", variable.admit, MOST_ADMIT, 2), variable.expire_steps
+    steps = None if steps is None else _whole("expire_steps", steps, MOST_STEPS, 100_000)
     if variable.init is None:
         raise ConfigError(f"dps.Variable: keys without init; say what a new row begins with, as {_TRY}")
     dtype = _dtype(variable.dtype)
     _check_init(variable.init, "dps.Variable", dim, dtype.name)
-    return {"dim": dim, "capacity": capacity, "dtype": dtype}
+    return {"dim": dim, "capacity": capacity, "dtype": dtype, "admit": admit, "expire_steps": steps}
 
 
 _TRY = "init=dps.init.Normal(0.01)"
@@ -192,16 +207,22 @@ def _check_init(init: Any, name: str, dim: int, dtype: str) -> None:
 # -- in plans -------------------------------------------------------------------------------------------------
 
 
+NUMBERS = (
+    ("dim", 1, MOST_DIM), ("capacity", 1, MOST_CAPACITY), ("admit", 1, MOST_ADMIT), ("expire_steps", 0, MOST_STEPS),
+)  # fmt: skip
+"""The fields that are whole numbers, with the least and the most."""
+
+
 def write(tables: Sequence[TableSpec]) -> list[Any]:
     """Tables as they travel in a plan."""
-    return [[*spec[:-1], list(spec.ps)] for spec in tables]
+    return [[*spec._replace(ps=list(spec.ps))] for spec in tables]  # type: ignore[arg-type]
 
 
 def read(data: Mapping[str, Any], ps: Sequence[int]) -> tuple[TableSpec, ...]:
     """Decode the tables of a plan with these ps. Raises ValueError, TypeError or LookupError for inconsistent ones."""
     names, found = set(data["names"]), list[TableSpec]()
-    for name, dim, dtype, capacity, optimizer, init, tasks in data.get("tables", ()):
-        spec = TableSpec(name, dim, dtype, capacity, optimizer, init, tuple(tasks))
+    for name, dim, dtype, capacity, optimizer, init, tasks, admit, expire_steps in data.get("tables", ()):
+        spec = TableSpec(name, dim, dtype, capacity, optimizer, init, tuple(tasks), admit, expire_steps)
         if type(spec.name) is not str or not spec.name or spec.name in names:
             raise ValueError(f"got {spec.name!r:.100} as the name of a table")
         names.add(spec.name)
@@ -212,9 +233,10 @@ def read(data: Mapping[str, Any], ps: Sequence[int]) -> tuple[TableSpec, ...]:
 def _checked(spec: TableSpec, ps: Sequence[int]) -> TableSpec:
     from dps.training import initializers
 
-    sizes = (spec.dim, MOST_DIM), (spec.capacity, MOST_CAPACITY)
-    if any(type(size) is not int or not 1 <= size <= most for size, most in sizes):
-        raise ValueError(f"got the table {spec.name:.100} with dim {spec.dim!r:.30}, capacity {spec.capacity!r:.30}")
+    for field, least, most in NUMBERS:
+        size = getattr(spec, field)
+        if type(size) is not int or not least <= size <= most:
+            raise ValueError(f"got the table {spec.name:.100} with {field} {size!r:.30}")
     if not spec.ps or len(set(spec.ps)) != len(spec.ps) or not set(spec.ps) <= set(ps) or len(spec.ps) > SLICES:
         raise ValueError(f"the table {spec.name:.100} is on the ps {spec.ps!r:.100}, of {list(ps)[:20]}")
     dtype = wire_name(dtype_of(str(spec.dtype)))
@@ -232,7 +254,7 @@ def differs(mine: Iterable[TableSpec], theirs: Iterable[TableSpec]) -> str:
     if {spec.name for spec in own} != by_name.keys():
         return f"its keyed tables are {[spec.name for spec in own]}, the run's are {list(by_name)}"
     for spec in own:
-        for field in ("dim", "dtype", "capacity", "optimizer", "init"):
+        for field in ("dim", "dtype", "capacity", "optimizer", "init", "admit", "expire_steps"):
             one, other = getattr(spec, field), getattr(by_name[spec.name], field)
             if one != other:
                 return f"its {spec.name} has {field} {one!r}, the run's has {other!r}"

@@ -45,6 +45,11 @@ class Variable:
             usual ones, `dtype`, `optimizer` and `device`.
         dim: With `keys`: the elements of a row.
         capacity: With `keys`: the most rows. Memory is used for rows that are there.
+        admit: With `keys`: a key gets its row with the push that is the `admit`-th with this key, from 1 to 255. The
+            gradients of the pushes before are dropped. Counted are pushes that are applied, each once however often it
+            has the key.
+        expire_steps: With `keys`: a row expires so many steps after the last push to it that was applied; a lookup
+            renews nothing. The key is then as one that was never pushed. None: rows never expire.
 
     Raises:
         ConfigError: An unknown synchronization or aggregation, "on_read" without aggregation, a tuple of whole numbers
@@ -77,9 +82,12 @@ class Variable:
     keys: str | None = None
     dim: int | None = None
     capacity: int | None = None
+    admit: int = 1
+    expire_steps: int | None = None
 
     def __post_init__(self) -> None:
-        if self.keys is not None or self.dim is not None or self.capacity is not None:
+        of_tables = self.keys, self.dim, self.capacity, None if self.admit == 1 else self.admit, self.expire_steps
+        if any(setting is not None for setting in of_tables):
             from dps.variables.tables import checked_settings as checked_table
 
             for field, checked in checked_table(self).items():

@@ -41,20 +41,28 @@ def some_keys(n: int = 900) -> Any:
 
 
 def train(session: dps.Session, seed: int) -> None:
-    """Pushes with repeated keys, of several shapes, and one without any."""
+    """Pushes with repeated keys, of several shapes, and one without any. Where there is a table `rare`, some of its
+    keys are admitted and expire, and in the end all ps are told the step."""
     draw, keys = np.random.default_rng(seed), some_keys()
+    names = session._connection.agreed.plan.tables_by_name
     for k in range(4):
         ids = draw.choice(keys, (60, 2) if k % 2 else 700)
         grads: dict[str, Any] = {"user": dps.Rows(ids, draw.normal(size=(*ids.shape, 4)).astype(np.float32))}
         if k != 2:
             grads["item"] = dps.Rows(ids[:9], draw.normal(size=(*ids[:9].shape, 3)))
+        if "rare" in names:
+            some = draw.choice(keys, 500)
+            grads["rare"] = dps.Rows(some, draw.normal(size=(500, 2)).astype(np.float32))
         session.push({**grads, "w": np.ones(3, np.float32)})
     session.push({"w": np.ones(3, np.float32)})
     session.push({"user": dps.Rows(np.empty(0, np.int64), np.empty((0, 4), np.float32))})
+    if "rare" in names:
+        session.push({"user": dps.Rows(keys, np.ones((len(keys), 4), np.float32))})
 
 
 def bits(session: dps.Session) -> list[bytes]:
-    found = [session.lookup(name, some_keys()) for name in ("user", "item")]
+    names = [name for name in ("user", "item", "rare") if name in session._connection.agreed.plan.tables_by_name]
+    found = [session.lookup(name, some_keys()) for name in names]
     return [array.tobytes() for array in (*found, session.pull()["w"])]
 
 
@@ -92,19 +100,30 @@ def test_a_key_twice_in_a_push_is_summed_once_and_in_a_lookup_is_read_twice() ->
 @pytest.mark.parametrize("update", ["async", "bounded:2", "sync"])
 def test_any_number_of_ps_and_either_way_gives_the_same_bits(update: str, tmp_path: Path) -> None:
     seen: list[Any] = []
+
+    def params_of_all_kinds() -> dict[str, Any]:
+        return {**params(), "rare": table(dim=2, admit=2, expire_steps=4)}
+
     for ps, shared in [(1, True), (3, True), (3, False), (2, False)]:
         own = tmp_path / f"{ps} {shared}"
         with (
             cluster(ps=ps, trusted=True, update=update, checkpoint_root=tmp_path) as (server,),
             dps.Session(
-                server, params(), optimizer=dps.optim.Adam(0.1), checkpoint_dir=own, shared_memory=shared, timeout=240
+                server,
+                params_of_all_kinds(),
+                optimizer=dps.optim.Adam(0.1),
+                checkpoint_dir=own,
+                shared_memory=shared,
+                timeout=240,
             ) as session,
         ):
             train(session, 1)
             first, name = bits(session), session.save()
             train(session, 2)
             second = bits(session)
-            assert session.restore(name) == 6 and bits(session) == first
+            changed = moved(session, some_keys(), first_of(NORMAL, "rare", some_keys(), 2, "float32"))
+            assert 100 < np.count_nonzero(changed) < 800  # of 900 keys
+            assert session.restore(name) == 7 and bits(session) == first
             train(session, 2)
             assert bits(session) == second
             session.save()
@@ -113,7 +132,9 @@ def test_any_number_of_ps_and_either_way_gives_the_same_bits(update: str, tmp_pa
             copied = shutil.copytree(own, tmp_path / f"for {other}")
             with (
                 cluster(ps=other, trusted=True, update=update, checkpoint_root=tmp_path) as (server,),
-                dps.Session(server, params(), optimizer=dps.optim.Adam(0.1), checkpoint_dir=copied) as session,
+                dps.Session(
+                    server, params_of_all_kinds(), optimizer=dps.optim.Adam(0.1), checkpoint_dir=copied
+                ) as session,
             ):
                 assert bits(session) == second
                 train(session, 3)
@@ -234,14 +255,17 @@ def test_a_worker_with_another_table_is_refused() -> None:
 def test_published_versions_and_followed_checkpoints_leave_keyed_tables_out(tmp_path: Path) -> None:
     with (
         cluster(ps=2, trusted=True, checkpoint_root=tmp_path) as (server,),
-        dps.Session(server, params(), optimizer=SGD, checkpoint_dir=tmp_path / "run", timeout=240) as session,
-    ):
+        dps.Session(
+            server, {**params(), "rare": table(dim=2, admit=2, expire_steps=9)}, optimizer=SGD,
+            checkpoint_dir=tmp_path / "run", timeout=240,
+        ) as session,
+    ):  # fmt: skip
         train(session, 1)
         published = session.publish("one")
         assert session.pull(published=published)["user"] is None
         session.save()
         step, values = next(iter(dps.follow(checkpoint_dir=tmp_path / "run")))
-        assert step == 6 and values.keys() == {"w"}
+        assert step == 7 and values.keys() == {"w"}
 
 
 def test_a_checkpoint_of_a_keyed_table_is_read_by_other_programs(tmp_path: Path) -> None:
@@ -257,6 +281,189 @@ def test_a_checkpoint_of_a_keyed_table_is_read_by_other_programs(tmp_path: Path)
     assert found["user"].shape == (4, 4) and found["item"].shape == (0, 3)
     place = [found["user@keys"].tolist().index(key) for key in EDGES.tolist()]
     assert np.array_equal(found["user"][place], rows)
+
+
+# -- admission --------------------------------------------------------------------------------------------------
+
+
+def moved(session: dps.Session, keys: Any, first: Any) -> list[float]:
+    """By how much the rows of keys of `rare` differ from what they begin with."""
+    found: list[float] = (session.lookup("rare", keys) - first)[:, 0].tolist()
+    return found
+
+
+@pytest.mark.parametrize("update", ["async", "bounded:2", "sync"])
+def test_a_key_gets_its_row_with_the_push_that_admits_it(update: str) -> None:
+    with (
+        cluster(ps=2, transport="inproc", update=update) as (server,),
+        dps.Session(server, {"rare": table(admit=3)}, optimizer=SGD, timeout=240) as session,
+    ):
+        keys, ones = np.array([1, 2, -5]), np.ones((5, 4), np.float32)
+        first = session.lookup("rare", keys)
+        session.push({"rare": dps.Rows([1, 1, 2, 1, 1], ones)})  # a key counts once in a push
+        assert moved(session, keys, first) == [0, 0, 0]
+        session.push({"rare": dps.Rows([1, 2], ones[:2])})
+        assert moved(session, keys, first) == [0, 0, 0]
+        session.push({"rare": dps.Rows([1, 1, -5], ones[:3])})
+        assert moved(session, keys, first) == pytest.approx([-1, 0, 0])
+        session.push({"rare": dps.Rows([1, 2], ones[:2])})
+        assert moved(session, keys, first) == pytest.approx([-1.5, -0.5, 0])
+        told = [stats["tables"]["rare"] for name, stats in session.stats().items() if name != "chief"]
+        counts = {name: sum(of[name] for of in told) for name in ("rows", "admitted", "dropped", "refused")}
+        assert counts == {"rows": 2, "admitted": 2, "dropped": 5, "refused": 0}
+
+
+def test_in_sync_each_chosen_push_of_a_step_counts_and_the_whole_sum_applies() -> None:
+    update = dps.SyncReplicas(reduction="sum")
+
+    def work(server: dps.Server) -> Any:
+        with dps.Session(server, {"rare": table(admit=3)}, optimizer=SGD, update=update, timeout=240) as session:
+            keys = np.array([1, 10 + server.task])
+            first = session.lookup("rare", [1, 10, 11])
+            seen = []
+            for _ in range(3):
+                session.push({"rare": dps.Rows(keys, np.full((2, 4), 1 + server.task, np.float32))})
+                seen.append(moved(session, [1, 10, 11], first))
+            return seen
+
+    with cluster(ps=2, workers=2, transport="inproc", update=update) as servers:
+        for seen in on_all(servers, work):
+            wanted = [[0, 0, 0], [-1.5, 0, 0], [-3, -0.5, -1]]
+            assert np.allclose(seen, wanted, atol=1e-6)
+
+
+def test_pushes_that_are_refused_count_nothing() -> None:
+    with (
+        cluster(transport="inproc") as (server,),
+        dps.Session(server, {"rare": table(admit=2)}, optimizer=SGD, timeout=240) as session,
+    ):
+        first, one = session.lookup("rare", [7]), np.ones((1, 4), np.float32)
+        with pytest.raises(ValueError, match="rare"):
+            session.push({"rare": dps.Rows([7], one * np.nan)})
+        session.push({"rare": dps.Rows([7], one)})
+        assert moved(session, [7], first) == [0]
+        session.push({"rare": dps.Rows([7], one)})
+        assert moved(session, [7], first) == pytest.approx([-0.5])
+
+
+def test_keys_that_are_not_admitted_need_no_room() -> None:
+    with (
+        cluster(transport="inproc") as (server,),
+        dps.Session(server, {"rare": table(capacity=40, admit=2)}, optimizer=SGD, timeout=240) as session,
+    ):
+        ones = np.ones((100, 4), np.float32)
+        session.push({"rare": dps.Rows(np.arange(100), ones)})
+        with pytest.raises(ValueError, match="the keyed table rare is full: 41 new keys do not fit beside 0 rows"):
+            session.push({"rare": dps.Rows(np.arange(41), ones[:41])})
+        session.push({"rare": dps.Rows(np.arange(40), ones[:40])})
+        told = session.stats()["ps:0"]["tables"]["rare"]
+        assert told["rows"] == 40 and told["refused"] == 1 and told["dropped"] == 100
+
+
+def test_a_run_may_go_on_from_a_checkpoint_with_another_number_of_pushes(tmp_path: Path) -> None:
+    one = np.ones((1, 4), np.float32)
+    for admit, wanted in ((3, 0), (3, 0), (2, 1), (1, 2), (3, 3)):
+        with (
+            cluster(trusted=True, checkpoint_root=tmp_path) as (server,),
+            dps.Session(
+                server, {"rare": table(admit=admit)}, optimizer=SGD, checkpoint_dir=tmp_path / "run", timeout=240
+            ) as session,
+        ):
+            session.push({"rare": dps.Rows([7], one)})
+            first = first_of(NORMAL, "rare", np.array([7]), 4, "float32")
+            assert moved(session, [7], first) == pytest.approx([-0.5 * wanted])
+            session.save()
+
+
+# -- expiry -----------------------------------------------------------------------------------------------------
+
+ONE = np.ones((1, 4), np.float32)
+
+
+@pytest.mark.parametrize("update", ["async", "bounded:2", "sync"])
+def test_a_row_expires_by_the_steps_since_its_last_push_and_lookups_do_not_renew_it(update: str) -> None:
+    with (
+        cluster(ps=2, transport="inproc", update=update) as (server,),
+        dps.Session(
+            server, {"rare": table(expire_steps=3), "w": np.zeros(1, np.float32), "v": np.zeros(1, np.float32)},
+            optimizer=dps.optim.Adagrad(0.5, initial_accumulator=1.0), timeout=240,
+        ) as session,
+    ):  # fmt: skip
+        keys = np.array([1, 2])
+        first = session.lookup("rare", keys)
+        once, twice = -0.5 / np.sqrt(2), -0.5 / np.sqrt(2) - 0.5 / np.sqrt(3)
+        seen = []
+        for pushed in [[1, 2], [1], [], [], [2], [1], [], []]:
+            rows = dps.Rows(pushed, np.ones((len(pushed), 4), np.float32))
+            session.push({"rare": rows, "w": np.ones(1, np.float32), "v": np.ones(1, np.float32)})
+            seen.append(moved(session, keys, first))
+        wanted = [
+            [once, once], [twice, once], [twice, once], [twice, 0], [0, once], [once, once], [once, once], [once, 0],
+        ]  # fmt: skip
+        assert np.allclose(seen, wanted, atol=1e-6)  # a row that begins anew has initial slots
+
+
+def test_a_key_that_has_expired_is_to_be_admitted_again() -> None:
+    with (
+        cluster(transport="inproc") as (server,),
+        dps.Session(server, {"rare": table(admit=2, expire_steps=2)}, optimizer=SGD, timeout=240) as session,
+    ):
+        first, seen = session.lookup("rare", [7]), []
+        for key in [7, 7, 8, 9, 7, 7]:
+            session.push({"rare": dps.Rows([key], ONE)})
+            seen += moved(session, [7], first)
+        assert seen == pytest.approx([0, -0.5, -0.5, 0, 0, -0.5])
+        told = session.stats()["ps:0"]["tables"]["rare"]
+        assert (told["admitted"], told["expired"], told["dropped"], told["rows"]) == (2, 1, 4, 1)
+
+
+@pytest.mark.parametrize("update", ["async", "sync"])
+def test_room_of_expired_rows_is_used_before_a_push_is_refused(update: str) -> None:
+    with (
+        cluster(transport="inproc", update=update) as (server,),
+        dps.Session(server, {"rare": table(capacity=40, expire_steps=5)}, optimizer=SGD, timeout=240) as session,
+    ):
+        ones = np.ones((40, 4), np.float32)
+        for turn in range(4):
+            session.push({"rare": dps.Rows(np.arange(40) + 100 * turn, ones)})
+            with pytest.raises(ValueError, match="the keyed table rare is full"):
+                session.push({"rare": dps.Rows([99], ONE)})
+            for _ in range(5):
+                session.push({"rare": dps.Rows([100 * turn], ONE)} if _ == 0 else {"rare": dps.Rows([], ones[:0])})
+            session.push({"rare": dps.Rows([], ones[:0])})
+        assert session.stats()["ps:0"]["tables"]["rare"]["refused"] == 4
+
+
+def test_expired_rows_are_in_no_checkpoint_and_stamps_are_in_it(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file
+
+    def opened(server: dps.Server, **settings: Any) -> dps.Session:
+        return dps.Session(
+            server, {"rare": table(**settings)}, optimizer=SGD, checkpoint_dir=tmp_path / "run", timeout=240
+        )
+
+    with cluster(trusted=True, checkpoint_root=tmp_path) as (server,), opened(server, expire_steps=3) as session:
+        first = session.lookup("rare", [1, 2, 3])
+        for key in (1, 2, 3, 3):
+            session.push({"rare": dps.Rows([key], ONE)})
+        name = session.save()
+    found = load_file(tmp_path / "run" / name / "shard-00000-of-00001.safetensors")
+    stamps = dict(zip(found["rare@keys"].tolist(), found["rare@stamps"].tolist(), strict=True))
+    assert stamps == {2: 2, 3: 4} and found["rare"].shape == (2, 4)
+    with cluster(ps=2, trusted=True, checkpoint_root=tmp_path) as (server,), opened(server, expire_steps=3) as session:
+        assert moved(session, [1, 2, 3], first) == pytest.approx([0, -0.5, -1])
+        session.push({"rare": dps.Rows(np.arange(10, 20), np.ones((10, 4), np.float32))})
+        assert moved(session, [1, 2, 3], first) == pytest.approx([0, 0, -1])
+        session.save()
+    with cluster(trusted=True, checkpoint_root=tmp_path) as (server,), opened(server) as session:
+        assert moved(session, [1, 2, 3], first) == pytest.approx([0, 0, -1])
+        session.push({"rare": dps.Rows([1], ONE)})
+        session.save()
+    with cluster(trusted=True, checkpoint_root=tmp_path) as (server,), opened(server, expire_steps=2) as session:
+        session.push({"rare": dps.Rows([4], ONE)})  # rows without stamps count from the checkpoint on
+        assert moved(session, [1, 2, 3], first) == pytest.approx([-0.5, 0, -1])
+        session.push({"rare": dps.Rows([4], ONE)})
+        assert moved(session, [1, 2, 3], first) == [0, 0, 0]
 
 
 # -- full tables ------------------------------------------------------------------------------------------------
@@ -372,10 +579,19 @@ def test_another_table_than_the_saved_one_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
+        ({"expire_steps": 0}, "expire_steps is 0, wanted a whole number from 1 to 281474976710656, as expire_steps=1"),
+        ({"expire_steps": -5}, "expire_steps is -5, wanted"),
+        ({"expire_steps": 1.5}, "expire_steps is 1.5, wanted"),
+        ({"expire_steps": False}, "expire_steps is False, wanted"),
         ({"keys": "float32"}, "keys is 'float32', wanted keys='int64'"),
         ({"keys": None}, "keys is None, wanted keys='int64'"),
         ({"capacity": 0}, "capacity is 0, wanted a whole number from 1"),
         ({"capacity": -3}, "capacity is -3, wanted"),
+        ({"admit": 0}, "admit is 0, wanted a whole number from 1 to 255, as admit=2"),
+        ({"admit": 256}, "admit is 256, wanted"),
+        ({"admit": 2.0}, "admit is 2.0, wanted"),
+        ({"admit": None}, "admit is None, wanted"),
+        ({"admit": True}, "admit is True, wanted"),
         ({"dim": None}, "dim is None, wanted"),
         ({"init": None}, "keys without init"),
         ({"init": dps.init.GlorotUniform()}, "needs the number of rows"),
@@ -390,12 +606,6 @@ def test_another_table_than_the_saved_one_is_refused(tmp_path: Path) -> None:
 def test_settings_that_a_keyed_table_does_not_have_are_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         table(**settings)
-
-
-@pytest.mark.parametrize("more", ["admit", "expire_steps"])
-def test_admission_and_expiry_are_not_there(more: str) -> None:
-    with pytest.raises(TypeError, match=more):
-        table(**{more: 2})
 
 
 def test_a_run_refuses_what_a_keyed_table_cannot_have() -> None:

@@ -13,16 +13,31 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 import dps
 from dps.errors import ConfigError
 from dps.kernels.first_values import FirstValues
+from dps.kernels.key_counts import WIDTH
+from dps.ps.store import expiry
+from dps.ps.store.gradients import RowGradient
+from dps.ps.store.key_counts import KeyCounts
 from dps.ps.store.table import KeyedTable
-from dps.variables.tables import TableSpec, codes_of, keys_of, parts_of_table
+from dps.variables.tables import SLICE_BITS, SLICES, TableSpec, codes_of, keys_of, parts_of_table, positions_of_part
 
 INIT = dps.init.Normal(0.5, seed=4)
-KEYS = st.one_of(st.sampled_from([0, -1, (1 << 63) - 1, -(1 << 63)]), st.integers(-200, 200))
+CROWD = keys_of((np.int64(77) << SLICE_BITS) + (np.arange(11) << 44)).tolist()
+"""Keys of one slice: more than a bucket counts."""
+KEYS = st.one_of(st.sampled_from([0, -1, (1 << 63) - 1, -(1 << 63)]), st.sampled_from(CROWD), st.integers(-200, 200))
 
 
-def part_of(capacity: int = 60, dim: int = 3, optimizer: Any = None, ps: int = 1, dtype: str = "<f8") -> Any:
+def part_of(
+    capacity: int = 60,
+    dim: int = 3,
+    optimizer: Any = None,
+    ps: int = 1,
+    dtype: str = "<f8",
+    admit: int = 1,
+    expire_steps: int = 0,
+) -> Any:
     wire = (optimizer or dps.optim.Adagrad(1.0, epsilon=0.0)).to_wire()
-    return parts_of_table(TableSpec("t", dim, dtype, capacity, wire, INIT.to_wire(), tuple(range(ps))), 0, 0)[0]
+    spec = TableSpec("t", dim, dtype, capacity, wire, INIT.to_wire(), tuple(range(ps)), admit, expire_steps)
+    return parts_of_table(spec, 0, 0)[0]
 
 
 def first_of(keys: list[int], dim: int = 3) -> Any:
@@ -31,57 +46,121 @@ def first_of(keys: list[int], dim: int = 3) -> Any:
     return out
 
 
+def slice_of(key: int) -> int:
+    return int(codes_of(np.array([key]))[0]) >> SLICE_BITS
+
+
+def of(codes: Any) -> RowGradient:
+    """A gradient of zeros."""
+    return RowGradient(codes, np.zeros((codes.size, 3)))
+
+
 class AgainstADict(RuleBasedStateMachine):
-    """Gradients of distinct keys are applied, rows are read, and the table is written and loaded again."""
+    """Gradients of distinct keys are applied, rows are read, steps pass, and the table is written and loaded again."""
 
-    @initialize(capacity=st.integers(1, 60))
-    def begin(self, capacity: int) -> None:
-        self.part = part_of(capacity)
-        self.table = KeyedTable(self.part)
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = expiry.LEAST_LOOKED, expiry.LOOKED, expiry.LEAST_SWEPT
+
+    @initialize(
+        capacity=st.integers(1, 60), admit=st.integers(1, 4), expire=st.sampled_from([0, 1, 2, 5]),
+        sweeps=st.sampled_from([(0, 0, 1), (3, 1, 1), (1000, 4, 1000)]),
+    )  # fmt: skip
+    def begin(self, capacity: int, admit: int, expire: int, sweeps: tuple[int, int, int]) -> None:
+        expiry.LEAST_LOOKED, expiry.LOOKED, expiry.LEAST_SWEPT = sweeps
+        self.part = part_of(capacity, admit=admit, expire_steps=expire)
+        self.table, self.admit, self.expire = KeyedTable(self.part), admit, expire
+        self.now = 0
+        self.stamps: dict[int, int] = {}
         self.known: dict[int, tuple[Any, Any]] = {}
+        self.counted: dict[int, dict[int, int]] = {}
+        """The counts of keys without a row by their bucket, which is a slice here: of each the oldest first."""
 
-    @rule(keys=st.lists(KEYS, max_size=25, unique=True), number=st.integers(-3, 3))
-    def apply(self, keys: list[int], number: int) -> None:
+    @rule(keys=st.lists(KEYS, max_size=25, unique=True), number=st.integers(-3, 3), pushes=st.integers(1, 3))
+    def apply(self, keys: list[int], number: int, pushes: int) -> None:
         codes = np.sort(codes_of(np.array(keys, np.int64)))
-        full = self.table.full_text([codes])
-        assert bool(full) == (len({*self.known, *keys}) > self.part.rows)
+        keys, counts = keys_of(codes).tolist(), np.full(codes.size, pushes)
+        counts[::3] = 1
+        update = RowGradient(codes, np.full((len(keys), 3), float(number)), None if pushes == 1 else counts)
+        totals = [self.count_of(key) + n for key, n in zip(keys, counts.tolist(), strict=True)]
+        new = [key for key, n in zip(keys, totals, strict=True) if key not in self.known and n >= self.admit]
+        full = self.table.full_text([update], self.now)
+        assert bool(full) == (len(self.known) + len(new) > self.part.rows)
         if full:
-            assert f"is full: {len({*self.known, *keys}) - len(self.known)} new keys do not fit" in full
+            assert f"is full: {len(new)} new keys do not fit" in full
             return
-        gradient = np.full((len(keys), 3), float(number))
-        self.table.apply(codes, gradient, 0, 1.0)
-        for key in keys:
-            value, accumulator = self.known.get(key, (first_of([key])[0], np.full(3, 0.1)))
-            accumulator = accumulator + float(number) ** 2
-            self.known[key] = value - number / np.sqrt(accumulator), accumulator
+        self.table.apply(update, self.now + 1, 1.0, self.now)
+        for key, n in zip(keys, counts.tolist(), strict=True):
+            if key in self.known or self.admits(key, n):
+                value, accumulator = self.known.get(key, (first_of([key])[0], np.full(3, 0.1)))
+                accumulator = accumulator + float(number) ** 2
+                self.known[key] = value - number / np.sqrt(accumulator), accumulator
+                self.stamps[key] = self.now + 1
+        self.pass_steps(1)
+
+    @rule(steps=st.integers(1, 6))
+    def pass_steps(self, steps: int) -> None:
+        """Steps that have no keys here."""
+        self.now += steps
+        for key in [key for key, stamp in self.stamps.items() if self.expire and stamp + self.expire <= self.now]:
+            del self.known[key], self.stamps[key]
+
+    def teardown(self) -> None:
+        expiry.LEAST_LOOKED, expiry.LOOKED, expiry.LEAST_SWEPT = self.kept
+
+    def count_of(self, key: int) -> int:
+        return self.counted.get(slice_of(key), {}).get(key, 0)
+
+    def admits(self, key: int, pushes: int) -> bool:
+        bucket = self.counted.setdefault(slice_of(key), {})
+        total = bucket.pop(key, 0) + pushes
+        if total >= self.admit:
+            return True
+        bucket[key] = total
+        if len(bucket) > WIDTH:
+            del bucket[next(iter(bucket))]
+        return False
 
     @rule(keys=st.lists(KEYS, max_size=40))
     def read(self, keys: list[int]) -> None:
         out = np.full((len(keys), 3), np.nan)
-        self.table.gather(codes_of(np.array(keys, np.int64)), out)
+        self.table.gather(codes_of(np.array(keys, np.int64)), out, self.now)
         for key, row in zip(keys, out, strict=True):
             wanted = self.known[key][0] if key in self.known else first_of([key])[0]
             assert np.allclose(row, wanted, rtol=0, atol=1e-12)
 
     @rule()
     def load(self) -> None:
-        saved = self.table.copy()
+        saved = self.table.copy(self.now)
         assert saved.keys.size == len(self.known) == len(saved.values)
         again = KeyedTable(self.part)
         half = saved.keys.size // 2
         for some in (slice(None, half), slice(half, None)):
             slots = {name: rows[some] for name, rows in saved.slots.items()}
-            again.load_rows(codes_of(saved.keys[some]), saved.values[some], slots.items())
+            stamps = self.now if saved.stamps is None else saved.stamps[some]
+            again.load_rows(codes_of(saved.keys[some]), saved.values[some], slots.items(), stamps)
         again.updates, self.table = saved.updates, again
+        if self.admit > 1:
+            assert saved.counted is not None and again.key_counts is not None
+            keys, counts = saved.counted
+            again.key_counts.load(codes_of(keys[: half + 1]), counts[: half + 1])
+            again.key_counts.load(codes_of(keys[half + 1 :]), counts[half + 1 :])
 
     @invariant()
     def has_as_many_rows(self) -> None:
         if hasattr(self, "table"):
-            assert self.table.count == len(self.known)
-            saved = self.table.copy()
+            assert self.table.count >= len(self.known) and (self.expire or self.table.count == len(self.known))
+            saved = self.table.copy(self.now)
+            assert (saved.stamps is None) == (self.expire == 0)
+            if saved.stamps is not None:
+                assert dict(zip(saved.keys.tolist(), saved.stamps.tolist(), strict=True)) == self.stamps
             assert set(saved.keys.tolist()) == self.known.keys()
             for key, accumulator in zip(saved.keys.tolist(), saved.slots["accumulator"], strict=True):
                 assert np.allclose(accumulator, self.known[key][1])
+            assert (saved.counted is None) == (self.admit == 1)
+            keys, counts = ([], []) if saved.counted is None else [array.tolist() for array in saved.counted]
+            wanted = [entry for number in sorted(self.counted) for entry in self.counted[number].items()]
+            assert [*zip(keys, counts, strict=True)] == wanted
 
 
 AgainstADict.TestCase.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
@@ -93,7 +172,7 @@ TestTable = AgainstADict.TestCase
     "optimizer", [dps.optim.SGD(0.5), dps.optim.Adam(0.1), dps.optim.Adagrad(0.1, rowwise=True), dps.optim.Ftrl(0.1)]
 )
 def test_a_table_is_updated_as_rows_of_a_fixed_one(optimizer: Any, dtype: str) -> None:
-    from dps.ps.store.gradients import Gradient, RowGradient
+    from dps.ps.store.gradients import Gradient
     from dps.ps.store.store import Store
     from dps.transport.runtime import real_runtime
     from dps.variables.plan import Arena, Part, ShardLayout
@@ -103,22 +182,23 @@ def test_a_table_is_updated_as_rows_of_a_fixed_one(optimizer: Any, dtype: str) -
     store = Store(ShardLayout((arena,), 64 * 5 * np.dtype(dtype).itemsize), real_runtime())
     codes = np.sort(codes_of(np.arange(64)))
     first = np.empty((64, 5), dtype)
-    table.gather(codes, first)
+    table.gather(codes, first, 0)
     store.fill_values(0, first)
     for step in range(1, 6):
         some = np.sort(draw.choice(64, 20, replace=False))
         gradient = draw.normal(size=(20, 5)).astype(dtype)
         store.apply_update(Gradient(None, {0: RowGradient(some, gradient)}), step)
-        table.apply(codes[some], gradient, step - 1, 1.0)
+        table.apply(RowGradient(codes[some], gradient), step, 1.0, step - 1)
     found = np.empty((64, 5), dtype)
-    table.gather(codes, found)
+    table.gather(codes, found, 5)
     assert found.tobytes() == store.part(arena.parts[0]).tobytes()
 
 
 def test_memory_beside_values_and_slots_is_at_most_24_bytes_a_row() -> None:
     rows, table = 200_000, KeyedTable(part_of(200_000, 1, dps.optim.SGD(1.0), dtype="<f4"))
     for start in range(0, rows, 10_000):
-        table.apply(np.sort(codes_of(np.arange(start, start + 10_000))), np.zeros((10_000, 1), np.float32), 0, 1.0)
+        codes = np.sort(codes_of(np.arange(start, start + 10_000)))
+        table.apply(RowGradient(codes, np.zeros((10_000, 1), np.float32)), 1, 1.0, 0)
     assert table.count == rows and table.nbytes - rows * 4 <= 24 * rows
 
 
@@ -142,7 +222,114 @@ def test_a_table_that_no_memory_is_reserved_for_is_refused() -> None:
 
 def test_distinct_keys_of_several_pushes_count_once() -> None:
     table, codes = KeyedTable(part_of(30)), np.sort(codes_of(np.arange(30)))
-    assert table.full_text([codes, codes, codes[:5]]) == ""
-    assert "31 new keys" in table.full_text([codes, np.sort(codes_of(np.arange(25, 31)))])
-    table.apply(codes[:10], np.zeros((10, 3)), 0, 1.0)
-    assert table.full_text([codes, codes]) == "" and keys_of(codes).min() == 0
+    assert table.full_text([of(codes), of(codes), of(codes[:5])], 0) == ""
+    assert "31 new keys" in table.full_text([of(codes), of(np.sort(codes_of(np.arange(25, 31))))], 0)
+    table.apply(of(codes[:10]), 1, 1.0, 0)
+    assert table.full_text([of(codes), of(codes)], 1) == "" and keys_of(codes).min() == 0
+
+
+def test_counts_of_a_key_are_those_of_its_slice_on_any_number_of_ps() -> None:
+    """Buckets overflow, in tables whose slices have one bucket and several; parts are loaded by others."""
+    draw = np.random.default_rng(3)
+    for capacity in (50, 100_000):
+        spec = part_of(capacity, admit=4).spec
+        whole, thirds = parts_of_table(spec, 0, 0)[0], parts_of_table(spec._replace(ps=(0, 1, 2)), 0, 0)
+        one, several = KeyCounts(whole), [KeyCounts(part) for part in thirds]
+        slices, below = draw.choice(SLICES, 40, replace=False) - SLICES // 2, draw.integers(0, 1 << SLICE_BITS, 1600)
+        pool = np.sort((draw.choice(slices, 1600) << SLICE_BITS) + below)
+        seen = set[int]()
+        for _ in range(40):
+            codes = np.unique(draw.choice(pool, 400))
+            pushes = draw.integers(1, 3, codes.size)
+            expected = one.would_admit(codes, pushes)
+            admitted = one.count(codes, pushes)
+            seen |= {*codes[admitted].tolist()}
+            assert (admitted <= expected).all()  # a key may make another one forgotten in the same push
+            for part, own in zip(thirds, several, strict=True):
+                here = positions_of_part(part, codes)
+                assert np.array_equal(own.count(codes[here], pushes[here]), admitted[here])
+        assert 0 < len(seen) < pool.size
+        codes, counts = (np.concatenate(arrays) for arrays in zip(*[own.copy() for own in several], strict=True))
+        assert one.keys == sum(own.keys for own in several) == codes.size
+        assert np.array_equal(codes, one.copy()[0]) and np.array_equal(counts, one.copy()[1])
+        assert (one._counts.all(axis=1)).any()
+        for part in parts_of_table(spec._replace(ps=(0, 1)), 0, 0):
+            again, here = KeyCounts(part), positions_of_part(part, codes)
+            again.load(codes[here], counts[here])
+            assert again.keys == here.size
+            per = len(one._counts) // SLICES
+            own_counts = one._counts[part.first * per : part.end * per]
+            assert np.array_equal(again._counts, own_counts)
+            own_codes = one._codes[part.first * per : part.end * per]
+            assert np.array_equal(again._codes[own_counts > 0], own_codes[own_counts > 0])
+
+
+def test_memory_of_counts_is_bounded_by_the_capacity() -> None:
+    for capacity in (1000, 1_000_000):
+        counts = KeyCounts(part_of(capacity, admit=2))
+        assert capacity <= counts._counts.size <= max(8 * SLICES, 1.1 * capacity)
+        for start in range(0, 200_000, 50_000):
+            codes = np.sort(codes_of(np.arange(start, start + 50_000)))
+            assert not counts.count(codes, np.ones(50_000, np.int64)).any()
+            there = np.count_nonzero(counts._counts)
+            assert counts.keys == there <= start + 50_000 and counts.nbytes == 9 * there
+        assert there > 199_000 if capacity > 200_000 else there <= 8 * SLICES
+
+
+def fill(table: KeyedTable, keys: Any, step: int) -> None:
+    """Push gradients of zeros for keys at a step."""
+    codes = np.sort(codes_of(np.asarray(keys)))
+    assert table.full_text([of(codes)], step - 1) == ""
+    table.apply(of(codes), step, 1.0, step - 1)
+
+
+def test_a_sweep_looks_at_a_piece_of_the_table_and_frees_as_much_as_comes() -> None:
+    table = KeyedTable(part_of(100_000, expire_steps=3))
+    fill(table, np.arange(50_000), 1)
+    for step in range(2, 60):
+        before = table.counts["expired"]
+        fill(table, 10**6 + 100 * step + np.arange(100), step)
+        assert table.counts["expired"] - before <= expiry.LEAST_SWEPT + 200 and (step > 3 or table.count >= 50_000)
+    assert table.count < 50_000  # more rows go than come
+    for step in range(60, 500):
+        fill(table, 10**6 + 100 * step + np.arange(100), step)
+    assert 300 <= table.count < 4500 and table.copy(499).keys.size == 300
+    assert table._index.count == table.count and table._expiry is not None
+    assert table._expiry._used <= 51_000  # freed rows are used again
+
+
+def test_a_full_table_frees_all_expired_rows_before_it_refuses() -> None:
+    table = KeyedTable(part_of(20_000, expire_steps=5))
+    fill(table, np.arange(20_000), 1)
+    fill(table, np.arange(100), 3)
+    new = of(np.sort(codes_of(np.arange(20_000, 30_000))))
+    assert "10,000 new keys do not fit beside 20,000 rows" in table.full_text([new], 5)
+    assert table.full_text([new], 6) == "" and table.count == 100 and table.counts["refused"] == 1
+    fill(table, np.arange(20_000, 39_900), 7)
+    assert "is full" in table.full_text([of(np.sort(codes_of(np.arange(39_900, 39_901))))], 7)
+    assert table.full_text([of(np.sort(codes_of(np.arange(39_900, 40_000))))], 8) == ""  # those of step 3
+
+
+def test_a_push_of_expired_keys_finds_room_in_a_full_table() -> None:
+    """As one that was staged before they expired, whether they are swept meanwhile or not."""
+    for swept in (False, True):
+        table = KeyedTable(part_of(30, expire_steps=2))
+        fill(table, np.arange(30), 1)
+        again = of(np.sort(codes_of(np.arange(30))))
+        assert table.full_text([again], 2) == ""
+        if swept:
+            fill(table, [3], 9)
+            assert table.count == 1
+        table.apply(again, 10, 1.0, 9)
+        assert table.count == 30 and table.copy(10).keys.size == 30
+
+
+def test_lists_of_rows_that_were_found_before_are_not_used_for_other_keys() -> None:
+    table, out = KeyedTable(part_of(60, expire_steps=2, optimizer=dps.optim.SGD(1.0))), np.empty((20, 3))
+    old, new = np.sort(codes_of(np.arange(20))), np.sort(codes_of(np.arange(100, 120)))
+    table.apply(RowGradient(old, np.ones((20, 3))), 1, 1.0, 0)
+    table.gather(old, out, 1)
+    table.apply(RowGradient(new, np.full((20, 3), 2.0)), 4, 1.0, 3)
+    table.apply(RowGradient(codes_of(np.array([500])), np.full((1, 3), 5.0)), 5, 1.0, 4)
+    table.gather(old, out, 5)
+    assert np.array_equal(out, first_of(keys_of(old).tolist()))

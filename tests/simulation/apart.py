@@ -249,8 +249,8 @@ class Counts:
 
     @property
     def _late_s(self) -> float:
-        """How long a count may take to come to the step ps in a calm run: an interval, and three messages, each of up to
-        twice the latency: the number before, the answer to it, and the next one."""
+        """How long a count may take to come to the step ps in a calm run: an interval, and three messages, each of up
+        to twice the latency: the number before, the answer to it, and the next one."""
         return Tuning().modes.count_s + 6 * self.made.latency_s
 
     def _epoch_ends(self) -> dict[int, float]:

@@ -16,7 +16,7 @@ from dps.errors import CheckpointError, DeadlineExceeded, TaskLost, Unavailable
 from dps.launch.commands.simulate import SimulatedCluster
 from dps.training.update_modes import SyncReplicas, Update
 from dps.transport.sim.trace import TraceEvent
-from tests.simulation import assigned, keyed
+from tests.simulation import aging, assigned, keyed
 from tests.simulation.history import DIR, FIXED, Ack, History
 from tests.simulation.replaying import Applied, PushId, Sets, marks_of, replay
 
@@ -40,7 +40,7 @@ def violations(
     if mode == "bounded":
         found += bounded(cluster, bound, history.plan is not None and len(history.plan.ps) == 1)
     found += on_disk(cluster, applied, history)
-    found += keyed.on_disk(cluster, history) if history.keyed else ()
+    found += [*keyed.on_disk(cluster, history), *aging.violations(cluster, history)] if history.keyed else ()
     if not history.variety.some:  # a push of some variables goes to some ps
         found += evenly(cluster, applied, history)
     found += epochs_rise(cluster)

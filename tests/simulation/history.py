@@ -12,7 +12,7 @@ import numpy as np
 import dps
 from dps.errors import DpsError
 from dps.transport.dtypes import dtype_of
-from tests.simulation import assigned, keyed
+from tests.simulation import aging, assigned, keyed
 from tests.simulation.rows import Marks, tables
 from tests.simulation.varied import Variety
 
@@ -54,7 +54,9 @@ class History:
     assigns: bool = False
     """Whether workers assign values."""
     keyed: bool = False
-    """Whether there is a keyed table."""
+    """Whether there are keyed tables, without and with `admit`."""
+    read_marks: list[aging.Read] = field(default_factory=list)
+    """What was read of the one with `admit`."""
     sessions: list[Any] = field(default_factory=list)
     """Those that are open."""
     assigned: list[dict[str, Any]] = field(default_factory=list)
@@ -119,7 +121,7 @@ def train(
         own_rate = None if variety.optimizer == Variety().optimizer else dps.optim.SGD(1.0)
         params |= assigned.variables(own_rate, free=not history.steps)
     if history.keyed:
-        params[keyed.NAME] = keyed.variable()
+        params |= {keyed.NAME: keyed.variable(), aging.NAME: aging.variable()}
     notes = Notes(history)
     hooks: list[dps.Hook] = [notes]
     if checkpointed:
@@ -136,6 +138,7 @@ def train(
         history.plan = connection.agreed.plan
         marks = Marks(session, history, server.task) if rows else None
         key_marks = keyed.KeyMarks(session, history, server.task) if history.keyed else None
+        aging_marks = aging.AgingMarks(session, history, server.runtime) if history.keyed else None
         values_set = assigned.Values(session, history, server.task) if history.assigns else None
         own = session.gradients() if view else {}
         while (k := history.next_cell.get(server.task, 0)) < history.pushes:
@@ -148,6 +151,8 @@ def train(
                 marks.read(k, values if session.version.epoch == connection.membership.epoch else None)
             if key_marks is not None:
                 key_marks.read(k)
+            if aging_marks is not None:
+                aging_marks.read()
             if variety.averages and k % 3 == 1:
                 look(history, connection.agreed.plan, session.averages())
             history.next_cell[server.task] = k + 1
@@ -173,6 +178,8 @@ def train(
             gradients = {**given, **({} if marks is None else marks.gradient(k, cell, variety.dense_tables))}
             if key_marks is not None:
                 gradients |= key_marks.gradient(k, cell)
+            if aging_marks is not None:
+                gradients |= aging_marks.gradient(k, cell)
             if history.assigns:
                 gradients[assigned.TRAINED] = np.full(6, -1, np.float32)
             if k % 6 if history.steps else k % 2:

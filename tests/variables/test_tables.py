@@ -145,6 +145,8 @@ def test_a_plan_without_tables_travels_as_before() -> None:
         (1, 0, "with dim 0"), (1, True, "with dim True"), (3, -1, "capacity -1"), (3, 1 << 40, "capacity 10995"),
         (2, "<i4", "has dtype"), (2, "rubbish", "not a plan"), (4, None, "and optimizer None"),
         (5, {"kind": "glorot_uniform", "seed": 0}, "needs the number of rows"), (5, {"kind": "x"}, "kind 'x'"),
+        (7, 0, "with admit 0"), (7, 256, "admit 256"), (7, 1.0, "admit 1.0"), (8, -1, "with expire_steps -1"),
+        (8, None, "expire_steps None"), (8, 1 << 49, "expire_steps 5629"),
         (6, [0, 0], "is on the ps"), (6, [5], "is on the ps"), (6, [], "is on the ps"), (6, 3, "not a plan"),
     ],
 )  # fmt: skip
@@ -167,12 +169,13 @@ def test_a_table_twice_or_of_another_length_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "value"), [(1, 5), (2, "<f8"), (3, 7), (5, {"kind": "ones"}), (4, {"name": "sgd", "learning_rate": 2.0})]
+    ("place", "value"),
+    [(1, 5), (2, "<f8"), (3, 7), (5, {"kind": "ones"}), (4, {"name": "sgd", "learning_rate": 2.0}), (7, 2), (8, 9)],
 )
 def test_plans_with_other_tables_differ(place: int, value: Any) -> None:
     data = wire()
     data["tables"][0][place] = value
-    field = ("name", "dim", "dtype", "capacity", "optimizer", "init")[place]
+    field = ("name", "dim", "dtype", "capacity", "optimizer", "init", "ps", "admit", "expire_steps")[place]
     assert f"its t has {field}" in plan().differs(Plan.from_wire(data))
     data = wire()
     del data["tables"][0]

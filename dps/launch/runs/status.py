@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from math import isfinite
 from statistics import fmean
@@ -110,16 +110,26 @@ def update_of(ps: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def tables_text(ps: Mapping[str, Mapping[str, Any]]) -> str:
-    """The rows of each keyed table on all ps, and how unevenly they are spread; "" if there are none."""
-    found: dict[str, list[int]] = {}
+    """The rows and bytes of each keyed table on all ps, how unevenly rows are spread, and what has happened to keys;
+    "" if there are none."""
+    found: dict[str, list[Mapping[str, int]]] = {}
     for values in ps.values():
         for name, told in (values.get("tables") or {}).items():
-            found.setdefault(name, []).append(told["rows"])
-    texts = [
-        f"{name} {sum(rows):,} rows" + (f" ({min(rows):,} to {max(rows):,} on a ps)" if len(rows) > 1 else "")
-        for name, rows in found.items()
-    ]
-    return ", ".join(texts)
+            found.setdefault(name, []).append(told)
+    return "; ".join(f"{name} {_table_text(parts)}" for name, parts in found.items())
+
+
+def _table_text(parts: Sequence[Mapping[str, int]]) -> str:
+    """A keyed table, by what its ps report."""
+    rows, nbytes = [told["rows"] for told in parts], sum(told["nbytes"] for told in parts)
+    texts = [f"{sum(rows):,} rows" + (f" ({min(rows):,} to {max(rows):,} on a ps)" if len(rows) > 1 else "")]
+    texts.append(f"{nbytes / 1e6:,.1f} MB")
+    forms = {
+        "counted": "{:,} keys counted", "admitted": "{:,} keys admitted", "dropped": "{:,} gradients dropped",
+        "expired": "{:,} rows expired", "refused": "{:,} pushes refused",
+    }  # fmt: skip
+    totals = {name: sum(told[name] for told in parts) for name in forms}
+    return ", ".join(texts + [form.format(totals[name]) for name, form in forms.items() if totals[name]])
 
 
 def waits_of(ps: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:

@@ -54,7 +54,7 @@ def assigned(pushes: Sequence[Staged]) -> dict[int, Array]:
 def _wide(gradient: Array | RowGradient) -> Array | RowGradient:
     """Halves are summed in float32."""
     if isinstance(gradient, RowGradient):
-        return RowGradient(gradient.rows, widened(gradient.values))
+        return RowGradient(gradient.rows, widened(gradient.values), gradient.pushes)
     return widened(gradient)
 
 
@@ -81,7 +81,7 @@ def _part(gradients: list[Array | RowGradient], mean: bool) -> Array | RowGradie
         )
         if mean:
             sums /= counts.astype(sums.dtype)[:, None]
-        return RowGradient(unique, sums)
+        return RowGradient(unique, sums, counts)
     return _dense_part(gradients, mean)
 
 

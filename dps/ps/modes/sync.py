@@ -142,7 +142,7 @@ class SyncMode:
             for other in ledger.staged.values()
             if other is not staged and not other.problem
         ]
-        return self.shard.store.full_text([staged.sound(), *others])
+        return self.shard.store.full_text([staged.sound(), *others], self.shard.store.step)
 
     def _say_held(self, key: tuple[int, int]) -> None:
         """Answer a session that waits. From a ps that is not the step ps, a session needs no other answer."""

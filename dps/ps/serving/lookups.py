@@ -118,7 +118,7 @@ class ShardLookups:
         if table is None:
             self._shard.store.gather(self._shard.plan.parts[part], rows, out)
         else:
-            table.gather(rows, out)
+            table.gather(rows, out, self._shard.store.step)
 
     def _answer_rows(self, sender: Sender, message: Lookup, rows: Array) -> None:
         if not (message.shared and self._share_rows(sender, message, rows)):

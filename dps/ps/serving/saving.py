@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from dps.actors.ref import Sender
 from dps.checkpoint import (
     Manifest,
@@ -31,8 +29,8 @@ from dps.ps.store.table import KeyedTable, SavedTable
 from dps.training.optimizers import Optimizer
 from dps.transport.wire import Array
 from dps.variables.plan import Plan
-from dps.variables.saved import KEYS, saved, saved_table
-from dps.variables.tables import codes_of
+from dps.variables.saved import KEYS, STAMPS, counted_name, saved, saved_counted, saved_table
+from dps.variables.tables import codes_of, positions_of_part
 
 if TYPE_CHECKING:
     from dps.actors.node import Node
@@ -82,9 +80,12 @@ class Saving:
                 for memory in self.store.arenas
                 for slot in (None, *memory.slots)
             ]
-            save.tables = [table.copy() for table in self.store.tables.values()]
+            save.tables = [table.copy(self.store.step) for table in self.store.tables.values()]
             applied = [count for memory in self.store.arenas for count in memory.applied.counts()]
-            tables = [[len(table.keys), table.updates] for table in save.tables]
+            tables = [
+                [len(table.keys), table.updates, 0 if table.counted is None else len(table.counted[0])]
+                for table in save.tables
+            ]
             about = self.store.step, self.store.counter, applied
             save.cut = ShardCut(*about, *self._pushes(), tables, self._counted())
             if save.cut_asked is not None:
@@ -154,12 +155,18 @@ def named(plan: Plan, memory: ArenaMemory, slot: str | None, values: Array) -> T
 
 def table_runs(table: SavedTable) -> list[TensorRun]:
     """The rows of a keyed table, its slots and its keys, under the names that they have in a checkpoint."""
-    spec = table.part.spec
-    runs: list[TensorRun] = []
-    for slot, array in [(None, table.values), *table.slots.items(), (KEYS, table.keys)]:
-        name = tensor_name(spec.name, table.part.number, len(spec.ps), slot)
-        runs.append(TensorRun([name], [array.shape], array.reshape(-1)))
-    return runs
+    spec, number = table.part.spec, table.part.number
+    arrays = {(spec.name, slot): array for slot, array in [(None, table.values), *table.slots.items()]}
+    arrays[spec.name, KEYS] = table.keys
+    if table.stamps is not None:
+        arrays[spec.name, STAMPS] = table.stamps
+    if table.counted is not None:
+        counted = counted_name(spec)
+        arrays[counted, KEYS], arrays[counted, None] = table.counted
+    return [
+        TensorRun([tensor_name(name, number, len(spec.ps), slot)], [array.shape], array.reshape(-1))
+        for (name, slot), array in arrays.items()
+    ]
 
 
 @config.building()
@@ -193,23 +200,28 @@ def restore(store: Store, plan: Plan, ps: int, node: Node, checkpoint_dir: str, 
     for table in store.tables.values():
         variable = saved_table(table.part.spec, checkpoint_dir, manifest)
         read = partial(read_part, storage, checkpoint_dir, manifest, variable.name, headers=headers)
-        _restore_table(table, variable, read, f"{checkpoint_dir}/{manifest.name}")
+        _restore_table(table, variable, read, f"{checkpoint_dir}/{manifest.name}", manifest.step)
+        if table.key_counts is not None and (counted := saved_counted(table.part.spec, manifest)) is not None:
+            read = partial(read_part, storage, checkpoint_dir, manifest, counted.name, headers=headers)
+            _restore_counted(table, counted.rows, read)
     store.step = manifest.step
 
 
-def _restore_table(table: KeyedTable, variable: SavedVariable, read: Callable[..., Array], where: str) -> None:
+def _restore_table(
+    table: KeyedTable, variable: SavedVariable, read: Callable[..., Array], where: str, step: int
+) -> None:
     """Fill a keyed table with the rows of its slices, in blocks. `read(row0, rows, slot)` reads rows, whoever wrote
-    them."""
+    them. `step`: of the checkpoint, which is that of rows that were saved without stamps."""
     part, block = table.part, max(1, BLOCK_NBYTES // (table.dim * table.dtype.itemsize))
     kept = [slot for slot in table.slots if slot in variable.slots]
     table.updates = max([saved_part.t for saved_part in variable.parts])
     for row in range(0, variable.rows, block):
         n = min(block, variable.rows - row)
         codes = codes_of(read(row, n, KEYS))
-        here = np.flatnonzero((codes >= part.lowest) & (codes <= part.highest))
+        here = positions_of_part(part, codes)
         if not here.size:
             continue
-        if text := table.full_text([codes[here]]):
+        if text := table.no_room_text(here.size):
             raise CheckpointError(f"{where}: {text}")
         slots = {slot: read(row, n, slot)[here] for slot in kept}
         for slot, rows in slots.items():
@@ -219,11 +231,23 @@ def _restore_table(table: KeyedTable, variable: SavedVariable, read: Callable[..
                     f"{slot} of {variable.name} has rows of shape {rows.shape[1:]} in {where}, wanted "
                     f"{table.slots[slot].shape[1:]}; use the optimizer that was saved, or another checkpoint_dir"
                 )
-        table.load_rows(codes[here], read(row, n)[here], slots.items())
+        stamps = read(row, n, STAMPS)[here] if table.expires and STAMPS in variable.slots else step
+        table.load_rows(codes[here], read(row, n)[here], slots.items(), stamps)
+
+
+def _restore_counted(table: KeyedTable, rows: int, read: Callable[..., Array]) -> None:
+    """Count the keys of its slices that were not admitted yet. `read(row0, rows, slot)` reads keys and counts."""
+    assert table.key_counts is not None, "the caller has looked"
+    block = BLOCK_NBYTES // 8
+    for row in range(0, rows, block):
+        n = min(block, rows - row)
+        codes = codes_of(read(row, n, KEYS))
+        here = positions_of_part(table.part, codes)
+        table.key_counts.load(codes[here], read(row, n)[here])
 
 
 BLOCK_NBYTES = 16 << 20
-"""Bytes of values of a keyed table that are read at a time."""
+"""Bytes of values, or of keys, of a keyed table that are read at a time."""
 
 
 def _check_slot(optimizer: Optimizer, slot: str, values: Array, where: str) -> None:

@@ -86,7 +86,7 @@ class Draft:
                 if table is None:
                     self._write_part(index, of_part)
                 elif isinstance(of_part, RowGradient):
-                    table.apply(of_part.rows, of_part.values, self.step - 1, self._scale)
+                    table.apply(of_part, self.step, self._scale, max(self._store.step, self.step - 1))
         else:
             for number in self.targets:
                 memory, gradient = self._store.arenas[number], update.run[number]

@@ -70,6 +70,8 @@ class RowGradient:
 
     rows: Array
     values: Array
+    pushes: Array | None = None
+    """How many pushes have each row, int64 (n,); None: one."""
 
 
 @dataclass(slots=True)
@@ -109,7 +111,7 @@ class Gradient:
 
 def _copied(gradient: Array | RowGradient) -> Array | RowGradient:
     if isinstance(gradient, RowGradient):
-        return RowGradient(gradient.rows, gradient.values.copy())
+        return RowGradient(gradient.rows, gradient.values.copy(), gradient.pushes)
     return gradient.copy()
 
 

@@ -140,12 +140,13 @@ class Store:
         index, start = self.layout.place[part.index]
         return self.arenas[index].gather(part, start, rows, out).reshape(len(rows), *part.shape[1:])
 
-    def full_text(self, updates: Sequence[Gradient]) -> str:
-        """Why updates that are still to be applied find no room in a keyed table; "" if they do."""
+    def full_text(self, updates: Sequence[Gradient], now: int) -> str:
+        """Why updates that are still to be applied find no room in a keyed table; "" if they do. `now`: the step by
+        which rows expire."""
         for index, table in self.tables.items():
             found = [update.parts[index] for update in updates if index in update.parts]
-            many = [gradient.rows for gradient in found if isinstance(gradient, RowGradient)]
-            if many and (text := table.full_text(many)):
+            many = [gradient for gradient in found if isinstance(gradient, RowGradient)]
+            if many and (text := table.full_text(many, now)):
                 return text
         return ""
 
@@ -155,9 +156,16 @@ class Store:
         return sum(table.part.rows * (table.dim * table.dtype.itemsize + 8) for table in self.tables.values())
 
     def described_tables(self) -> dict[str, dict[str, int]]:
-        """For people, of each keyed table here: its rows, how many it may have, and the bytes that are in use."""
+        """For people, of each keyed table here: its rows, how many it may have, the bytes that are in use, and what has
+        happened to keys since the run epoch began."""
         return {
-            table.part.spec.name: {"rows": table.count, "most": table.part.rows, "nbytes": table.nbytes}
+            table.part.spec.name: {
+                "rows": table.count,
+                "most": table.part.rows,
+                "nbytes": table.nbytes,
+                "counted": table.key_counts.keys if table.key_counts else 0,
+                **table.counts,
+            }
             for table in self.tables.values()
         }
 
@@ -186,7 +194,7 @@ class Store:
             record(self.counter)
             self.step = step
             return ""
-        if self.tables and (full := self.full_text([update])):
+        if self.tables and (full := self.full_text([update], max(self.step, step - 1))):
             return full
         if not update.checked:
             if self._looks_itself and self._apply_looking(update, step, scale, record):

@@ -18,7 +18,10 @@ from dps.kernels.first_values import FirstValues
 from dps.kernels.halves import bits_in, is_half
 from dps.kernels.optimizers import BoundOptimizer, initial_slots
 from dps.process.record import record
+from dps.ps.store.expiry import Expiry
+from dps.ps.store.gradients import RowGradient
 from dps.ps.store.index import KeyIndex
+from dps.ps.store.key_counts import KeyCounts, pushes_of
 from dps.training import initializers
 from dps.training import optimizers as optim
 from dps.transport.dtypes import dtype_of
@@ -29,13 +32,17 @@ from dps.variables.tables import TablePart, keys_of
 @record
 class SavedTable:
     """A copy of a table's rows for a checkpoint: the keys, int64 (n,), the values (n, dim), and the slots by name; and
-    how often the optimizer was applied."""
+    how often the optimizer was applied. `stamps`: with `expire_steps` the step of each row's last push, int64 (n,).
+    `counted`: with `admit` the keys that have no row yet, int64 (m,), and how often each was pushed, uint8 (m,), in the
+    order in which they are loaded again."""
 
     part: TablePart
     keys: Array
     values: Array
     slots: dict[str, Array]
     updates: int
+    stamps: Array | None = None
+    counted: tuple[Array, Array] | None = None
 
 
 class FoundRows:
@@ -67,9 +74,14 @@ class FoundRows:
             self._lists.popitem(last=False)
         return rows
 
+    def forget_lists(self) -> None:
+        """Keys have lost their rows."""
+        self._lists.clear()
+
 
 class KeyedTable:
-    """All methods run on the ps's thread. Codes are int64 (n,) and of this part (`check_codes`).
+    """All methods run on the ps's thread. Codes are int64 (n,) and of this part (`check_codes`). `now` is the step that
+    the ps has reached, by which rows expire: an expired row is as none, whether it is still there or not.
 
     More than 12 attributes: the memory of a table, and what its kernels are given.
     """
@@ -95,6 +107,8 @@ class KeyedTable:
                 name: np.zeros(part.rows if name in optimizer.row_slots else (part.rows, spec.dim), precision)
                 for name in one
             }
+            self.key_counts = KeyCounts(part) if spec.admit > 1 else None
+            self._expiry = Expiry(spec.expire_steps, part.rows) if spec.expire_steps else None
         except MemoryError:
             raise ConfigError(
                 f"{part.name}: the system reserves no memory for {part.rows:,} rows of {spec.dim} {self.dtype.name}; "
@@ -102,7 +116,16 @@ class KeyedTable:
             ) from None
         self._given, self._ordered = self._as_given(self._values), self._bound.ordered(self.slots)
         self.count = self.updates = 0
-        """How many rows there are, and how often the optimizer was applied."""
+        """How many keys have rows, and how often the optimizer was applied."""
+        self.counts = {"admitted": 0, "dropped": 0, "expired": 0, "refused": 0}
+        """For people: since the run epoch began, the keys that got a row, the gradients of a key that were dropped
+        because it was not admitted yet, one for each push, the expired rows that were freed, and the pushes that found
+        no room."""
+
+    @property
+    def expires(self) -> bool:
+        """Whether rows expire."""
+        return self._expiry is not None
 
     def _as_given(self, array: Array) -> Array:
         """Values or a gradient as kernels take them."""
@@ -110,9 +133,11 @@ class KeyedTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows that are there, with their slots, and of the index."""
+        """Bytes of the rows that are there, with their slots, of the index, and of all counts of keys without a row."""
         slots = sum(slot[:1].nbytes for slot in self.slots.values())
-        return self.count * (self.dim * self.dtype.itemsize + slots + 8) + self._index.nbytes
+        counts = self.key_counts.nbytes if self.key_counts else 0
+        stamp = self._expiry.nbytes_of_row if self._expiry else 0
+        return self.count * (self.dim * self.dtype.itemsize + slots + 8 + stamp) + self._index.nbytes + counts
 
     def check_codes(self, codes: Array) -> Array:
         """Codes as they came, in private memory. Raises ValueError for others than those of this part."""
@@ -124,22 +149,45 @@ class KeyedTable:
             raise ValueError(f"{self.part.name} has the slices {part.first} to {part.end - 1}; got codes of others")
         return private
 
-    def gather(self, codes: Array, out: Array) -> None:
+    def gather(self, codes: Array, out: Array, now: int) -> None:
         """Copy the rows of codes to `out`, (n, dim): for keys without a row the first values."""
         found = self._found.rows_of(codes)
+        if self._expiry is not None:
+            found = np.where(self._expiry.has_expired(found, now), -1, found)
         lacking = np.flatnonzero(found < 0)
         row_kernels.gather(self._given, np.maximum(found, 0) if lacking.size else found, self._as_given(out))
         if lacking.size:
             self._first.fill_rows(out, lacking, keys_of(codes[lacking]))
 
-    def full_text(self, many: Sequence[Array]) -> str:
-        """Why the keys of pushes that are still to be applied find no room, each with distinct codes; "" if they do."""
+    def full_text(self, many: Sequence[RowGradient], now: int) -> str:
+        """Why the keys of pushes that are still to be applied find no room; "" if they do, whichever of the pushes are
+        applied, in which order, and whatever expires meanwhile: an expired row that is swept, or that a push of its key
+        finds, leaves room for one."""
         free = self.part.rows - self.count
-        if sum(codes.size for codes in many) <= free:
+        if sum(gradient.rows.size for gradient in many) <= free:
             return ""
-        codes = many[0] if len(many) == 1 else np.unique(np.concatenate(many))
-        new = int(np.count_nonzero(self._found.rows_of(codes) < 0))
-        if new <= free:
+        new = self._new_rows(many)
+        if new > free and self._expiry is not None and (expired := self._expiry.sweep_all(now)).size:
+            self._remove_rows(expired)
+            new = self._new_rows(many)
+        text = self.no_room_text(new)
+        self.counts["refused"] += bool(text)
+        return text
+
+    def _new_rows(self, many: Sequence[RowGradient]) -> int:
+        """How many rows these gradients, if they are several each of one push, make if all are applied."""
+        if len(many) == 1:
+            codes, pushes = many[0].rows, pushes_of(many[0])
+        else:
+            codes, pushes = np.unique(np.concatenate([gradient.rows for gradient in many]), return_counts=True)
+        new = np.flatnonzero(self._found.rows_of(codes) < 0)
+        if self.key_counts is None:
+            return new.size
+        return int(np.count_nonzero(self.key_counts.would_admit(codes[new], pushes[new])))
+
+    def no_room_text(self, new: int) -> str:
+        """Why so many new rows do not fit; "" if they do."""
+        if new <= self.part.rows - self.count:
             return ""
         spec, several = self.part.spec, len(self.part.spec.ps) > 1
         share = f", of which ps:{self.part.ps} has {self.part.rows:,}" if several else ""
@@ -148,41 +196,79 @@ class KeyedTable:
             f"capacity={spec.capacity:,}{share}. Give it a larger capacity, and continue from a checkpoint"
         )
 
-    def apply(self, codes: Array, gradient: Array, step: int, scale: float) -> None:
+    def apply(self, gradient: RowGradient, step: int, scale: float, now: int) -> None:
         """Update the rows of distinct codes, for which there is room, by a gradient (n, dim). Keys that have no row get
-        one, with first values and initial slots."""
+        one, with first values and initial slots, if they are admitted; else their gradients are dropped. `step`: the
+        step that this makes; the rate is multiplied by `scale`."""
+        codes, values = gradient.rows, gradient.values.reshape(-1, self.dim)
         rows = self._found.rows_of(codes)
+        if self._expiry is not None and (expired := np.flatnonzero(self._expiry.has_expired(rows, now))).size:
+            self._remove_rows(rows[expired])
+            rows[expired] = -1
         new = np.flatnonzero(rows < 0)
+        if self.key_counts is not None and new.size:
+            pushes = pushes_of(gradient)[new]
+            admitted = self.key_counts.count(codes[new], pushes)
+            self.counts["dropped"] += int(pushes[~admitted].sum())
+            new = new[admitted]
         if new.size:
             rows[new] = self._add_rows(codes[new])
+            self.counts["admitted"] += new.size
+        if self.key_counts is not None and not (kept := rows >= 0).all():
+            rows, values = rows[kept], values[kept]
         self.updates += 1
-        self._bound.apply_rows(
-            self._given, self._ordered, rows, self._as_given(gradient.reshape(-1, self.dim)), self.updates, step, scale
-        )
+        self._bound.apply_rows(self._given, self._ordered, rows, self._as_given(values), self.updates, step - 1, scale)
+        if self._expiry is not None:
+            self._expiry.stamp_rows(rows, step)
+            if (expired := self._expiry.sweep(now, codes.size)).size:
+                self._remove_rows(expired)
 
     def _add_rows(self, codes: Array) -> Array:
         """Rows for codes that have none; their numbers."""
         first, end = self.count, self.count + codes.size
-        numbers = np.arange(first, end)
+        numbers = np.arange(first, end) if self._expiry is None else self._expiry.take_numbers(codes.size)
+        where = slice(first, end) if self._expiry is None else numbers
         self._first.fill_rows(self._values, numbers, keys_of(codes))
         for name, begin in self._begin.items():
-            if begin:
-                self.slots[name][first:end] = begin
-        self._codes[first:end] = codes
+            if begin or self._expiry is not None:  # other memory is 0 as long as nobody has used it
+                self.slots[name][where] = begin
+        self._codes[where] = codes
         self._index.insert(codes, numbers)
         self.count = end
         return numbers
 
-    def copy(self) -> SavedTable:
-        """A copy of all rows that are there."""
-        n = self.count
-        slots = {name: slot[:n].copy() for name, slot in self.slots.items()}
-        return SavedTable(self.part, keys_of(self._codes[:n]), self._values[:n].copy(), slots, self.updates)
+    def _remove_rows(self, rows: Array) -> None:
+        """Free expired rows."""
+        assert self._expiry is not None, "no others are removed"
+        self._index.remove(self._codes[rows])
+        self._found.forget_lists()
+        self._expiry.free_rows(rows)
+        self.count -= rows.size
+        self.counts["expired"] += rows.size
 
-    def load_rows(self, codes: Array, values: Array, slots: Iterable[tuple[str, Array]]) -> None:
-        """Add rows of a checkpoint: distinct codes of this part that have no rows yet, and for which there is room."""
-        first, end = self.count, self.count + codes.size
-        self._add_rows(codes)
-        self._values[first:end] = values
+    def copy(self, now: int) -> SavedTable:
+        """A copy of all rows that have not expired."""
+        where: slice | Array = slice(0, self.count)
+        stamps = None
+        if self._expiry is not None:
+            where = self._expiry.live_rows(now)
+            stamps = self._expiry.stamps_of(where)
+        keys, values = keys_of(self._codes[where]), self._values[where].copy()
+        slots = {name: slot[where].copy() for name, slot in self.slots.items()}
+        counted = None
+        if self.key_counts is not None:
+            waiting, pushes = self.key_counts.copy()
+            counted = keys_of(waiting), pushes
+        return SavedTable(self.part, keys, values, slots, self.updates, stamps, counted)
+
+    def load_rows(
+        self, codes: Array, values: Array, slots: Iterable[tuple[str, Array]], stamps: Array | int = 0
+    ) -> None:
+        """Add rows of a checkpoint: distinct codes of this part that have no rows yet, and for which there is room.
+        `stamps`: the step of the last push of each, or of all; only used with `expire_steps`."""
+        numbers = self._add_rows(codes)
+        self._values[numbers] = values
         for name, rows in slots:
-            self.slots[name][first:end] = rows
+            self.slots[name][numbers] = rows
+        if self._expiry is not None:
+            self._expiry.stamp_rows(numbers, stamps)

@@ -192,11 +192,14 @@ def test_the_times_of_workers_and_who_is_slow_are_a_part_of_the_training() -> No
 
 
 def test_the_rows_of_keyed_tables_are_added_over_the_ps() -> None:
-    user, item = {"rows": 1200, "most": 5000, "nbytes": 9}, {"rows": 7, "most": 9, "nbytes": 1}
+    counts = {"counted": 5, "admitted": 1400, "dropped": 30, "expired": 0, "refused": 1}
+    user = {"rows": 1200, "most": 5000, "nbytes": 900_000, **counts}
+    item = {"rows": 7, "most": 9, "nbytes": 1, **dict.fromkeys(counts, 0)}
     ps = {
         "ps:0": {"tables": {"user": user, "item": item}},
         "ps:1": {"tables": {"user": {**user, "rows": 1100}}},
         "ps:2": {},
     }
-    assert status.tables_text(ps) == "user 2,300 rows (1,100 to 1,200 on a ps), item 7 rows"
+    told = "1.8 MB, 10 keys counted, 2,800 keys admitted, 60 gradients dropped, 2 pushes refused"
+    assert status.tables_text(ps) == f"user 2,300 rows (1,100 to 1,200 on a ps), {told}; item 7 rows, 0.0 MB"
     assert status.tables_text({"ps:0": {"step": 3}}) == ""
