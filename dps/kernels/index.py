@@ -5,9 +5,8 @@ no key (so that a new table is memory that nobody has touched), and `passed` (bu
 buckets lie behind this one because it was full when they came (as in F14, Bronson and Shi 2019). A search ends at a
 bucket that nobody passed, so a removed key leaves no mark. A count of 255 stays.
 
-Keys are spread evenly over a range, as codes of `dps.variables.tables` are, and buckets lie in the order of their keys:
-a search for sorted keys goes through memory in one direction. The bucket of a key is prefetched while PREFETCHED keys
-before it are searched, so that the processor waits for several cache lines at the same time.
+The bucket of a key is prefetched while PREFETCHED keys before it are searched, so that the processor waits for several
+cache lines at the same time.
 """
 
 from __future__ import annotations
@@ -27,16 +26,18 @@ PREFETCHED = 16
 KEY_NBYTES, ROW_NBYTES = 8, 4
 
 U = np.uint64
-EXACT = U(11)
-"""The lower bits of a distance that a float64 may lack."""
+MIX1, MIX2 = U(0xBF58476D1CE4E5B9), U(0x94D049BB133111EB)
+S30, S27, S31, S32, LOW32 = U(30), U(27), U(31), U(32), U(0xFFFFFFFF)
 
 
 @compiled
-def home_of(key: Any, buckets: Any, lowest: Any, share: Any) -> Any:
-    """The bucket in which the search for a key begins. `lowest`: the lowest key, as uint64; `share`: 2**11 over the
-    number of keys that there can be."""
-    distance = np.int64((U(key) - lowest) >> EXACT)  # converted from int64 at once, from uint64 it takes longer
-    return min(np.int64(np.float64(distance) * share * np.float64(buckets)), np.int64(buckets) - ONE)
+def home_of(key: Any, buckets: Any) -> Any:
+    """The bucket in which the search for a key begins: the upper half of its hash, scaled (SplitMix64's finaliser)."""
+    x = U(key)
+    x = (x ^ (x >> S30)) * MIX1
+    x = (x ^ (x >> S27)) * MIX2
+    x = x ^ (x >> S31)
+    return np.int64(((x >> S32) * U(buckets)) >> S32)
 
 
 @compiled
@@ -61,7 +62,7 @@ def find_one(keys: Any, rows: Any, passed: Any, key: Any, home: Any) -> Any:
 
 
 @compiled
-def find_rows(found: Any, wanted: Any, keys: Any, rows: Any, passed: Any, lowest: Any, share: Any) -> Any:
+def find_rows(found: Any, wanted: Any, keys: Any, rows: Any, passed: Any) -> Any:
     """Write the row of each of `wanted`, int64 (n,), to `found`, int64 (n,), for those that are there and whose number
     in `found` is below 0. Returns how many are below 0 after that."""
     buckets, missing, n = keys.shape[0], 0, wanted.size
@@ -77,7 +78,7 @@ def find_rows(found: Any, wanted: Any, keys: Any, rows: Any, passed: Any, lowest
             else:
                 missing += 1
         if i < n:
-            home = home_of(wanted[i], buckets, lowest, share)
+            home = home_of(wanted[i], buckets)
             homes[turn] = home
             prefetch_line(of_keys + home * WIDTH * KEY_NBYTES)  # type: ignore[call-arg]  # as in dps.kernels.rows
             prefetch_line(of_rows + home * WIDTH * ROW_NBYTES)
@@ -85,10 +86,10 @@ def find_rows(found: Any, wanted: Any, keys: Any, rows: Any, passed: Any, lowest
 
 
 @compiled
-def insert_one(keys: Any, rows: Any, passed: Any, key: Any, row: Any, lowest: Any, share: Any) -> Any:
+def insert_one(keys: Any, rows: Any, passed: Any, key: Any, row: Any) -> Any:
     """Add a key that is not there, with a row number + 1. Returns False if all buckets are full; then nothing has
     changed."""
-    bucket = home_of(key, keys.shape[0], lowest, share)
+    bucket = home_of(key, keys.shape[0])
     first = bucket
     for distance in range(keys.shape[0]):
         for slot in range(WIDTH):
@@ -105,10 +106,10 @@ def insert_one(keys: Any, rows: Any, passed: Any, key: Any, row: Any, lowest: An
 
 
 @compiled
-def remove_at(keys: Any, rows: Any, passed: Any, place: Any, lowest: Any, share: Any) -> None:
+def remove_at(keys: Any, rows: Any, passed: Any, place: Any) -> None:
     """Remove the key at a place."""
     last = place // WIDTH
-    bucket = home_of(keys[last, place % WIDTH], keys.shape[0], lowest, share)
+    bucket = home_of(keys[last, place % WIDTH], keys.shape[0])
     rows[last, place % WIDTH] = EMPTY
     while bucket != last:
         if passed[bucket] < FULL:
@@ -117,34 +118,34 @@ def remove_at(keys: Any, rows: Any, passed: Any, place: Any, lowest: Any, share:
 
 
 @compiled
-def insert_keys(added: Any, numbers: Any, keys: Any, rows: Any, passed: Any, lowest: Any, share: Any) -> Any:
+def insert_keys(added: Any, numbers: Any, keys: Any, rows: Any, passed: Any) -> Any:
     """Add keys that are not there, int64 (n,), with their row numbers + 1, uint32 (n,). Returns how many were added."""
     for i in range(added.size):
-        if not insert_one(keys, rows, passed, added[i], numbers[i], lowest, share):
+        if not insert_one(keys, rows, passed, added[i], numbers[i]):
             return i
     return added.size
 
 
 @compiled
-def remove_keys(removed: Any, freed: Any, keys: Any, rows: Any, passed: Any, lowest: Any, share: Any) -> None:
+def remove_keys(removed: Any, freed: Any, keys: Any, rows: Any, passed: Any) -> None:
     """Remove keys, int64 (n,), and write the row of each to `freed`, int64 (n,): -1 for a key that is not there. A row
     that is 0 or more already is left."""
     for i in range(removed.size):
         if freed[i] < 0:
-            home = home_of(removed[i], keys.shape[0], lowest, share)
+            home = home_of(removed[i], keys.shape[0])
             place = find_one(keys.reshape(keys.size), rows.reshape(rows.size), passed, removed[i], home)
             if place >= 0:
                 freed[i] = np.int64(rows[place // WIDTH, place % WIDTH]) - ONE
-                remove_at(keys, rows, passed, place, lowest, share)
+                remove_at(keys, rows, passed, place)
 
 
 @compiled
-def move_buckets(start: Any, stop: Any, old: Any, new: Any, lowest: Any, share: Any) -> None:
+def move_buckets(start: Any, stop: Any, old: Any, new: Any) -> None:
     """Move all keys of these buckets of a table to another one, which has room. A table: (keys, rows, passed)."""
     keys, rows, passed = old
     for bucket in range(start, stop):
         for slot in range(WIDTH):
             if rows[bucket, slot] != EMPTY:
                 key, row = keys[bucket, slot], rows[bucket, slot]
-                remove_at(keys, rows, passed, bucket * WIDTH + slot, lowest, share)
-                insert_one(new[0], new[1], new[2], key, row, lowest, share)
+                remove_at(keys, rows, passed, bucket * WIDTH + slot)
+                insert_one(new[0], new[1], new[2], key, row)

@@ -1,4 +1,4 @@
-"""Matrix factorisation of MovieLens-100K in PyTorch, and of a file of its form made here, whose noise is known."""
+"""Matrix factorisation of MovieLens-100K, in PyTorch and on keyed tables, and of ratings whose noise is known."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,13 +16,16 @@ import pytest
 from tests.examples.processes import EXAMPLES, Terminals
 from tests.examples.test_missing import HIDDEN
 
-PROGRAM = str(EXAMPLES / "movielens.py")
-LAUNCH = "-m", "dps.cli", "launch", "--ps", "2", "--workers", "2", PROGRAM, "--"
+LAUNCH = "-m", "dps.cli", "launch", "--ps", "2", "--workers", "2"
 HEAD = "user_id:token\titem_id:token\trating:float\ttimestamp:float\n"
 NOISE = 0.3
 DOWNLOAD_S = 60.0
+Array = np.ndarray[Any, np.dtype[np.int64]]
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason='needs torch: pip install "dps[torch]"')
+each_program = pytest.mark.parametrize(
+    "program", [pytest.param("movielens.py", marks=needs_torch), "keyed_movielens.py"]
+)
 
 
 @pytest.fixture(scope="module")
@@ -45,37 +49,57 @@ def errors_of(said: str) -> list[float]:
     return [float(error) for error in found]
 
 
-@needs_torch
-def test_movielens_is_predicted_better_than_by_means_of_users_and_films(ratings: str, tmp_path: Path) -> None:
-    """On these ratings the mean has an RMSE of 1.126; with the best number for each user and film, 0.938."""
-    path = os.pathsep.join(filter(None, [ratings, os.environ.get("PYTHONPATH")]))
-    with Terminals(tmp_path) as terminals:
-        terminals.start("all", *LAUNCH, "--steps", "400", PYTHONPATH=path)
+def check_error(program: str, *given: str, cwd: Path, low: float, high: float, path: str = "") -> None:
+    """Both of two workers tell an RMSE between `low` and `high`."""
+    found = os.pathsep.join(filter(None, [path, os.environ.get("PYTHONPATH")]))
+    with Terminals(cwd) as terminals:
+        terminals.start("all", *LAUNCH, str(EXAMPLES / program), "--", *given, PYTHONPATH=found)
         codes, said = terminals.ended()
     assert codes == {"all": 0}, said
-    assert all(0.9 < error < 0.937 for error in errors_of(said["all"])), said
+    assert all(low < error < high for error in errors_of(said["all"])), said
+
+
+@each_program
+def test_movielens_is_predicted_better_than_by_means_of_users_and_films(
+    program: str, ratings: str, tmp_path: Path
+) -> None:
+    """On these ratings the mean has an RMSE of 1.126; with the best number for each user and film, 0.938."""
+    check_error(program, "--steps", "400", cwd=tmp_path, low=0.9, high=0.937, path=ratings)
+
+
+def made_ratings(user_ids: Array, film_ids: Array) -> str:
+    """20,000 ratings that are those of two numbers and noise, by 200 users of 150 films."""
+    rng = np.random.default_rng(3)
+    user, film = np.divmod(rng.permutation(200 * 150)[:20_000], 150)
+    stars = 3 + rng.normal(0, 0.6, 200)[user] + rng.normal(0, 0.6, 150)[film] + rng.normal(0, NOISE, len(user))
+    triples = zip(user_ids[user], film_ids[film], stars, strict=True)
+    return HEAD + "".join(f"{u}\t{f}\t{s:.3f}\t881250949\n" for u, f, s in triples)
 
 
 @needs_torch
 def test_ratings_of_a_known_model_are_predicted_as_well_as_their_noise_allows(tmp_path: Path) -> None:
-    """Runs where MovieLens cannot be had, too: a file of its form, whose ratings are those of two numbers and noise."""
-    rng = np.random.default_rng(3)
-    user, film = np.divmod(rng.permutation(200 * 150)[:20_000], 150)
-    stars = 3 + rng.normal(0, 0.6, 200)[user] + rng.normal(0, 0.6, 150)[film] + rng.normal(0, NOISE, len(user))
-    rows = (f"{u + 1}\t{f + 1}\t{s:.3f}\t881250949\n" for u, f, s in zip(user, film, stars, strict=True))
-    (tmp_path / "made.inter").write_text(HEAD + "".join(rows))
-    with Terminals(tmp_path) as terminals:
-        terminals.start("all", *LAUNCH, "--steps", "200", "--file", str(tmp_path / "made.inter"))
-        codes, said = terminals.ended()
-    assert codes == {"all": 0}, said
-    assert all(0.95 * NOISE < error < 1.3 * NOISE for error in errors_of(said["all"])), said
+    """Runs where MovieLens cannot be had, too."""
+    made = tmp_path / "made.inter"
+    made.write_text(made_ratings(1 + np.arange(200), 1 + np.arange(150)))
+    given = "--steps", "200", "--file", str(made)
+    check_error("movielens.py", *given, cwd=tmp_path, low=0.95 * NOISE, high=1.3 * NOISE)
 
 
-def test_without_the_ratings_one_line_says_what_to_install(tmp_path: Path) -> None:
+def test_ids_of_keyed_tables_may_be_any_int64(tmp_path: Path) -> None:
+    """The same ratings, by ids from -2^63 to 2^63 - 1."""
+    ids, made = np.linspace(-(2.0**62), 2.0**62, 200).astype(np.int64), tmp_path / "made.inter"
+    ids[:3] = -(2**63), 2**63 - 1, -1
+    made.write_text(made_ratings(ids, ids[:150]))
+    given = "--steps", "200", "--file", str(made)
+    check_error("keyed_movielens.py", *given, cwd=tmp_path, low=0.95 * NOISE, high=1.3 * NOISE)
+
+
+@each_program
+def test_without_the_ratings_one_line_says_what_to_install(program: str, tmp_path: Path) -> None:
     torch = "import sys\nfor name in ('torch', 'dps.torch'):\n    sys.modules[name] = type(sys)(name)\n"
     (tmp_path / "sitecustomize.py").write_text(torch + HIDDEN.replace("mlxtend", "recbole"))
     with Terminals(tmp_path) as terminals:
-        terminals.start("alone", PROGRAM, PYTHONPATH=str(tmp_path))
+        terminals.start("alone", str(EXAMPLES / program), PYTHONPATH=str(tmp_path))
         codes, said = terminals.ended()
     assert codes == {"alone": 1}
     assert said["alone"].count("\n") == 1 and "pip install --no-deps recbole" in said["alone"]

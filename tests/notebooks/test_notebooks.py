@@ -14,8 +14,8 @@ import pytest
 from notebooks import build
 
 LONGEST_FIRST = [
-    "async_vs_sync", "simulated_cluster", "in_graph", "sharding", "first_steps", "one_reader_four_workers",
-    "local_steps", "one_text",
+    "async_vs_sync", "simulated_cluster", "rows_that_come_and_go", "in_graph", "sharding", "first_steps",
+    "one_reader_four_workers", "local_steps", "one_text",
     "fit_under_three_strategies",
 ]  # fmt: skip
 PICTURES = {"async_vs_sync": "async-vs-sync", "simulated_cluster": "simulated-64-workers"}

@@ -31,13 +31,10 @@ def _table(buckets: int) -> Table:
 
 
 class KeyIndex:
-    """The row number of each key. One thread writes; the caller chooses row numbers, below 2**32 - 1. Keys are spread
-    evenly between `lowest` and `highest`; sorted ones are found and added the fastest."""
+    """The row number of each key. One thread writes; the caller chooses row numbers, below 2**32 - 1."""
 
-    def __init__(self, capacity: int, lowest: int, highest: int) -> None:
+    def __init__(self, capacity: int) -> None:
         """`capacity`: the most keys."""
-        self._range = np.uint64(lowest % (1 << 64)), 2.0 ** int(kernels.EXACT) / (highest - lowest + 1)
-        """As `kernels.home_of` takes it."""
         self.capacity, self.count = capacity, 0
         self._most_buckets = max(1, math.ceil(capacity / LOAD / kernels.WIDTH))
         self._table = _table(min(FIRST, self._most_buckets))
@@ -60,8 +57,8 @@ class KeyIndex:
         """The row of each key, int64 in the shape of `keys` (int64); -1 for a key that is not there."""
         wanted = np.ascontiguousarray(keys).reshape(-1)
         found = np.full(wanted.size, -1, np.int64)
-        if kernels.find_rows(found, wanted, *self._table, *self._range) and self._old is not None:
-            kernels.find_rows(found, wanted, *self._old, *self._range)
+        if kernels.find_rows(found, wanted, *self._table) and self._old is not None:
+            kernels.find_rows(found, wanted, *self._old)
         return found.reshape(keys.shape)
 
     def insert(self, keys: Array, rows: Array) -> None:
@@ -75,7 +72,7 @@ class KeyIndex:
             self._grow(keys.size - done)
             room = max(1, int(self._table[1].size * LOAD) - self.count)
             stop = min(keys.size, done + room)
-            added = kernels.insert_keys(keys[done:stop], numbers[done:stop], *self._table, *self._range)
+            added = kernels.insert_keys(keys[done:stop], numbers[done:stop], *self._table)
             assert added == stop - done, "the table has room"
             self.count += added
             done = stop
@@ -83,9 +80,9 @@ class KeyIndex:
     def remove(self, keys: Array) -> Array:
         """Remove keys, int64 (n,); the row of each, -1 for a key that was not there."""
         freed = np.full(keys.size, -1, np.int64)
-        kernels.remove_keys(keys, freed, *self._table, *self._range)
+        kernels.remove_keys(keys, freed, *self._table)
         if self._old is not None:
-            kernels.remove_keys(keys, freed, *self._old, *self._range)
+            kernels.remove_keys(keys, freed, *self._old)
         self.count -= int(np.count_nonzero(freed >= 0))
         return freed
 
@@ -106,7 +103,7 @@ class KeyIndex:
         if self._old is not None:
             due = max(LEAST_MOVED, math.ceil(coming * self._rate))
             stop = min(len(self._old[2]), self._moved + due)
-            kernels.move_buckets(self._moved, stop, self._old, self._table, *self._range)
+            kernels.move_buckets(self._moved, stop, self._old, self._table)
             self._moved = stop
             if stop == len(self._old[2]):
                 self._old = None

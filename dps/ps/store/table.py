@@ -95,7 +95,7 @@ class KeyedTable:
         precision = np.dtype(np.float32) if self._half else self.dtype
         self._bound = BoundOptimizer(optimizer, precision)
         self._first = FirstValues(initializers.from_wire(spec.init), spec.name, (part.rows, spec.dim), self.dtype)
-        self._index = KeyIndex(part.rows, part.lowest, part.highest)
+        self._index = KeyIndex(part.rows)
         self._found = FoundRows(self._index)
         one = initial_slots(optimizer, 1, precision, 1)
         self._begin = {name: slot[0] for name, slot in one.items()}
