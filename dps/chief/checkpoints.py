@@ -134,7 +134,7 @@ class Checkpoints:
         self._now, self._next = [], []
 
     def _write(self, cut: str, cuts: dict[int, Any]) -> None:
-        step = cuts[self.plan.ps[0]].step
+        step = sum(cut.counted for cut in cuts.values())
         revision = 0
         if self.saved_name == folder_name(step, self.epoch, self._revision):
             if self._versions == [cuts[ps].counter for ps in self.plan.ps]:
@@ -207,9 +207,11 @@ class Checkpoints:
 
     def _is_even(self, cuts: dict[int, Any]) -> bool:
         """Whether all shards hold the same pushes; in async mode each was copied at its own version. The digest tells
-        of a push that only some have applied: of a session that ended on its way, or dropped by one ps alone."""
+        of a push that only some have applied: of a session that ended on its way, or dropped by one ps alone. Where
+        another ps than the step ps counts pushes, the same numbers are not always the same pushes."""
         first, *others = ((cut.pushes, cut.digest) for cut in cuts.values())
-        return all(pushes == first for pushes in others)
+        apart = any(cut.counted for ps, cut in cuts.items() if ps != self.plan.ps[0])
+        return not apart and all(pushes == first for pushes in others)
 
     def _ask_all(self, messages: dict[int, Any], wanted: type[Message], then: Callable[[dict[int, Any]], None]) -> None:
         answers: dict[int, Message] = {}

@@ -17,7 +17,7 @@ from dps.chief.sessions import ClientSession
 from dps.errors import CheckpointError, ConfigError, DeadlineExceeded
 from dps.messages.runs import CONFIGURE, HOLD, INITIALISE, RUN, SETTLE, Configure, Configured, SessionOpened
 from dps.messages.sessions import PS
-from dps.training.update_modes import from_wire
+from dps.training.update_modes import Async, from_wire
 from dps.transport.message import Message
 from dps.variables.plan import as_applied
 
@@ -276,7 +276,7 @@ class Epoch:
         seen, last = (0, 0) if asked is None else (asked.epoch, asked.last)
         opened = SessionOpened(
             self.number, incarnation, run.step, initialise, run.plan.to_wire(), run.settings, self._addresses,
-            run.restore, self._losses.reached, self._losses.is_certain(seen) and run.even,
+            run.restore, self._losses.reached, self._losses.is_certain(seen) and run.even and not self.counts_apart,
             self._opener if initialise else b"", self._owner.applied_pushes(last),
         )  # fmt: skip
         self.node.answer(session.opened, opened)
@@ -285,6 +285,11 @@ class Epoch:
     def may_have_halves(self) -> bool:
         """Whether a push may be applied on one ps and not on another."""
         return len(self.run.plan.ps) > 1 and not from_wire(self.run.settings["update"]).is_atomic
+
+    @property
+    def counts_apart(self) -> bool:
+        """Whether several ps may count pushes as steps. Then nobody knows of the last ones that a lost ps counted."""
+        return self.may_have_halves and isinstance(from_wire(self.run.settings["update"]), Async)
 
     def settle_pushes(self) -> None:
         """Have all sessions complete their pushes and join again. None is admitted before `resume_training`."""

@@ -175,7 +175,7 @@ class Publishing:
         if len(found) < len(epoch.ps):
             self._finish(ProtocolError("a ps has made no copy for a published version"))
             return
-        numbers, step = {answer.number for answer in found.values()}, found[epoch.step_ps].step
+        numbers, step = {answer.number for answer in found.values()}, sum(answer.counted for answer in found.values())
         if self.newest is not None and numbers == {self.newest.number}:
             self._finish(self._told(self.newest))
             return

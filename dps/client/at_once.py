@@ -196,20 +196,20 @@ class AtOnce:
         ]  # fmt: skip
         first: PushMessage | None = None
         if pushes.times.at >= pushes.times.due_at:
-            first = changed(PushMessage.expanded(*plain[0]), times=pushes.times.take_told())  # to the step ps
+            first = changed(PushMessage.expanded(*plain[0]), times=pushes.take_times())  # to the step ps
         if len(peers) > 1:
             pushes.announce()
         answers = self._ask(PushMessage.form_of, plain, reads and write is None, first)
         if answers is None:
             return None
         leading = answers[0]  # the step ps's
-        pushes.made(peers, leading.number, leading.step)
+        step = pushes.made(peers, leading.number, leading.step)
         for answer in answers:
             if answer.settles:
                 connection.membership.settles = True
             if answer.lent and answer.lent[1] != leading.step and connection.agreed.mode.is_atomic:
                 self._release()  # else values of several steps might be read together
-        result, holds = Push(leading.step, True, max(map(_staleness, answers))), self._holds
+        result, holds = Push(step, True, max(map(_staleness, answers))), self._holds
         if reads and holds:
             return Made(result, self._copied(holds, write), holds)
         if holds:

@@ -11,7 +11,7 @@ import numpy as np
 from dps.actors.requests import Request
 from dps.client.lanes import Lane, PsPeer
 from dps.errors import Unavailable
-from dps.messages.sessions import DENSE, EMPTY, NOTHING, PACKED, PARTS, ROWS, RUN, SHARED, VALUE, Push
+from dps.messages.sessions import DENSE, EMPTY, NOTHING, PACKED, PARTS, ROWS, RUN, SHARED, STEP_PS, VALUE, Push
 from dps.transport.endpoint import Memory, Runtime
 from dps.transport.tuning import Tuning
 from dps.transport.wire import Array
@@ -32,12 +32,15 @@ class About(NamedTuple):
     lend: bool = False
     released: int = 0
     times: list[Any] = NOTHING
+    counted_by: int = STEP_PS
 
     def push(
         self, form: int, nbytes: int, offsets: list[int], parts: list[object], arrays: tuple[Array, ...] = ()
     ) -> Push:
         """One message of the push."""
-        return Push(*self[:4], form, nbytes, offsets, parts, *self[4:], arrays)
+        epoch, number, step, counter, clock, lend, released, times, counted_by = self
+        of = offsets, parts, clock, lend, released, times, counted_by, arrays
+        return Push(epoch, number, step, counter, form, nbytes, *of)
 
     def pieces(self, nbytes: int, pieces: Iterable[tuple[list[int], tuple[Array, ...]]]) -> list[Push]:
         """The messages of a push of a run in pieces, each with its offsets and arrays. The first one has the times."""

@@ -59,8 +59,8 @@ class Loader:
     def cargo(
         self, peer: PsPeer, gradients: Mapping[int, Gradient], about: About, values: Mapping[int, Array]
     ) -> Cargo | None:
-        """The cargo for one ps; None for nothing. Every ps gets an atomic push, and the step ps gets each push
-        if there are gradients. `values`: the values that variables are set to, by their index."""
+        """The cargo for one ps; None for nothing. Every ps gets an atomic push, and where it decides with them the step
+        ps gets each push with gradients. `values`: the values that variables are set to, by their index."""
         connection = self._connection
         if not values and is_whole(peer.layout, gradients):
             travels = not peer.lane.on and self._own_run(peer, gradients) is None
@@ -70,11 +70,18 @@ class Loader:
         parts = parts_of_shard(connection.agreed.plan, peer.layout, gradients, connection.row_lists)
         to_set = values_of_shard(connection.agreed.plan, peer.layout, values)
         agreed = connection.agreed
-        if not (parts or to_set or agreed.mode.is_atomic) and (values or peer.ps != agreed.step_ps):
+        to_all = agreed.mode.is_atomic or (agreed.mode.step_ps_gets_all and peer.ps == agreed.step_ps and not values)
+        if not (parts or to_set or to_all):
             return None
         from dps.client.cargo import PartsCargo
 
         return PartsCargo(peer, about, parts, lambda nbytes: self._take(peer, 1 << (nbytes - 1).bit_length()), to_set)
+
+    def empty(self, peer: PsPeer, about: About) -> Cargo:
+        """The cargo of a push that has nothing for a ps, and that this ps counts."""
+        from dps.client.cargo import PartsCargo
+
+        return PartsCargo(peer, about, [], lambda nbytes: self._take(peer, nbytes))
 
     def run(self, peer: PsPeer, gradients: Mapping[int, Gradient]) -> CargoMemory:
         """A run with the gradients of all of a shard: the user's own run if they lie there, else a run to which they

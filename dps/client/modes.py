@@ -29,6 +29,9 @@ class ClientMode:
     """Whether a pull waits for the step ps's answer before it asks the other ps."""
     streams = True
     """Whether a ps may apply the pieces of a push one by one, and send finished parts meanwhile."""
+    step_ps_gets_all = False
+    """Whether the step ps gets each push with gradients, also one that has none for it: it decides with them who goes
+    on. Else another ps counts such a push."""
 
     def __init__(self, settings: dict[str, Any], ps: int) -> None:
         """`settings`: those of the update mode, as on the wire; `ps`: how many there are."""
@@ -62,7 +65,7 @@ class AsyncClientMode(ClientMode):
 class BoundedClientMode(ClientMode):
     """As async, but the step ps lets a session read only if it is not too far ahead of the slowest."""
 
-    asks_step_ps_first = True
+    asks_step_ps_first = step_ps_gets_all = True
     streams = False
 
     def __init__(self, settings: dict[str, Any], ps: int) -> None:
@@ -74,7 +77,7 @@ class SyncClientMode(ClientMode):
     """A step is of the pushes of several workers, and the same on all ps. Its end gives each worker a token."""
 
     steps = TokenSteps
-    is_atomic = assigns_with_push = has_stable_values = True
+    is_atomic = assigns_with_push = has_stable_values = step_ps_gets_all = True
     streams = False
 
     def __init__(self, settings: dict[str, Any], ps: int) -> None:

@@ -64,7 +64,8 @@ def refuse_on_read(params: Any) -> None:
 def _tell(plan: Plan, server: Server) -> None:
     """Log the plan: the first worker at level INFO, with advice if it is uneven, the others at DEBUG."""
     held = plan.bytes_per_ps()
-    (log.info if server.is_first else log.debug)("%s: the plan\n%s", server.name, describe(held))
+    tell, table = log.info if server.is_first else log.debug, describe(held, plan.moved_per_ps(), plan.row_nbytes())
+    tell("%s: the plan\n%s", server.name, table)
     if server.is_first:
         from dps.cluster.setter import advice
 

@@ -17,7 +17,7 @@ from dps.client.transfers import PushTransfer
 from dps.client.waiting import Operation, Waiter
 from dps.errors import PermissionDenied, advised
 from dps.messages.replies import Push
-from dps.messages.sessions import APPLIED, NOTHING, REFUSED, WINDOW
+from dps.messages.sessions import APPLIED, REFUSED, STEP_PS, WINDOW
 from dps.process.telemetry import LoopTimes
 from dps.transport.wire import Array
 from dps.variables.layout import Gradient
@@ -103,6 +103,13 @@ class PushOp(Operation):
             return bool(self.accepted)
         return bool(self.transfers[ps].accepted)
 
+    @property
+    def _counting(self) -> PushTransfer | None:
+        """The transfer to the ps that counts the push as a step; None if no ps does."""
+        if self._step_ps in self.transfers:
+            return self.transfers[self._step_ps]
+        return next((t for ps, t in self.transfers.items() if self.cargo[ps].about.counted_by == ps), None)
+
     def roll_back(self, caller: Caller) -> None:
         """The run epoch ended before the result was accounted for: the push is given up."""
         self.rolled_back = True
@@ -112,8 +119,9 @@ class PushOp(Operation):
         for transfer in self.transfers.values():
             caller.drop(transfer)
 
-    def settle(self, step: int) -> Push:
-        """Set the result of a complete operation. `step`: the session's, for a push that did not go to the step ps."""
+    def settle(self, step: int, apart: bool = False) -> Push:
+        """Set the result of a complete operation. `step`: the highest that the session knows; `apart`: the step ps may
+        not know of all its pushes."""
         if self.rolled_back:
             self.outcome = _push(self._restored_step, bool(self.accepted), 0, self._kept)
             return self.outcome
@@ -125,12 +133,19 @@ class PushOp(Operation):
                 staleness = max(staleness, result.staleness)
                 if result.status == REFUSED:
                     self.refusal = self.refusal or result.reason or "refused"
-        leading = self.transfers.get(self._step_ps)
-        if leading is not None and leading.result is not None:
-            step = leading.result.step
+        counting = self._counting
+        if counting is not None and counting.result is not None:
+            step = step_of(counting.result.step, step, self.cargo[counting.ps].about.step + accepted, apart)
         applied = [] if accepted else [transfer.ps for transfer in self.deciding if transfer.accepted]
         self.outcome = _push(step, accepted, staleness, applied)
         return self.outcome
+
+
+def step_of(told: int, known: int, made: int, apart: bool) -> int:
+    """The step of a push for which the ps that counts it has told one. Where that ps may not know yet what others have
+    counted (`apart`), it is not below the highest step that the session knows, and that of which the session itself
+    knows that it was made."""
+    return max(told, known, made) if apart else told
 
 
 def _push(step: int, accepted: bool, staleness: int, applied: list[int]) -> Push:
@@ -172,6 +187,8 @@ class Pushes:
         """The version of each shard that the last pull read, from which the next push is computed."""
         self._credit: dict[int, int] = {}
         """The number of the push for which a ps has granted credit, by ps."""
+        self.counted_apart = False
+        """Whether another ps than the step ps has counted a push, of which the step ps may not know yet."""
 
     @property
     def assembly(self) -> Assembly:
@@ -188,15 +205,18 @@ class Pushes:
         """Raise ValueError for NaN and infinite values if the ps cannot refuse the push as one."""
         self._loader.check(gradients)
 
-    def made(self, peers: Sequence[PsPeer], number: int, step: int) -> None:
+    def made(self, peers: Sequence[PsPeer], number: int, step: int) -> int:
         """The next push to each of these ps, which was announced if they are several, was made in one round trip.
-        `number`: of that to the step ps; `step`: the one that it made."""
-        self._connection.steps.pushed(number, step)
+        `number`: of that to the step ps; `step`: the one that it has told. Returns the push's step."""
+        steps = self._connection.steps
+        step = step_of(step, steps.step, steps.local_step + 1, self.counted_apart)
+        steps.pushed(number, step)
         self.acknowledged += 1
         if len(peers) == 1:
             self.numbers[peers[0].ps] += 1
         else:
             self.numbers = self._sent[1]
+        return step
 
     def announce(self) -> None:
         """Note, before anything of it leaves, that a push to all of several ps has begun (see `Home.track`)."""
@@ -226,24 +246,40 @@ class Pushes:
         if self.assigned is not None:
             values = self.assigned.waiting
         operation.values = values
-        for peer in connection.peers.values():
-            told = clock if peer.ps == connection.agreed.step_ps else 0
-            about = self.begin_message(peer, lend and peer.lane.on, told)
+        step_ps = connection.agreed.step_ps
+        for ps, peer in connection.peers.items():  # the step ps is the first
+            about = self._begin_message(peer, lend and peer.lane.on, clock if ps == step_ps else 0)
+            if ps != step_ps and step_ps not in found and not values:
+                about = about._replace(counted_by=next(iter(found), ps))
             cargo = self._loader.cargo(peer, gradients, about, values)
             if cargo is not None:
-                found[peer.ps] = cargo
+                found[ps] = cargo
+        if not found and not values:
+            peer = connection.peers[step_ps]
+            found[step_ps] = self._loader.empty(peer, self._begin_message(peer, lend and peer.lane.on, clock))
+        first = next(iter(found.values()), None)
+        if first is not None and first.peer.ps in (step_ps, first.about.counted_by):
+            self._count_by(first)
         return operation
 
-    def begin_message(self, peer: PsPeer, lend: bool, clock: int = 0) -> About:
+    def _begin_message(self, peer: PsPeer, lend: bool, clock: int) -> About:
         """The common fields of the messages of the next push to a ps. `clock`: for the step ps in bounded mode."""
-        connection, lane, times = self._connection, peer.lane, self.times
-        steps, ps = connection.steps, peer.ps
-        tells = ps == connection.agreed.step_ps and times.at >= times.due_at
+        connection, ps = self._connection, peer.ps
         return About(
-            connection.membership.epoch, self.numbers[ps] + 1,
-            steps.local_step, self.pulled[ps], clock, lend, lane.all_released_below(),
-            times.take_told() if tells else NOTHING,
+            connection.membership.epoch, self.numbers[ps] + 1, connection.steps.local_step, self.pulled[ps], clock,
+            lend, peer.lane.all_released_below(),
         )  # fmt: skip
+
+    def _count_by(self, cargo: Cargo) -> None:
+        """The ps of this cargo counts the push, and is told what the time of the session's loop goes to."""
+        self.counted_apart |= cargo.about.counted_by != STEP_PS
+        if self.times.at >= self.times.due_at:
+            cargo.about = cargo.about._replace(times=self.take_times())
+
+    def take_times(self) -> list[Any]:
+        """What the time of the session's loop goes to, as `Push.times` has it."""
+        told = self.times.take_told()
+        return [*told, self.acknowledged] if self.counted_apart else told
 
     def send(self, operation: PushOp) -> None:
         """Send a prepared push. Nothing else may be pushed in between."""
@@ -264,12 +300,20 @@ class Pushes:
         results and the run goes on. Returns how many pushes are acknowledged."""
         connection, deadline = self._connection, self._waiter.deadline(timeout)
         self.account()
-        while self.under_way and (len(self.under_way) >= WINDOW or connection.membership.settles):
+        while self.under_way and (self._is_full or connection.membership.settles):
             self._waiter.wait(self.under_way[0], max(0.0, deadline - connection.caller.now()), "an earlier push")
             self.account()
         if connection.membership.settles:
             self._waiter.recover(deadline)
         return self.acknowledged
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether so many pushes are in flight, or have followed one that is, that with one more a ps would forget a
+        result which is not here."""
+        flying = [transfer for operation in self.under_way for transfer in operation.transfers.values()]
+        follow = any(self.numbers[t.ps] - t.push >= WINDOW - 1 for t in flying if not t.complete)
+        return follow or len(self.under_way) >= WINDOW
 
     def account(self) -> None:
         """Account for the pushes that are complete, once each, in the run epoch that they belong to."""
@@ -278,7 +322,7 @@ class Pushes:
             self.under_way.remove(operation)
             if connection.compression is not None:
                 connection.compression.settle(operation, connection.agreed.plan, operation.applied)
-            result = operation.settle(connection.steps.step)
+            result = operation.settle(connection.steps.step, self.counted_apart)
             done = operation.error is None and result.accepted
             if self.assigned is not None:
                 self.assigned.settled(operation.values, done)
@@ -288,6 +332,8 @@ class Pushes:
             self.acknowledged += done and not operation.assigns
             if (leading := answers.get(connection.agreed.step_ps)) is not None:
                 connection.steps.pushed(leading.number, leading.step)
+            if self.counted_apart:
+                connection.steps.saw(result.step)
             self._tell(operation)
 
     def assign(self, values: Mapping[int, Array], timeout: float | None) -> None:

@@ -909,7 +909,7 @@ class Session:
 
         Returns:
             The counters by task name, such as "ps:0". Those of a ps have this session's own under "sessions", and there
-            on the ps that counts the steps "times": seconds for which the session's loop has read data (`read_s`), has
+            on the ps that counts its pushes "times": seconds for which the session's loop has read data (`read_s`), has
             computed (`computed_s`), has moved values and gradients (`moved_s`) and has waited for others (`waited_s`)
             since the session joined. A push tells them, one in 50 ms. A ps with keyed tables has "tables": of each its
             `rows`, how many it may have (`most`), bytes (`nbytes`), and keys that are counted and have no row yet

@@ -204,14 +204,33 @@ def imbalance(bytes_per_task: Mapping[int, int]) -> float:
     return max(bytes_per_task.values()) * len(bytes_per_task) / total if total else 1.0
 
 
-def describe(bytes_per_task: Mapping[int, int]) -> str:
-    """The plan as a short table: bytes and share of each ps task, and max over mean."""
-    total = sum(bytes_per_task.values())
-    lines = [f"{'ps':>4}  {'bytes':>18}  {'share':>6}"]
+def describe(
+    bytes_per_task: Mapping[int, int], moved: Mapping[int, tuple[int, int]] | None = None,
+    rows: Mapping[str, int] | None = None,
+) -> str:  # fmt: skip
+    """The plan as a short table: bytes and share of each ps task, and max over mean.
+
+    Args:
+        bytes_per_task: Bytes of the values.
+        moved: With several tasks also shown: the bytes that a step of one worker moves to each and from it.
+        rows: The bytes of a row of each table whose rows come on top, by its name.
+    """
+    total, moved = sum(bytes_per_task.values()), {} if moved is None or len(bytes_per_task) == 1 else moved
+    lines = [f"{'ps':>4}  {'bytes':>18}  {'share':>6}" + (f"  {'a step: in':>18}  {'out':>18}" if moved else "")]
     for task, size in sorted(bytes_per_task.items()):
         lines.append(f"{task:>4}  {size:>18,}  {size / total if total else 0:>6.1%}")
+        if moved:
+            lines[-1] += "  {:>18,}  {:>18,}".format(*moved[task])
+    if moved and rows:
+        named = [f"{nbytes:,} bytes for each of {name}" for name, nbytes in list(rows.items())[:MOST_TABLES]]
+        more = f", and {len(rows) - MOST_TABLES} more tables" if len(rows) > MOST_TABLES else ""
+        lines.append(f"and the rows that a step names, in and out: {', '.join(named)}{more}")
     lines.append(f"max over mean {imbalance(bytes_per_task):.2f}")
     return "\n".join(lines)
+
+
+MOST_TABLES = 3
+"""How many tables a plan names."""
 
 
 def _positive(n: object) -> int:

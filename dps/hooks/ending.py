@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 class StopAtStep(Hook):
     """Make `should_stop` true when the global step, which all workers share, reaches a number.
 
-    A run that is restored at or beyond the last step stops before its first push. Give exactly one argument.
+    A run that is restored at or beyond the last step stops before its first push. In async a session still makes the
+    push that it has begun when others reach the step, and with several ps it may hear of it some 20 ms later ("Steps on
+    several ps" in docs/guide/update-modes.md). Give exactly one argument.
 
     Args:
         last_step: The global step.

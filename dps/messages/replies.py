@@ -38,7 +38,8 @@ class Push:
     """The result of a push.
 
     Args:
-        step: The global step after the push; in sync mode the session's new local step.
+        step: The global step after the push; in sync mode the session's new local step. In async with several ps it is
+            what is known where the push is counted ("Steps on several ps" in docs/guide/update-modes.md).
         accepted: False: the push was dropped as too old, or undone by a rollback.
         staleness: How many versions were applied between the push's pull and the push; the largest over the shards.
         applied_by: Of a push that was not accepted: the ps that have applied their part of it all the same, such as

@@ -151,7 +151,8 @@ class ShardCut(Message, kind=49, roles=ANSWER):
     layout, how often its optimizer was applied; `pushes` lists [incarnation, number of its last push with a result];
     `digest`: of the pushes that the shard has applied in this run epoch, those of ended sessions included; `tables`: of
     each keyed table here, in the order of the layout, how many rows it has, how often its optimizer was applied, and
-    how many keys it counts that have no row yet."""
+    how many keys it counts that have no row yet; `counted`: the steps that this shard counts (`Shard.counted`), of
+    which all shards together have the global step."""
 
     step: int
     counter: int
@@ -159,6 +160,7 @@ class ShardCut(Message, kind=49, roles=ANSWER):
     pushes: list[Any] = NOTHING
     digest: int = 0
     tables: list[list[int]] = NOTHING
+    counted: int = 0
 
 
 class SaveShard(Message, kind=50, roles=CHIEF_ONLY):

@@ -194,6 +194,8 @@ class Probed(Message, kind=18, roles=ANSWER):
 # -- push -------------------------------------------------------------------------------------------------
 
 EMPTY, RUN, PARTS, SHARED = 0, 1, 2, 3
+STEP_PS = -1
+"""`Push.counted_by` of a push that the step ps counts."""
 DENSE, ROWS, PACKED, VALUE = 0, 1, 2, 3
 
 
@@ -225,13 +227,16 @@ class Push(Message, kind=20, roles=WORKERS):
     released: int = 0
     """As of Pull."""
     times: list[Any] = NOTHING
-    """For the step ps, in some pushes: seconds for which the session's loop has read data, has computed and was in the
-    session's calls since the incarnation began, up to this push; and the session's timeout (0: none)."""
+    """For the ps that counts the push, in some pushes: seconds for which the session's loop has read data, has computed
+    and was in the session's calls since the incarnation began, up to this push; the session's timeout (0: none); and,
+    of a session whose pushes are counted on several ps, how many pushes had their result before."""
+    counted_by: int = STEP_PS
+    """The ps that counts the push as a step: STEP_PS, or another one if nothing of it goes to the step ps."""
     arrays: tuple[Array, ...] = ()
 
     def compact(self) -> tuple[int, ...] | None:
         """The usual case: gradients of all of a shard, in memory that begins with them."""
-        if self.form != SHARED or self.times or self.offsets or self.arrays:
+        if self.form != SHARED or self.times or self.offsets or self.arrays or self.counted_by != STEP_PS:
             return None
         if len(self.parts) != 2 or self.parts[1] != 0:
             return None
@@ -400,6 +405,18 @@ class Decide(Message, kind=31, roles=PS_ONLY):
     cut: str
 
 
+# -- ps to ps, counting of steps --------------------------------------------------------------------------
+
+
+class CountSteps(Message, kind=32, roles=PS_ONLY):
+    """A ps tells the step ps how many pushes of this run epoch it has applied and counts as steps, because nothing of
+    them went to the step ps (`Push.counted_by`). Answered with Token, the step with them."""
+
+    epoch: int
+    ps: int
+    pushes: int
+
+
 # -- published versions ------------------------------------------------------------------------------------
 
 CUT = "version "
@@ -426,6 +443,8 @@ class VersionCut(Message, kind=131, roles=ANSWER):
     step: int
     counter: int
     number: int
+    counted: int = 0
+    """As of ShardCut."""
 
 
 class CommitVersion(Message, kind=132, roles=CHIEF_ONLY):

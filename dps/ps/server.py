@@ -29,6 +29,7 @@ from dps.messages.sessions import (
     CUT,
     WINDOW,
     CommitVersion,
+    CountSteps,
     Credit,
     CutVersion,
     Decide,
@@ -253,7 +254,7 @@ class PsActor(Actor):
         return {
             "state": "ready" if shard.is_ready else "filling", "epoch": shard.epoch, "step": shard.store.step,
             "version": shard.store.counter, "nbytes": shard.layout.data_nbytes, "leases": shard.store.leased(),
-            "sessions": {ledger.name: ledger.counters() for ledger in by_pushes},
+            "sessions": {ledger.name: ledger.counters(shard.is_step_ps) for ledger in by_pushes},
             "update": self._configuration.settings["update"], "standstill": shard.mode.standstill(),
             "waits": shard.mode.waiting_for(), "refused_messages": self.node.refused_messages, **shard.counts,
             **({"tables": shard.store.described_tables()} if shard.store.tables else {}),
@@ -381,6 +382,12 @@ class PsActor(Actor):
             raise Aborted(f"{self.node.name} is not ready in run epoch {message.epoch}")
         shard.mode.on_report(message)
         self.node.answer(sender)
+
+    def on_CountSteps(self, message: CountSteps, sender: Sender) -> None:
+        shard = self._shard(message.epoch)
+        if not shard.is_ready:
+            raise Aborted(f"{self.node.name} is not ready in run epoch {message.epoch}")
+        shard.mode.count_steps(message, sender)
 
     def on_Decide(self, message: Decide, sender: Sender) -> None:
         shard = self._shard(message.epoch)

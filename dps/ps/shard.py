@@ -14,6 +14,7 @@ from dps.messages.sessions import APPLIED, CUT, Pushed
 from dps.ps.intake.borrowed import Borrowed
 from dps.ps.intake.credit import Credits
 from dps.ps.intake.ledger import Ledger
+from dps.ps.modes.counting import StepCounts
 from dps.ps.modes.mode import Mode
 from dps.ps.serving.reading import ShardReads
 from dps.ps.serving.saving import Saving
@@ -52,7 +53,7 @@ class Shard:
         self.ledgers: dict[int, Ledger] = {}
         self.members: Members | None = None
         """The newest list of sessions; None while the shard has no first values."""
-        self.saving = Saving(self.store, plan, ps, node, self._results)
+        self.saving = Saving(self.store, plan, ps, node, self._results, lambda: self.counted)
         self._outcomes: dict[int, tuple[int, list[Any]]] = {}
         """What became of the pushes of sessions that have ended, and under which version of the members."""
         self.checks_finite = bool(settings.get("check_finite", True))
@@ -61,6 +62,7 @@ class Shard:
         self.ended = False
         """Whether a newer run epoch has replaced this shard. Answers to its requests are then ignored."""
         self.mode: Mode
+        self.step_counts = StepCounts()
         self._digest = 0
         """The sum of the hashes of all pushes that were applied."""
         self.counts = {"applied": 0, "dropped": 0, "refused": 0, "pulls": 0, "copied_pulls": 0, "aborted": 0}
@@ -93,6 +95,14 @@ class Shard:
     def tables(self) -> Mapping[int, KeyedTable]:
         """The keyed tables, by the indices of their parts."""
         return self.store.tables
+
+    @property
+    def counted(self) -> int:
+        """The steps that this shard counts. On the step ps: the one that the run epoch began with, and the pushes (in
+        sync the steps) that it has applied; on another ps the pushes that count there. All shards together have the
+        global step."""
+        own = self.step_counts
+        return self.store.step - own.taken if self.is_step_ps else own.counted
 
     @property
     def is_ready(self) -> bool:

@@ -89,6 +89,8 @@ class ModesTuning:
     so that a session that has its token can continue. Most pushes are decided sooner."""
     late_share: float = 0.8
     """The part of a reader's timeout after which a worker that hangs no longer counts."""
+    count_s: float = 0.02
+    """How long a ps gathers the pushes that it counts, until it tells the step ps of them, s."""
 
 
 @record

@@ -13,6 +13,7 @@ from dps.cluster.device import Device
 from dps.cluster.partition import split_rows
 from dps.errors import ConfigError, PlacementError, ProtocolError
 from dps.process.record import record, replace
+from dps.transport.dtypes import dtype_of
 from dps.variables import columns
 from dps.variables import tables as keyed
 from dps.variables.columns import Part, PerObject, VariableSpec
@@ -139,6 +140,24 @@ class Plan:
     def bytes_per_ps(self) -> dict[int, int]:
         """Bytes of the values on each ps."""
         return {ps: sum(a.nbytes for a in layout.arenas) for ps, layout in self.layouts.items()}
+
+    def moved_per_ps(self) -> dict[int, tuple[int, int]]:
+        """Bytes that a step of one worker moves to each ps, with the gradients of all variables that are trained, and
+        from it, with all values. Without rows: those of sparse variables and of keyed tables are what a step names."""
+        dense = {ps: [a for a in layout.arenas if not a.sparse] for ps, layout in self.layouts.items()}
+        return {
+            ps: (sum(a.nbytes for a in arenas if a.optimizer is not None), sum(a.nbytes for a in arenas))
+            for ps, arenas in dense.items()
+        }
+
+    def row_nbytes(self) -> dict[str, int]:
+        """Bytes of a row of each variable that is read and pushed by rows, and of each keyed table, by name."""
+        sparse = [parts[0] for spec, parts in zip(self.variables, self.parts_of, strict=True) if spec.sparse]
+        found = {
+            self.variables[part.variable].name: part.row_size * dtype_of(self.variables[part.variable].dtype).itemsize
+            for part in sparse
+        }
+        return found | {table.name: table.dim * dtype_of(table.dtype).itemsize for table in self.tables}
 
     def slot_bytes_per_ps(self) -> dict[int, int]:
         """Bytes of the slots on each ps: those of the optimizers, and moving averages. An optimizer that this process

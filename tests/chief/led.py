@@ -123,7 +123,8 @@ class Led:
         run = self.chief.epochs.run
         for question in self.desk.take(CutShard):
             parts = [part for part in run.plan.parts if f"ps:{part.ps}" == question.to.address] if run else []
-            question.answer(ShardCut(step, step, [step] * len(parts)))
+            counted = step if run is not None and question.to.address == f"ps:{run.plan.ps[0]}" else 0
+            question.answer(ShardCut(step, step, [step] * len(parts), counted=counted))
         for question in self.desk.take(SaveShard):
             question.answer(error or self._written(question))
 

@@ -43,11 +43,14 @@ class Run:
     def position(self, name: str) -> bytes:
         return bytes(self.storage.read(f"run/{name}/input.json"))
 
-    def cut(self, steps: tuple[int, int], counters: tuple[int, int] = (9, 7)) -> list[Question]:
-        """Both shards are copied; what the ps are asked next."""
-        for question, step, counter, applied in zip(self.desk.take(), steps, counters, ([4], [0]), strict=True):
+    def cut(
+        self, steps: tuple[int, int], counters: tuple[int, int] = (9, 7), counted: tuple[int, int] | None = None
+    ) -> list[Question]:  # fmt: skip
+        """Both shards are copied; what the ps are asked next. `counted` None: the step ps counts all steps."""
+        about = zip(steps, counters, ([4], [0]), counted or (steps[0], 0), strict=True)
+        for question, (step, counter, applied, own) in zip(self.desk.take(), about, strict=True):
             assert isinstance(question.message, CutShard) and question.message.epoch == 2
-            question.answer(ShardCut(step, counter, applied))
+            question.answer(ShardCut(step, counter, applied, counted=own))
         return self.desk.take()
 
     def write(self, questions: list[Question]) -> None:
@@ -80,6 +83,17 @@ def test_the_step_of_an_async_checkpoint_is_that_of_the_step_ps_and_versions_are
     run.write(run.cut((12, 10), (12, 10)))
     manifest = load(run.storage, "run", "step-000000000012-epoch-000002")
     assert manifest.step == 12 and [shard.version for shard in manifest.shards] == [12, 10]
+
+
+def test_the_step_is_what_all_shards_count_and_where_another_ps_counts_they_are_not_said_to_be_even() -> None:
+    run = Run()
+    run.save()
+    run.write(run.cut((14, 13), counted=(12, 3)))  # the step ps has heard of two of the three
+    manifest = load(run.storage, "run", "step-000000000015-epoch-000002")
+    assert manifest.step == run.results[0][1] == 15 and not manifest.even
+    run.save()
+    run.write(run.cut((16, 15), (10, 8), counted=(16, 0)))
+    assert load(run.storage, "run", "step-000000000016-epoch-000002").even
 
 
 def test_a_step_that_is_saved_is_not_written_again() -> None:
@@ -117,7 +131,7 @@ def test_a_ps_that_fails_fails_the_save_and_the_next_one_is_new(error: Exception
     run.save()
     first, second = run.desk.take()
     second.answer(error)
-    first.answer(ShardCut(12, 9, [4]))
+    first.answer(ShardCut(12, 9, [4], counted=12))
     assert run.results == [(error, -1)] and not run.checkpoints.is_busy and run.desk.take() == []
     run.save()
     run.write(run.cut((13, 13)))

@@ -42,7 +42,7 @@ class Run:
 
     def cut(self, numbers: tuple[int, int] = (0, 0), step: int = 7) -> None:
         for question, number in zip(self.desk.take(CutVersion), numbers, strict=True):
-            question.answer(VersionCut(step, 9, number))
+            question.answer(VersionCut(step, 9, number, step if question.to.address == REFS[0].address else 0))
 
     def commit(self) -> list[CommitVersion]:
         asked = self.desk.take(CommitVersion)

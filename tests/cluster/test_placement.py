@@ -119,6 +119,19 @@ def test_the_plan_is_a_short_table() -> None:
     ]
 
 
+def test_with_several_ps_the_table_has_what_a_step_moves_over_the_link_of_each() -> None:
+    rows = {"emb": 128, "more": 4, "a": 8, "b": 8}
+    assert describe({0: 3000, 1: 1000}, {0: (1000, 3000), 1: (1000, 1000)}, rows).splitlines() == [
+        "  ps               bytes   share          a step: in                 out",
+        "   0               3,000   75.0%               1,000               3,000",
+        "   1               1,000   25.0%               1,000               1,000",
+        "and the rows that a step names, in and out: 128 bytes for each of emb, 4 bytes for each of more, 8 bytes for "
+        "each of a, and 1 more tables",
+        "max over mean 1.50",
+    ]
+    assert describe({0: 3000}, {0: (1000, 3000)}, rows) == describe({0: 3000})
+
+
 def test_a_plan_without_bytes_is_even() -> None:
     assert describe({0: 0}).splitlines()[1:] == ["   0                   0    0.0%", "max over mean 1.00"]
 

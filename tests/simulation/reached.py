@@ -31,10 +31,12 @@ ROOMS = {
 }
 ELSEWHERE = {
     "thread_pool.py", "device_memory.py", "exchanges.py", "making.py", "holding.py", "versions.py", "index.py",
+    "counting.py",
 }  # fmt: skip
 """Of the store: threads, the memory of GPUs and the index of keys, which have property tests, and first values that the
 ps make, which have seeds of their own (tests/simulation/test_made.py). Of the modes: what strategies exchange in sync,
-which has seeds of its own (tests/strategy/test_reduced_under_faults.py)."""
+which has seeds of its own (tests/strategy/test_reduced_under_faults.py), and steps that another ps counts
+(tests/simulation/test_apart.py)."""
 
 
 def files() -> Iterator[tuple[str, Path]]:

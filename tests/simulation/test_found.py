@@ -13,6 +13,7 @@ from dps.errors import DeadlineExceeded
 from dps.launch.commands.simulate import SimulatedCluster
 from dps.messages.sessions import Decide
 from dps.ps.modes.sync import SyncMode
+from dps.ps.serving.reading import ShardReads
 from dps.transport.sim import Kill, Network, Partition, Pause
 from tests.simulation.scenario import run, scenario, varied, varied_with_kills
 
@@ -194,3 +195,27 @@ def test_a_session_that_came_too_late_to_take_part_joins_again_in_its_next_call(
 def test_a_refused_push_brings_nobody_nearer_in_bounded_mode() -> None:
     found = run(varied("bounded", 3061))  # a worker read while another one, whose push was refused, was 2 behind
     assert not found, "\n".join(found)
+
+
+def test_a_result_that_was_lost_is_still_there_after_many_more_pushes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that waited for the results of later pushes alone sent more than a ps remembers results of."""
+    answer: Any = ShardReads.answer_push
+    lost: list[Any] = []
+
+    def answered(self: ShardReads, sender: Any, result: Any, *more: Any, **settings: Any) -> None:
+        if result.number == 2 and not lost:
+            lost.append(result)
+        else:
+            answer(self, sender, result, *more, **settings)
+
+    def program(server: Any) -> list[bool]:
+        given = {"a": np.ones(4)}
+        with dps.Session(server, {"a": np.zeros(4)}, optimizer=dps.optim.SGD(1.0), timeout=20) as session:
+            session.push(given)
+            early = session.push_async(given)
+            later = [session.push_async(given).result().accepted for _ in range(20)]
+            return [early.result().accepted, *later]
+
+    monkeypatch.setattr(ShardReads, "answer_push", answered)
+    done = dps.simulate(program, update="async", network=Network(latency_s=1e-3))
+    assert lost and not done.errors and done.results == [[True] * 21]

@@ -193,8 +193,8 @@ def test_a_checkpoint_that_is_cut_at_different_steps_is_caught(monkeypatch: pyte
 @pytest.mark.parametrize("mode", ["async", "bounded"])
 def test_a_cut_that_forgets_a_session_is_caught(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def forgets(self: saving.Saving, *given: Any) -> None:
-        *others, pushes = given
-        made(self, *others, lambda: (pushes()[0][1:], 0))
+        *others, pushes, counted = given
+        made(self, *others, lambda: (pushes()[0][1:], 0), counted)
 
     made = saving.Saving.__init__
     monkeypatch.setattr(saving.Saving, "__init__", forgets)

@@ -215,7 +215,8 @@ def test_a_lost_ps_rolls_everybody_back_and_nothing_is_raised_in_the_loop(update
     assert step == 4 and lost in (2, 3, 4)
     assert found["refused"] == [dps.Push(4, False)] and found["incarnations"] == 2
     assert (found["a"], found["b"]) == (10.0, 10.0)
-    assert any(f"rolled back to step 4 in run epoch 2, {lost} steps lost" in text for text in said)
+    least = "at least " if isinstance(update, dps.Async) else ""  # the lost ps may have counted more
+    assert any(f"rolled back to step 4 in run epoch 2, {least}{lost} steps lost" in text for text in said)
 
 
 def test_a_push_that_waits_for_its_token_and_a_pull_that_waits_come_back_from_a_rollback() -> None:

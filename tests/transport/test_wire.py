@@ -19,7 +19,7 @@ import dps.messages.sessions  # noqa: F401  registers the kinds
 from dps.actors.answers import Done, Waiting
 from dps.errors import ProtocolError
 from dps.messages.runs import Stats
-from dps.messages.sessions import APPLIED, SHARED, Credit, Lookup, Pull, Push, Pushed, SharedValues, Values
+from dps.messages.sessions import APPLIED, SHARED, STEP_PS, Credit, Lookup, Pull, Push, Pushed, SharedValues, Values
 from dps.transport import wire
 from dps.transport.message import FORMS, Message, changed
 from dps.transport.wire import Envelope, decode, encode, peek
@@ -76,7 +76,7 @@ USUAL = (
     st.builds(
         Push, SMALL, SMALL, SMALL, SMALL, FORM, SMALL, st.just([]) | st.lists(SMALL, max_size=2),
         st.tuples(PLACES, st.just(0) | PLAIN).map(list) | st.lists(PLACES, max_size=3), SMALL, st.booleans(), SMALL,
-        st.just([]) | st.lists(st.floats(allow_nan=False) | SMALL, max_size=4), ARRAYS,
+        st.just([]) | st.lists(st.floats(allow_nan=False) | SMALL, max_size=4), st.just(STEP_PS) | SMALL, ARRAYS,
     )
     | st.builds(
         Pushed, SMALL, st.sampled_from(["applied", "dropped"]), SMALL, SMALL, SMALL, st.sampled_from(["", "why"]), LENT,

@@ -66,9 +66,9 @@ class Monitor:
         return rows
 
     def _flows(self, ps: str, values: Mapping[str, Any]) -> Stats:
-        """The rates of each session of a ps: pushes, bytes received and bytes sent."""
+        """The rates of each session of a ps: pushes that no other ps counts, bytes received and bytes sent."""
         return {
-            name: {what: self._rate((ps, name, what), session[what]) for what in ("pushes", "received", "sent")}
+            name: {what: self._rate((ps, name, what), session[what]) for what in ("counted", "received", "sent")}
             for name, session in values.get("sessions", {}).items()
         }
 
@@ -101,14 +101,14 @@ def _of_worker(progress: Sequence[Any] | None, batch: int | None) -> dict[str, A
 
 
 def _of_session(name: str, stats: Stats, flows: Stats, batch: int | None) -> dict[str, Any]:
-    """The figures of a worker, as the ps that it has a session with tell them: each gets every push of it, or its part.
+    """The figures of a worker, as the ps that it has a session with tell them: each push is counted by one of them.
     `batch`: examples in a push, None: it has not said."""
     moved: dict[str, Any] = {"MB/s in": _megabytes(flows, "sent"), "MB/s out": _megabytes(flows, "received")}
     told = [stats[ps]["sessions"][name] for ps in flows]
     if not any(session["pushes"] for session in told):  # it only reads
         return moved
-    rates = [each["pushes"] for each in flows.values()]
-    pushes = None if None in rates else max(rates)
+    rates = [each["counted"] for each in flows.values()]
+    pushes = None if None in rates else sum(rates)
     moved |= {
         "step": max(session["step"] for session in told),
         "staleness": max(session["staleness"] for session in told),

@@ -80,12 +80,13 @@ class Recent(NamedTuple):
 
 def worker_times(ps: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """What the time of each worker goes to, by its name, out of the reports of the ps. Workers that have told nothing
-    are missing."""
+    are missing. Of a worker that has told several ps, the last report counts."""
     found: dict[str, dict[str, Any]] = {}
     for values in ps.values():
         for name, session in values.get("sessions", {}).items():
-            if "times" in session:
-                found[name] = session["times"]
+            times = session.get("times")
+            if times is not None and times["steps"] >= found.get(name, times)["steps"]:
+                found[name] = times
     return dict(sorted(found.items(), key=lambda item: (len(item[0]), item[0])))
 
 

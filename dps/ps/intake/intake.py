@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dps.errors import ProtocolError
-from dps.messages.sessions import Push
+from dps.messages.sessions import STEP_PS, Push
 from dps.ps.intake.borrowed import writable
 from dps.ps.store.draft import Draft
 from dps.ps.store.gradients import Gradient, GradientPieces, not_finite
@@ -199,6 +199,7 @@ class PushOf(NamedTuple):
     step: int
     counter: int = -1
     clock: int = 0
+    counted_by: int = STEP_PS
 
 
 @dataclass(slots=True)

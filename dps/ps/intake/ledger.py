@@ -34,6 +34,8 @@ class Ledger:
         """All numbers up to this one have results."""
         self.applied = 0
         """The number of those pushes that were applied and had a gradient; not counted in sync mode."""
+        self.counted = 0
+        """The number of those pushes that count here as steps, on a ps that is not the step ps."""
         self.pulled = 0
         """Version counter that the session last pulled."""
         self.received = self.sent = 0
@@ -65,15 +67,15 @@ class Ledger:
             self.times = WorkerTimes()
         self.times.record_report(told, self.done, self.waited_s)
 
-    def counters(self) -> dict[str, Any]:
-        """For people: how many pushes have results, step and staleness of the last one, bytes, and what the time of the
-        session's loop goes to, if it has told."""
+    def counters(self, of_step_ps: bool = True) -> dict[str, Any]:
+        """For people: how many pushes have results, how many of them no other ps counts, step and staleness of the last
+        one, bytes, and what the time of the session's loop goes to, if it has told."""
         last = self.results.get(self.done)
         step, staleness = (0, 0) if last is None else (last.step, last.staleness)
         times = {} if self.times is None else {"times": self.times.as_dict()}
         return {
-            "pushes": self.done, "step": step, "staleness": staleness, "received": self.received, "sent": self.sent,
-            **times,
+            "pushes": self.done, "counted": self.done if of_step_ps else self.counted, "step": step,
+            "staleness": staleness, "received": self.received, "sent": self.sent, **times,
         }  # fmt: skip
 
     def stage_push(self, staged: Staged, nbytes: int) -> Staged:

@@ -30,7 +30,8 @@ def receive(
     ledger.check_reach(number)
     if form in (RUN, SHARED) and message.nbytes != layout.gradient_nbytes:
         raise ProtocolError(f"a dense push to this shard has {layout.gradient_nbytes} bytes, got {message.nbytes}")
-    push = PushOf(ledger.task, ledger.incarnation, number, message.step, message.counter, message.clock)
+    of = ledger.task, ledger.incarnation, number
+    push = PushOf(*of, message.step, message.counter, message.clock, message.counted_by)
     if form == RUN:
         intake = ledger.arriving.get(number)
         if intake is None:

@@ -55,13 +55,14 @@ class WorkerTimes:
         and ps load and compile."""
 
     def record_report(self, told: Sequence[Any], steps: int, waited_s: float) -> None:
-        """Take what came with a push. `steps`: how many earlier pushes have results; `waited_s`: how long they and the
-        pulls have waited for other workers.
+        """Take what came with a push. `steps`: how many earlier pushes have results, unless the session tells that
+        itself; `waited_s`: how long they and the pulls have waited for other workers.
 
         Lower sums than before came with a push that was sent again, and change nothing. Raises ProtocolError for
-        anything but four numbers from 0 to 1e9.
+        anything but four numbers from 0 to 1e9, or five.
         """
-        read_s, computed_s, calls_s, self.patience_s = _checked(told)
+        read_s, computed_s, calls_s, self.patience_s, *own = _checked(told)
+        steps = int(own[0]) if own else steps
         before, sums = self._told, self.sums
         if read_s < before[0] or computed_s < before[1] or calls_s < before[2]:
             return
@@ -94,9 +95,8 @@ def _is_enough(piece: LoopSums) -> bool:
     return piece.steps >= LEAST_STEPS and piece.total_s >= LEAST_S
 
 
-def _checked(told: Sequence[Any]) -> tuple[float, float, float, float]:
+def _checked(told: Sequence[Any]) -> list[float]:
     good = [type(value) in (int, float) and math.isfinite(value) and 0 <= value <= MOST_S for value in told]
-    if len(good) != 4 or not all(good):
-        raise ProtocolError(f"times of a push: got {told!r:.80}, wanted four numbers of seconds from 0 to 1e9")
-    read_s, computed_s, calls_s, patience_s = map(float, told)
-    return read_s, computed_s, calls_s, patience_s
+    if len(good) not in (4, 5) or not all(good):
+        raise ProtocolError(f"times of a push: got {told!r:.80}, wanted four numbers of seconds from 0 to 1e9, or five")
+    return list(map(float, told))

@@ -19,6 +19,8 @@ from dps.messages.sessions import (
     DROPPED,
     REFUSED,
     SHARED,
+    STEP_PS,
+    CountSteps,
     Decide,
     Exchange,
     Pull,
@@ -31,6 +33,7 @@ from dps.process.telemetry import log
 from dps.ps.intake.intake import Applying, Gathering, Intake, Keeping, PushOf, Staged
 from dps.ps.intake.ledger import Ledger
 from dps.ps.modes.clocks import Clocks
+from dps.ps.modes.counting import Counting
 from dps.ps.serving.long_waits import Waits
 from dps.ps.serving.streaming_pull import StreamingPull
 from dps.ps.shard import Shard
@@ -77,6 +80,7 @@ class AsyncMode:
     def __init__(self, shard: Shard, settings: Async) -> None:
         self.shard, self.settings = shard, settings
         self.frees = not settings.compensation
+        self._counting = Counting(shard)
         self._askers: dict[tuple[int, int], Sender] = {}
         self._backups: dict[int, list[Array]] = {}
         self._assigned: deque[int] = deque(maxlen=MOST_ASSIGNED)
@@ -117,11 +121,9 @@ class AsyncMode:
         if not (self._is_plain_now and is_next and is_run):
             return False
         run = ledger.memory.flats(push.parts, layout)
-        step, staleness = self._step(push.step), self._staleness(push.counter)
-        gradient = Gradient(run, {}, checked=not shard.checks_finite)
-        if store.apply_update(
-            gradient, step, record=partial(self._record_applied, ledger, push.number, step, staleness, False)
-        ):
+        step, staleness = self._step(push.step, push.counted_by), self._staleness(push.counter)
+        gradient, about = Gradient(run, {}, checked=not shard.checks_finite), (step, staleness, False, push.counted_by)
+        if store.apply_update(gradient, step, record=partial(self._record_applied, ledger, push.number, *about)):
             return False
         ledger.received += push.nbytes
         shard.reading.answer_push(sender, ledger.results[push.number], push.lend, now=True)
@@ -148,7 +150,8 @@ class AsyncMode:
         least = store.runtime.tuning.store.ahead_pieces * self.shard.reading.piece_nbytes(push.incarnation)
         if store.layout.gradient_nbytes < least:
             return None
-        draft = store.open_draft(self._step(push.step), self._scale(staleness), reversible=True)
+        step = self._step(push.step, push.counted_by)
+        draft = store.open_draft(step, self._scale(staleness), reversible=True)
         if draft is not None and self.sends_early:
             draft.listener = StreamingPull(self.shard, push.incarnation, push.number, draft)
         return draft
@@ -226,6 +229,9 @@ class AsyncMode:
     def on_decide(self, message: Decide) -> None:
         """Does nothing: no step waits for other ps."""
 
+    def count_steps(self, message: CountSteps, sender: Sender) -> None:
+        self._counting.take_count(message, sender)
+
     @property
     def reached(self) -> int:
         return self.shard.store.step
@@ -284,8 +290,9 @@ class AsyncMode:
     def _publish_push(self, ledger: Ledger, staged: Staged, staleness: int, credit: bool) -> str:
         """Make a push the next version, and record its result; why it is refused, or ""."""
         draft, staged.draft = staged.draft, None
-        push, step = staged.push, self._step(staged.push.step)
-        about = ledger, push.number, step, staleness, credit
+        push = staged.push
+        step = self._step(push.step, push.counted_by)
+        about = ledger, push.number, step, staleness, credit, push.counted_by
         if draft is not None:
             self._backoff.record_try(draft.is_valid)
             try:
@@ -303,10 +310,12 @@ class AsyncMode:
         return self.shard.store.apply_update(gradient, step, scale, partial(record, *about))
 
     def _record_applied(
-        self, ledger: Ledger, number: int, step: int, staleness: int, credit: bool, counter: int
+        self, ledger: Ledger, number: int, step: int, staleness: int, credit: bool, counted_by: int, counter: int
     ) -> None:
         """A push will be, or is, version `counter`."""
         shard = self.shard
+        if counted_by == shard.ps and not shard.is_step_ps:
+            self._counting.count_push(ledger, number)
         ledger.applied += 1
         shard.record_result(
             ledger, Pushed(number, APPLIED, step, staleness, counter, "", credit=credit, settles=self._is_settling)
@@ -315,12 +324,12 @@ class AsyncMode:
         shard.node.runtime.record("applied", epoch=shard.epoch, counter=counter, step=step, pushes=pushes)
 
     def _record_and_answer(
-        self, ledger: Ledger, number: int, step: int, staleness: int, credit: bool, counter: int
+        self, ledger: Ledger, number: int, step: int, staleness: int, credit: bool, counted_by: int, counter: int
     ) -> None:
         """Answer a large push before the pass that applies it, because its memory is not the session's. Later requests
         of the session are handled after the pass. If the ps is lost in between, it loses all that it has applied.
         """
-        self._record_applied(ledger, number, step, staleness, credit, counter)
+        self._record_applied(ledger, number, step, staleness, credit, counted_by, counter)
         asker = self._askers.get((ledger.incarnation, number))
         if asker is None or self.shard.reading.lending.is_wanted(asker.incarnation, asker.request):
             return
@@ -350,10 +359,15 @@ class AsyncMode:
         only_set = len(self._assigned) - bisect_right(self._assigned, counter) if self._assigned else 0
         return max(0, self.shard.store.counter - counter - only_set)
 
-    def _step(self, computed_at: int) -> int:
-        """The step that a push makes if it is applied now."""
-        step = self.shard.store.step
-        return step + 1 if self.shard.is_step_ps else max(step, computed_at + 1)
+    def _step(self, computed_at: int, counted_by: int) -> int:
+        """The step that a push makes if it is applied now. On another ps than the step ps it is one that has been
+        reached: the highest that is known here, with this push where it is known that no other ps has counted it."""
+        shard, step = self.shard, self.shard.store.step
+        if shard.is_step_ps:
+            return step + (counted_by in (STEP_PS, shard.ps))
+        if counted_by == STEP_PS:
+            return max(step, computed_at + 1)
+        return max(step, computed_at, shard.step_counts.heard) + (counted_by == shard.ps)
 
     def _scale(self, staleness: int) -> float:
         """The factor of the learning rate for a push of this staleness."""

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from dps.actors.ref import Sender
 from dps.messages.runs import Members
-from dps.messages.sessions import Decide, Exchange, Pull, Push, Report
+from dps.messages.sessions import CountSteps, Decide, Exchange, Pull, Push, Report
 from dps.ps.intake.intake import Intake, PushOf, Staged
 from dps.ps.intake.ledger import Ledger
 
@@ -52,6 +52,9 @@ class Mode(Protocol):
 
     def on_report(self, message: Report) -> None:
         """Another ps reports complete pushes, in sync."""
+
+    def count_steps(self, message: CountSteps, sender: Sender) -> None:
+        """Another ps tells how many pushes it counts, in async. Raises ProtocolError in sync, where none does."""
 
     def on_decide(self, message: Decide) -> None:
         """The step ps has decided on a step, in sync."""

@@ -7,12 +7,14 @@ from typing import Any
 
 from dps.actors.answers import Waiting
 from dps.actors.ref import Sender
+from dps.errors import ProtocolError
 from dps.messages.runs import Members
 from dps.messages.sessions import (
     APPLIED,
     DROPPED,
     REFUSED,
     WINDOW,
+    CountSteps,
     Decide,
     Exchange,
     Pull,
@@ -251,6 +253,9 @@ class SyncMode:
             raise ValueError(f"{self.shard.node.name} is not the step ps; that is ps:{self.shard.step_ps}")
         self._report_to_quorum(self.quorum, message.ps, message.pushes)
         self._settle_exchanges()
+
+    def count_steps(self, message: CountSteps, sender: Sender) -> None:
+        raise ProtocolError(f"ps:{message.ps} counts {message.pushes} pushes as steps; in sync the step ps counts all")
 
     def on_decide(self, message: Decide) -> None:
         """A decision of the step ps; carried out when all earlier ones are."""

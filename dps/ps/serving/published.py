@@ -36,6 +36,8 @@ class _Copy:
     counter: int
     at_step: int
     """The shard's step, which in async is not that of the version."""
+    counted: int
+    """As of ShardCut."""
     arrays: list[Array]
     """The values of each arena."""
     number: int = 0
@@ -90,7 +92,7 @@ class PublishedVersions:
         store, newest = self._shard.store, self._newest
         if newest is None or newest.counter != store.counter:
             arrays = [memory.read(None, 0, None) for memory in store.arenas]
-            newest = _Copy(store.counter, store.step, arrays)
+            newest = _Copy(store.counter, store.step, self._shard.counted, arrays)
         self._cut = cut, newest
         self._answer_cut()
 
@@ -101,7 +103,7 @@ class PublishedVersions:
     def _answer_cut(self) -> None:
         if self._cut is not None and self._asked is not None and self._cut[0] == self._asked[0]:
             copy, sender = self._cut[1], self._asked[1]
-            self._shard.node.answer(sender, VersionCut(copy.at_step, copy.counter, copy.number))
+            self._shard.node.answer(sender, VersionCut(copy.at_step, copy.counter, copy.number, copy.counted))
 
     def commit(self, cut: str, number: int, label: str, step: int) -> None:
         """Keep the copy of a cut under a number. Raises DeadlineExceeded if there is no such copy any more."""
@@ -110,7 +112,7 @@ class PublishedVersions:
         if self._cut is None or self._cut[0] != cut or number <= max(self._kept, default=0):
             raise DeadlineExceeded(f"{self._shard.node.name} has no copy any more for the published version {number}")
         copy = self._cut[1]
-        self._kept[number] = _Copy(copy.counter, copy.at_step, copy.arrays, number, label, step)
+        self._kept[number] = _Copy(copy.counter, copy.at_step, copy.counted, copy.arrays, number, label, step)
         shard = self._shard
         shard.node.runtime.record("committed", epoch=shard.epoch, number=number, counter=copy.counter)
 

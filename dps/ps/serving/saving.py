@@ -53,10 +53,11 @@ class Saving:
     """Saves a shard in two halves: the copy, at its cut, and the file, when all ps have made their copies."""
 
     def __init__(
-        self, store: Store, plan: Plan, ps: int, node: Node, pushes: Callable[[], tuple[list[list[int]], int]]
-    ) -> None:
-        """`pushes` returns which pushes the shard has, as the last two fields of ShardCut."""
-        self._pushes = pushes
+        self, store: Store, plan: Plan, ps: int, node: Node, pushes: Callable[[], tuple[list[list[int]], int]],
+        counted: Callable[[], int],
+    ) -> None:  # fmt: skip
+        """`pushes` returns which pushes the shard has, as `pushes` and `digest` of ShardCut; `counted` as there."""
+        self._pushes, self._counted = pushes, counted
         self.store, self.plan, self.ps, self.node = store, plan, ps, node
         self._saves: dict[str, _Save] = {}
         self._to_write: deque[tuple[str, _Save]] = deque()
@@ -85,7 +86,8 @@ class Saving:
                 [len(table.keys), table.updates, 0 if table.counted is None else len(table.counted[0])]
                 for table in save.tables
             ]
-            save.cut = ShardCut(self.store.step, self.store.counter, applied, *self._pushes(), tables)
+            about = self.store.step, self.store.counter, applied
+            save.cut = ShardCut(*about, *self._pushes(), tables, self._counted())
             if save.cut_asked is not None:
                 self.node.answer(save.cut_asked, save.cut)
 

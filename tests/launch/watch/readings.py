@@ -22,7 +22,7 @@ EVIL = '</script><img src=x onerror=alert(1)>&\u2028"'
 
 def session(pushes: int, received: int = 0, sent: int = 0) -> dict[str, int]:
     """A session's row in the report of a ps."""
-    return {"pushes": pushes, "step": pushes, "staleness": 2, "received": received, "sent": sent}
+    return {"pushes": pushes, "counted": pushes, "step": pushes, "staleness": 2, "received": received, "sent": sent}
 
 
 def of_ps(epoch: int, step: int, sessions: dict[str, Any], applied: int | None = None) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def test_a_reader_reads_and_a_worker_also_writes() -> None:
     assert writes - reads >= {"Push", "Credit", "Init", "Save", "Restore", "Leave", "Publish"}
 
 
-def test_only_the_chief_configures_saves_and_stops_and_only_ps_report_and_decide() -> None:
+def test_only_the_chief_configures_saves_and_stops_and_only_ps_report_decide_and_count() -> None:
     alone = {
         role: {name for name in by_role(role) if not any(name in by_role(o) for o in ROLES if o != role)}
         for role in ROLES
@@ -54,7 +54,7 @@ def test_only_the_chief_configures_saves_and_stops_and_only_ps_report_and_decide
     own = {"Configure", "Members", "AskServing", "CutShard", "SaveShard", "StopTask", "Drain", "Serve", "TraceOrder"}
     publishes = {"CutVersion", "CommitVersion", "SettleVersion", "HoldPushes", "ResumePushes", "AskNumbers"}
     assert alone["chief"] == own | publishes
-    assert alone["ps"] == {"Report", "Decide"}
+    assert alone["ps"] == {"Report", "Decide", "CountSteps"}
 
 
 def test_an_operator_sees_how_a_run_does_ends_it_and_makes_tokens_and_a_token_only_enrols() -> None:
