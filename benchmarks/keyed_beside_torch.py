@@ -104,7 +104,7 @@ class Torch:
     def __init__(self, rows: int, dim: int) -> None:
         import torch
 
-        torch.sparse.check_sparse_tensor_invariants.disable()  # type: ignore[no-untyped-call]  # else it warns of itself
+        torch.sparse.check_sparse_tensor_invariants.disable()  # type: ignore[no-untyped-call,unused-ignore]  # else it warns of itself
         self._torch, self.bags = torch, Bags(0, rows, dim)
         self.table = torch.nn.EmbeddingBag.from_pretrained(
             torch.zeros(rows, dim), freeze=False, mode="sum", sparse=True

@@ -65,7 +65,7 @@ def test_as_the_program_of_a_role(how: str, code: int, tmp_path: Path) -> None:
     check(said["worker"], how)
 
 
-@ends
+@ends(*ENDS)
 def test_in_threads_of_a_local_cluster(how: str, code: int, capfd: pytest.CaptureFixture[str]) -> None:
     from tests.adapters.ends import STEPS, train
 
