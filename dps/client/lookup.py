@@ -64,8 +64,9 @@ def _table(connection: Connection, name: str, rows: Any, out: Any) -> _Table:
     row: tuple[int, ...]
     if name in plan.tables_by_name:
         indices = row_numbers(rows, f"keys of {name}")
-        parts: Sequence[Part | TablePart] = plan.table_parts[plan.tables_by_name[name]]
-        table = plan.tables[plan.tables_by_name[name] - len(plan.variables)]
+        index = plan.tables_by_name[name]
+        parts: Sequence[Part | TablePart] = plan.table_parts[index]
+        table = plan.table_of(index)
         dtype, row = table.dtype, (table.dim,)
         found = connection.row_lists.of(key_numbers(name, indices))
     elif name in plan.by_name:

@@ -238,7 +238,8 @@ class Pushes:
         window is full. `lend`: a ps on this machine may lend values with its result."""
         connection = self._connection
         self.check(gradients)
-        clock = self._make_room(timeout)
+        self._wait_for_room(timeout)
+        clock = self.acknowledged
         found: dict[int, Cargo] = {}
         operation = PushOp(connection, found, loss)
         if connection.compression is not None:
@@ -295,9 +296,9 @@ class Pushes:
             self._connection.membership.end()
             raise
 
-    def _make_room(self, timeout: float | None) -> int:
+    def _wait_for_room(self, timeout: float | None) -> None:
         """Wait until the send window has room for one more push; where a ps leaves, until all earlier ones have their
-        results and the run goes on. Returns how many pushes are acknowledged."""
+        results and the run goes on."""
         connection, deadline = self._connection, self._waiter.deadline(timeout)
         self.account()
         while self.under_way and (self._is_full or connection.membership.settles):
@@ -305,7 +306,6 @@ class Pushes:
             self.account()
         if connection.membership.settles:
             self._waiter.recover(deadline)
-        return self.acknowledged
 
     @property
     def _is_full(self) -> bool:

@@ -121,22 +121,36 @@ class PsActor(Actor):
         plan = as_applied(Plan.from_wire(message.plan), message.settings["update"])
         if message.shard not in plan.ps:
             raise ProtocolError(f"the plan has ps {list(plan.ps)}, not {message.shard}")
-        if self.shard is not None:
-            if self.shard.is_ready and self.shard.is_step_ps:
-                self._ended = self.shard.epoch, self.shard.mode.reached
-            self.shard.ended = True
-            self.shard.store.close()
-        self.epoch, self.shard, self._configuration, self._making = message.epoch, None, message, None
+        if self.shard is not None and self.shard.is_ready and self.shard.is_step_ps:
+            self._ended = self.shard.epoch, self.shard.mode.reached
+        self._close_shard()
+        self.epoch, self._configuration, self._making = message.epoch, message, None
         addresses = {int(task): str(address) for task, address in message.addresses}
         self.node.tickets.admit("ps", [(ticket, name, "ps", ()) for ticket, name in message.tickets])
         for address in addresses.values():
             self.node.present(address)
-        own = self.device, self.threads
         makes = not message.restore and any(spec.init is not None for spec in plan.variables)
         if makes:
             from dps.ps.store.making import Making, check_room  # here: most runs make none
 
             check_room(plan.layouts[message.shard].nbytes, self.node.name)
+        shard = self._make_shard(message, plan, addresses)
+        self.shard = shard
+        if makes:
+            self._making = Making(shard.store, plan, self.node.runtime.storage)
+            self.node.after(0.0, lambda: self._make_block(shard))
+
+    def _close_shard(self) -> None:
+        """The run epoch of the shard has ended, or its first values cannot be made."""
+        shard, self.shard = self.shard, None
+        if shard is not None:
+            shard.ended = True
+            shard.store.close()
+
+    def _make_shard(self, message: Configure, plan: Plan, addresses: dict[int, str]) -> Shard:
+        """A shard with its update mode, and the values of the checkpoint if it is restored. All that it runs is
+        compiled."""
+        own = self.device, self.threads
         shard = Shard(self.node, message.epoch, plan, message.shard, addresses, message.settings, *own)
         if message.restore:
             manifest = load_told(self.node.runtime.storage, message.checkpoint_dir, message.restore, self.node.name)
@@ -146,10 +160,7 @@ class PsActor(Actor):
         shard.mode = MODES[type(update)](shard, update)
         warm(shard.layout.arenas, shard.mode.least_pushes)
         warm_tables(shard.layout.tables)
-        self.shard = shard
-        if makes:
-            self._making = Making(shard.store, plan, self.node.runtime.storage)
-            self.node.after(0.0, lambda: self._make_block(shard))
+        return shard
 
     def _make_block(self, shard: Shard) -> None:
         """Make a block of first values, and the next one after the messages that are waiting."""
@@ -162,9 +173,8 @@ class PsActor(Actor):
                 return
             answer: Exception | None = None
         except Exception as error:
-            answer, self.shard = error, None
-            shard.ended = True
-            shard.store.close()
+            answer = error
+            self._close_shard()
         self._making = None
         self.node.runtime.record("first values", epoch=shard.epoch)
         if self._asked_to_make is not None:

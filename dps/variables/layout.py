@@ -36,7 +36,7 @@ def check_gradients(plan: Plan, found: Iterable[tuple[str, Any]]) -> dict[int, G
         if value is None:
             continue
         if name in plan.tables_by_name:
-            of_table = _checked_keys(plan.tables[plan.tables_by_name[name] - len(plan.variables)], value)
+            of_table = _checked_keys(plan.table_of(plan.tables_by_name[name]), value)
             if of_table.values.size:
                 gradients[plan.tables_by_name[name]] = of_table
             continue

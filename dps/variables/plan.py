@@ -87,8 +87,11 @@ class Plan:
 
     def name_of(self, index: int) -> str:
         """The name of a variable or a keyed table, by its index."""
-        known = len(self.variables)
-        return self.variables[index].name if index < known else self.tables[index - known].name
+        return self.variables[index].name if index < len(self.variables) else self.table_of(index).name
+
+    def table_of(self, index: int) -> TableSpec:
+        """The keyed table of an index of gradients."""
+        return self.tables[index - len(self.variables)]
 
     @functools.cached_property
     def table_parts(self) -> dict[int, tuple[TablePart, ...]]:

@@ -7,12 +7,9 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from dps.actors.answers import Waiting
 from dps.actors.ref import Sender
 from dps.errors import ConfigError, DeadlineExceeded
-from dps.kernels.halves import widened
 from dps.messages.runs import Members
 from dps.messages.sessions import (
     APPLIED,
@@ -33,15 +30,15 @@ from dps.process.telemetry import log
 from dps.ps.intake.intake import Applying, Gathering, Intake, Keeping, PushOf, Staged
 from dps.ps.intake.ledger import Ledger
 from dps.ps.modes.clocks import Clocks
+from dps.ps.modes.compensation import Compensation
 from dps.ps.modes.counting import Counting
 from dps.ps.serving.long_waits import Waits
 from dps.ps.serving.streaming_pull import StreamingPull
 from dps.ps.shard import Shard
 from dps.ps.store.draft import Draft
-from dps.ps.store.gradients import Gradient, GradientPieces, GradientSum, RowGradient
+from dps.ps.store.gradients import Gradient
 from dps.training.update_modes import Async, Bounded
 from dps.transport.tuning import ORDINARY
-from dps.transport.wire import Array
 
 if TYPE_CHECKING:
     from dps.ps.modes.holding import HeldPushes
@@ -82,7 +79,7 @@ class AsyncMode:
         self.frees = not settings.compensation
         self._counting = Counting(shard)
         self._askers: dict[tuple[int, int], Sender] = {}
-        self._backups: dict[int, list[Array]] = {}
+        self._compensation = Compensation(shard, settings.compensation)
         self._assigned: deque[int] = deque(maxlen=MOST_ASSIGNED)
         """The last versions that only set values, in rising order."""
         self._backoff = EarlyDraftBackoff(shard.node.runtime.tuning.store.most_skipped)
@@ -136,7 +133,7 @@ class AsyncMode:
         again.
         """
         about = push, self.shard.layout, self.shard.checks_finite
-        if self.settings.compensation:
+        if self._compensation.is_on:
             return Gathering(*about)
         draft = self._open_draft(push)
         return Keeping(*about) if draft is None else Applying(*about, draft, lets_go=self._is_alone)
@@ -171,14 +168,13 @@ class AsyncMode:
         return ""
 
     def record_pull(self, ledger: Ledger) -> None:
-        if self.settings.compensation:
-            self._backups[ledger.incarnation] = [a.values.copy() for a in self.shard.store.arenas]
+        self._compensation.record_pull(ledger.incarnation)
 
     def set_members(self, message: Members) -> None:
         live = {member[0] for member in message.live}
         for incarnation in [i for i in self.shard.ledgers if i not in live]:
             self.shard.forget_session(incarnation)
-            self._backups.pop(incarnation, None)
+            self._compensation.forget_session(incarnation)
         self._askers = {key: sender for key, sender in self._askers.items() if key[0] in live}
         if self._held is not None:
             self._held.finish_if_whole()
@@ -248,7 +244,7 @@ class AsyncMode:
         number, store = staged.push.number, self.shard.store
         staleness, limit = self._staleness(staged.push.counter), self.settings.max_staleness
         stale = limit is not None and staleness > limit
-        if stale or self.settings.compensation:
+        if stale or self._compensation.is_on:
             staged.check_finite(store)
         credit = staged.in_pieces and store.is_large and self._is_alone
         if not stale and not staged.problem:
@@ -303,8 +299,8 @@ class AsyncMode:
             finally:
                 draft.drop()
         gradient, scale, record = staged.sound(), self._scale(staleness), self._record_applied
-        if self.settings.compensation:
-            gradient = self._compensated(gradient, push.incarnation)
+        if self._compensation.is_on:
+            gradient = self._compensation.compensate(gradient, push.incarnation)
         elif staged.in_pieces and self.shard.store.is_large:
             record = self._record_and_answer
         return self.shard.store.apply_update(gradient, step, scale, partial(record, *about))
@@ -373,38 +369,6 @@ class AsyncMode:
         """The factor of the learning rate for a push of this staleness."""
         damping = self.settings.damping
         return 1.0 if damping is None else 1.0 / (1.0 + staleness) ** damping
-
-    def _compensated(self, update: Gradient, incarnation: int) -> Gradient:
-        backups = self._backups.get(incarnation)
-        if backups is None:
-            return update
-        if update.run is not None:
-            runs = [
-                g
-                if memory.optimizer is None or isinstance(g, GradientPieces | GradientSum)
-                else self._compensate(g, memory.values, backup)
-                for g, memory, backup in zip(update.run, self.shard.store.arenas, backups, strict=True)
-            ]
-            return Gradient(runs, {}, values=update.values)
-        parts: dict[int, Any] = {}
-        for index, gradient in update.parts.items():
-            part = self.shard.plan.parts[index]
-            arena, start = self.shard.layout.place[index]
-            now = self.shard.store.part(part)
-            then = backups[arena][start : start + part.size].reshape(part.shape)
-            if isinstance(gradient, RowGradient):
-                shape = (part.shape[0], part.row_size)
-                table, old = now.reshape(shape), then.reshape(shape)
-                values = self._compensate(gradient.values, table[gradient.rows], old[gradient.rows])
-                parts[index] = RowGradient(gradient.rows, values)
-            else:
-                parts[index] = self._compensate(gradient.reshape(part.shape), now, then)
-        return Gradient(None, parts, values=update.values)
-
-    def _compensate(self, g: Array, w: Array, backup: Array) -> Array:
-        g, w, backup = widened(g), widened(w), widened(backup)
-        result: Array = g + g.dtype.type(self.settings.compensation) * g * g * (w - backup)
-        return np.ascontiguousarray(result)
 
 
 class BoundedMode(AsyncMode):

@@ -1,0 +1,69 @@
+"""Delay compensation of asynchronous pushes: `g + lambda * g**2 * (w - w_pulled)` (Zheng et al., ICML 2017)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dps.kernels.halves import widened
+from dps.ps.shard import Shard
+from dps.ps.store.gradients import Gradient, GradientPieces, GradientSum, RowGradient
+from dps.transport.wire import Array
+
+
+class Compensation:
+    """The values that each session pulled last, of one shard, and gradients that are compensated by them."""
+
+    def __init__(self, shard: Shard, factor: float) -> None:
+        """`factor`: lambda. With 0 nothing is remembered."""
+        self._shard, self._factor = shard, factor
+        self._pulled: dict[int, list[Array]] = {}
+        """Of each incarnation the values of all arenas."""
+
+    @property
+    def is_on(self) -> bool:
+        return bool(self._factor)
+
+    def record_pull(self, incarnation: int) -> None:
+        """A session pulls the current values."""
+        if self._factor:
+            self._pulled[incarnation] = [arena.values.copy() for arena in self._shard.store.arenas]
+
+    def forget_session(self, incarnation: int) -> None:
+        """A session has ended."""
+        self._pulled.pop(incarnation, None)
+
+    def compensate(self, update: Gradient, incarnation: int) -> Gradient:
+        """The gradient of a session as if it had been computed with the current values, to first order: in new memory.
+        Variables that are not trained, and gradients in pieces or that are sums, stay as they are."""
+        pulled = self._pulled.get(incarnation)
+        if pulled is None:
+            return update
+        if update.run is not None:
+            runs = [
+                g
+                if memory.optimizer is None or isinstance(g, GradientPieces | GradientSum)
+                else self._compensate_array(g, memory.values, then)
+                for g, memory, then in zip(update.run, self._shard.store.arenas, pulled, strict=True)
+            ]
+            return Gradient(runs, {}, values=update.values)
+        parts: dict[int, Any] = {}
+        for index, gradient in update.parts.items():
+            part = self._shard.plan.parts[index]
+            arena, start = self._shard.layout.place[index]
+            now = self._shard.store.part(part)
+            then = pulled[arena][start : start + part.size].reshape(part.shape)
+            if isinstance(gradient, RowGradient):
+                shape = (part.shape[0], part.row_size)
+                table, old = now.reshape(shape), then.reshape(shape)
+                values = self._compensate_array(gradient.values, table[gradient.rows], old[gradient.rows])
+                parts[index] = RowGradient(gradient.rows, values)
+            else:
+                parts[index] = self._compensate_array(gradient.reshape(part.shape), now, then)
+        return Gradient(None, parts, values=update.values)
+
+    def _compensate_array(self, g: Array, now: Array, then: Array) -> Array:
+        g, now, then = widened(g), widened(now), widened(then)
+        result: Array = g + g.dtype.type(self._factor) * g * g * (now - then)
+        return np.ascontiguousarray(result)
