@@ -144,14 +144,14 @@ class Publishing:
                     self._finish(DeadlineExceeded(text))
                     return
             if not silent:
-                self._cut_after(cut, held, told)
+                self._order_cut_at(cut, held, told)
 
         for address in addresses:
             self._node.ask(Ref(address, AGENT), AskNumbers(), NUMBERS_S, lambda a, at=address: answered(at, a))  # type: ignore[misc]
         if not addresses:
-            self._cut_after(cut, held, told)
+            self._order_cut_at(cut, held, told)
 
-    def _cut_after(self, cut: str, held: Mapping[int, Message], told: Mapping[int, _Sent]) -> None:
+    def _order_cut_at(self, cut: str, held: Mapping[int, Message], told: Mapping[int, _Sent]) -> None:
         """Have each ps copy its values after the pushes that the sessions have told. Of a session that is gone, and of
         one that has begun no push under its newest incarnation, those count that are applied."""
         assert self._now is not None

@@ -219,8 +219,8 @@ class PsActor(Actor):
         shard = self._shard(message.epoch)
         if message.cut.startswith(CUT):
             raise ProtocolError(f"{message.cut!r:.40} is no name of a cut for a checkpoint")
-        shard.saving.ask_cut(sender, message.cut)
-        shard.mode.order_cut(message.cut)
+        shard.saving.answer_when_cut(sender, message.cut)
+        shard.mode.schedule_cut(message.cut)
 
     def on_HoldPushes(self, message: HoldPushes, sender: Sender) -> None:
         self.node.answer(sender, PushesHeld(self._shard(message.epoch).mode.hold_pushes(message.cut)))
@@ -233,11 +233,11 @@ class PsActor(Actor):
         shard = self._shard(message.epoch)
         if not message.cut.startswith(CUT):
             raise ProtocolError(f"{message.cut!r:.40} is no name of a cut for a published version")
-        shard.versions.ask_cut(sender, message.cut)
+        shard.versions.answer_when_cut(sender, message.cut)
         if message.holds:
-            shard.mode.cut_after(message.cut, message.numbers, sender)
+            shard.mode.schedule_cut_at(message.cut, message.numbers, sender)
         else:
-            shard.mode.order_cut(message.cut)
+            shard.mode.schedule_cut(message.cut)
 
     def on_CommitVersion(self, message: CommitVersion, sender: Sender) -> None:
         self._shard(message.epoch).versions.commit(message.cut, message.number, message.label, message.step)

@@ -79,12 +79,12 @@ class Shard:
             self._versions = PublishedVersions(self)
         return self._versions
 
-    def make_copy(self, cut: str) -> None:
+    def perform_cut(self, cut: str) -> None:
         """Copy the shard as it is now: for a published version, or for a checkpoint."""
         if cut.startswith(CUT):
-            self.versions.make_copy(cut)
+            self.versions.perform_cut(cut)
         else:
-            self.saving.cut_shard(cut)
+            self.saving.perform_cut(cut)
 
     def notes(self) -> dict[str, Any]:
         """What the chief told to keep, with the published versions that are kept."""

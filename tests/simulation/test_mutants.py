@@ -182,9 +182,9 @@ def test_a_push_that_is_said_to_have_survived_a_rollback_is_caught(monkeypatch: 
 
 def test_a_checkpoint_that_is_cut_at_different_steps_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def at_once(self: sync.SyncMode, cut: str) -> None:
-        self.shard.saving.cut_shard(cut)
+        self.shard.saving.perform_cut(cut)
 
-    monkeypatch.setattr(sync.SyncMode, "order_cut", at_once)
+    monkeypatch.setattr(sync.SyncMode, "schedule_cut", at_once)
     tuned = scenarios.tuned
     monkeypatch.setattr(scenarios, "tuned", lambda chosen: tuned(chosen).where(serving__kept_saves=4))
     caught("sync", "was copied at step", 45)

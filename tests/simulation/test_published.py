@@ -35,7 +35,7 @@ def test_a_shard_that_is_cut_late_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
     def late(self: sync.SyncMode, decision: Any, cut: str) -> None:
         carry_out(self, decision, "" if self.quorum is None else cut)
         if cut and self.quorum is None:
-            self.shard.node.after(0.3, lambda: None if self.shard.ended else self.shard.make_copy(cut))
+            self.shard.node.after(0.3, lambda: None if self.shard.ended else self.shard.perform_cut(cut))
 
     carry_out: Any = sync.SyncMode._carry_out_one
     monkeypatch.setattr(sync.SyncMode, "_carry_out_one", late)

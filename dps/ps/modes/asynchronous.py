@@ -179,8 +179,8 @@ class AsyncMode:
         if self._held is not None:
             self._held.finish_if_whole()
 
-    def order_cut(self, cut: str) -> None:
-        self.shard.make_copy(cut)
+    def schedule_cut(self, cut: str) -> None:
+        self.shard.perform_cut(cut)
 
     def hold_pushes(self, cut: str) -> list[list[int]]:
         from dps.ps.modes.holding import HeldPushes  # here: few runs publish, and a start is short
@@ -193,7 +193,7 @@ class AsyncMode:
             self._held = HeldPushes(self.shard, cut, self._resume)
         return [[incarnation, ledger.done] for incarnation, ledger in self.shard.ledgers.items()]
 
-    def cut_after(self, cut: str, numbers: list[Any], sender: Sender) -> None:
+    def schedule_cut_at(self, cut: str, numbers: list[Any], sender: Sender) -> None:
         if self._held is None or self._held.cut != cut:
             if not self.shard.versions.has_copy(cut):
                 # Not Aborted, which would have the session that publishes join again.

@@ -57,7 +57,7 @@ class HeldPushes:
         """Make the copy and go on, once all pushes that belong to it are applied. A session that has ended counts with
         what was applied."""
         if self._is_told and not self._is_over and not self._missing():
-            self._shard.make_copy(self.cut)
+            self._shard.perform_cut(self.cut)
             self.end_hold()
 
     def end_hold(self) -> None:

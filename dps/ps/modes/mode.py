@@ -59,15 +59,15 @@ class Mode(Protocol):
     def on_decide(self, message: Decide) -> None:
         """The step ps has decided on a step, in sync."""
 
-    def order_cut(self, cut: str) -> None:
-        """A checkpoint or a published version is wanted: have `shard.make_copy(name)` called at the right moment."""
+    def schedule_cut(self, cut: str) -> None:
+        """A checkpoint or a published version is wanted: have `shard.perform_cut(name)` called at the right moment."""
 
     def hold_pushes(self, cut: str) -> list[list[int]]:
-        """A version is published, in async and bounded mode with several ps: apply no push before `cut_after` or
+        """A version is published, in async and bounded mode with several ps: apply no push before `schedule_cut_at` or
         `resume_pushes`. Returns what PushesHeld tells."""
 
-    def cut_after(self, cut: str, numbers: list[Any], sender: Sender) -> None:
-        """Have `shard.make_copy(cut)` called when these pushes are applied (`CutVersion.numbers`) and no others.
+    def schedule_cut_at(self, cut: str, numbers: list[Any], sender: Sender) -> None:
+        """Have `shard.perform_cut(cut)` called when these pushes are applied (`CutVersion.numbers`) and no others.
         `sender` gets the error if they do not come."""
 
     def resume_pushes(self, cut: str) -> None:

@@ -266,7 +266,7 @@ class SyncMode:
             self._carry_out_one(_decided(decision), decision.cut)
         self.shard.reading.answer_waiting()
 
-    def order_cut(self, cut: str) -> None:
+    def schedule_cut(self, cut: str) -> None:
         """Copy the shard between two steps, the same two on every ps: the step ps numbers the cut as a decision."""
         self._report_kept()
         if self.quorum is not None and cut not in self._cuts:
@@ -276,7 +276,7 @@ class SyncMode:
     def hold_pushes(self, cut: str) -> list[list[int]]:
         raise ValueError(f"{self.shard.node.name} cuts between two steps, and holds no pushes back")
 
-    def cut_after(self, cut: str, numbers: list[Any], sender: Sender) -> None:
+    def schedule_cut_at(self, cut: str, numbers: list[Any], sender: Sender) -> None:
         self.hold_pushes(cut)
 
     def resume_pushes(self, cut: str) -> None:
@@ -352,7 +352,7 @@ class SyncMode:
         for incarnation in decision.ended:
             self._forget_session(incarnation)
         if cut:
-            self.shard.make_copy(cut)
+            self.shard.perform_cut(cut)
 
     def _apply_step(self, chosen: tuple[PushId, ...], step: int) -> None:
         shard = self.shard

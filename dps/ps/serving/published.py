@@ -80,12 +80,12 @@ class PublishedVersions:
 
     # -- publishing ---------------------------------------------------------------------------------------------
 
-    def ask_cut(self, sender: Sender, cut: str) -> None:
+    def answer_when_cut(self, sender: Sender, cut: str) -> None:
         """The chief asks to be told when the copy is made."""
         self._asked = cut, sender
         self._answer_cut()
 
-    def make_copy(self, cut: str) -> None:
+    def perform_cut(self, cut: str) -> None:
         """Copy the values as they are now, unless the newest published version has them."""
         if self.has_copy(cut):
             return

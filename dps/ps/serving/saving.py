@@ -64,14 +64,14 @@ class Saving:
         """Writes are made one after the other: two chiefs may ask for the same step, and the file must be the one that
         was answered last."""
 
-    def ask_cut(self, sender: Sender, cut: str) -> None:
+    def answer_when_cut(self, sender: Sender, cut: str) -> None:
         """The chief asks to be told when the copy is made."""
         save = self._save(cut)
         save.cut_asked = sender
         if save.cut is not None:
             self.node.answer(sender, save.cut)
 
-    def cut_shard(self, cut: str) -> None:
+    def perform_cut(self, cut: str) -> None:
         """Copy values and slots as they are now."""
         save = self._save(cut)
         if save.cut is None:
