@@ -1,4 +1,4 @@
-"""The seeds of tests in the simulator, in chunks: a sixth with `make test`, the others with `make examples`.
+"""The seeds of tests in the simulator, in chunks: a quarter with `make test`, the others with `make examples`.
 
 DPS_SEEDS says how many instead, all with `make test`, and DPS_FIRST_SEED which is the first.
 """
@@ -13,10 +13,10 @@ import pytest
 FIRST = int(os.environ.get("DPS_FIRST_SEED", "0"))
 
 
-def counts(usual: int = 150) -> tuple[int, int]:
+def counts(usual: int = 75) -> tuple[int, int]:
     """How many seeds there are, and after how many of them they are `slow`."""
     seeds = int(os.environ.get("DPS_SEEDS", usual))
-    return seeds, seeds if "DPS_SEEDS" in os.environ else seeds // 6
+    return seeds, seeds if "DPS_SEEDS" in os.environ else seeds // 4
 
 
 def cut(seeds: int, quick: int, chunk: int) -> list[Any]:
@@ -27,6 +27,6 @@ def cut(seeds: int, quick: int, chunk: int) -> list[Any]:
     return [pytest.param(found, marks=mark, id=str(found.start)) for found, mark in zip(ranges, marks, strict=True)]
 
 
-def chunks(usual: int = 300) -> list[Any]:
+def chunks(usual: int = 75) -> list[Any]:
     """Ranges of the seeds of one checker."""
     return cut(*counts(usual), chunk=50)

@@ -16,7 +16,7 @@ from tests.simulation.apart import run
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seeds", cut(300, 8, 73))
+@pytest.mark.parametrize("seeds", cut(60, 8, 26))
 def test_each_push_counts_once_whatever_ps_it_goes_to(seeds: range) -> None:
     for seed in seeds:
         found = run("async", seed)
@@ -24,7 +24,7 @@ def test_each_push_counts_once_whatever_ps_it_goes_to(seeds: range) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seeds", cut(300, 2, 75))
+@pytest.mark.parametrize("seeds", cut(40, 2, 19))
 def test_each_push_counts_once_where_the_step_ps_gets_all(seeds: range) -> None:
     for seed in seeds:
         found = run("bounded", seed)

@@ -1,4 +1,4 @@
-"""Every promise, in every update mode, under faults: 25 seeds a mode with `make test` and 125 more with
+"""Every promise, in every update mode, under faults: 18 seeds a mode with `make test` and 57 more with
 `make examples`, or as many as DPS_SEEDS says."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.simulation.scenario import (
 
 SEEDS, QUICK = counts()
 CHUNK = 25
-FEW, QUICK_FEW = max(SEEDS // 10, 10), max(QUICK // 10, 6)
+FEW, QUICK_FEW = max(SEEDS // 10, 8), max(QUICK // 10, 4)
 
 
 @pytest.mark.timeout(600)
