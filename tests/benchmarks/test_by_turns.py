@@ -22,7 +22,7 @@ def test_unknown_works_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--works swim is not known; wanted some of push, step, pull and push, sync" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_both_clusters_live_at_once_and_work_by_turns() -> None:
     found = rounds_of([ROOT, ROOT], ["push", "sync"], elements=100, rounds=3, calls=5)
     assert {work: len(pairs) for work, pairs in found.items()} == {"push": 3, "sync": 3}

@@ -41,7 +41,7 @@ def test_what_does_not_fit_into_memory_is_left_out_and_said() -> None:
     assert failures == ["rows 100,000,000: left out, it takes about 4000000000.0 GB"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_small_run_writes_figures_and_a_picture(tmp_path: Path) -> None:
     out, picture = tmp_path / "scale.json", tmp_path / "scale.svg"
     flags = ["--sweeps", "variables,rows", "--most", "1", "--rounds", "1", "--seconds", "0.01"]

@@ -23,7 +23,7 @@ def test_unknown_sizes_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--sizes 7 MB is not known; wanted some of 0.4 MB, 5 MB, 100 MB" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_both_copies_train(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     assert main(["--rounds", "2", "--sizes", "0.4 MB", "--json", str(tmp_path / "bursts.json")]) == 0

@@ -39,7 +39,7 @@ def numbers(n: int, seed: int, dtype: Any, offset: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "counts"), [(np.float32, [1, 3]), pytest.param(np.float64, [2, 4], marks=pytest.mark.slow)]
+    ("dtype", "counts"), [(np.float32, [1, 3]), pytest.param(np.float64, [2, 4], marks=pytest.mark.nightly)]
 )  # each count of gradients is a kernel to compile
 @pytest.mark.parametrize(("name", "slots", "scalars"), CASES, ids=lambda c: c if isinstance(c, str) else "")
 @settings(max_examples=25)
@@ -86,7 +86,7 @@ def check_bits(
     [
         ("bfloat16", 5, 1),
         ("bfloat16", 100, 1),
-        *(pytest.param("float16", n, pushes, marks=pytest.mark.slow) for n, pushes in ((5, 1), (100, 1), (71, 3))),
+        *(pytest.param("float16", n, pushes, marks=pytest.mark.nightly) for n, pushes in ((5, 1), (100, 1), (71, 3))),
     ],
 )
 @pytest.mark.parametrize("in_place", [True, False])

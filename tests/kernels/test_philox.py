@@ -277,7 +277,7 @@ for init, dtype, wanted in FROZEN:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("target", ["x86-64", "haswell", "skylake-avx512"])
 def test_code_for_other_processors_computes_the_same_bits(target: str, tmp_path: Path) -> None:
     """For one without vectors of four numbers and without fused products, and for those that have them."""

@@ -105,7 +105,7 @@ print(ready, compiled_here().versions)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_settings_that_need_passes_of_their_own_find_them_ready() -> None:
     ready, later = map(int, run(VARIANTS).split())
     assert ready == later > 0
@@ -144,7 +144,7 @@ def test_kernels_from_the_cache_give_the_same_bits_without_a_compiler_and_others
     assert int(wider[1]) > 0 and wider[2] == "True"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_where_no_cache_can_be_written_each_process_compiles_for_itself() -> None:
     code = (
         "import numba.core.caching as caching\n"

@@ -89,7 +89,7 @@ def checked(call: Callable[[], None], data: object) -> None:
     ("budget_s", "more"),
     [
         pytest.param(BUDGET_S, 0, id="short"),
-        pytest.param(30.0, 1, id="long", marks=[pytest.mark.slow, pytest.mark.timeout(120)]),
+        pytest.param(30.0, 1, id="long", marks=[pytest.mark.nightly, pytest.mark.timeout(120)]),
     ],
 )
 def test_changed_messages_are_decoded_or_refused(budget_s: float, more: int) -> None:
