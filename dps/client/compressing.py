@@ -110,7 +110,7 @@ class Compression:
     # -- pushes -----------------------------------------------------------------------------------------------
 
     def pack(self, plan: Plan, gradients: Mapping[int, Gradient], push: object) -> Mapping[int, Gradient]:
-        """Compress the gradients of a push. `settle` has to be called when `push` has its results.
+        """Compress the gradients of a push. `record_outcome` has to be called when `push` has its results.
 
         `Rows`, halves, variables without a compressor and gradients with NaN or infinite values are not compressed; the
         ps refuses the last.
@@ -155,7 +155,7 @@ class Compression:
             self._residuals[name] = after
         return packed
 
-    def settle(self, push: object, plan: Plan, applied: Callable[[int], bool]) -> None:
+    def record_outcome(self, push: object, plan: Plan, applied: Callable[[int], bool]) -> None:
         """A push has its results. Undo its changes to the residuals of parts on a ps that has not `applied` it."""
         place = next((place for place, change in enumerate(self._under_way) if change.push is push), None)
         if place is None:

@@ -186,7 +186,7 @@ class Assigned:
         """A push that carries all of `waiting` was sent."""
         self.waiting = {}
 
-    def settled(self, values: Mapping[int, Array], accepted: bool) -> None:
+    def record_outcome(self, values: Mapping[int, Array], accepted: bool) -> None:
         """The push that carries these values has its result. If it was not accepted, they go with the next push, unless
         newer ones were assigned."""
         for index, value in values.items():

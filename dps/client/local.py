@@ -56,7 +56,7 @@ class LocalTraining(PsTraining):
         if own.steps == self._round:
             return self._end_round(loss, timeout)
         result = Push(self._session.global_step, True)
-        self._reports.settled(result, loss)
+        self._reports.report_push(result, loss)
         return result
 
     def _end_round(self, loss: Any, timeout: float | None) -> Push:

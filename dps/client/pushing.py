@@ -119,7 +119,7 @@ class PushOp(Operation):
         for transfer in self.transfers.values():
             caller.drop(transfer)
 
-    def settle(self, step: int, apart: bool = False) -> Push:
+    def set_outcome(self, step: int, apart: bool = False) -> Push:
         """Set the result of a complete operation. `step`: the highest that the session knows; `apart`: the step ps may
         not know of all its pushes."""
         if self.rolled_back:
@@ -156,17 +156,17 @@ def _push(step: int, accepted: bool, staleness: int, applied: list[int]) -> Push
 class Pushes:
     """The pushes of a session: their numbers, those on their way, and what the session knows from their results.
 
-    `settled` is called once for each push that has a result and was not refused, in their order.
+    `report` is called once for each push that has a result and was not refused, in their order.
 
     More than 12 attributes: a session's parts that a push uses, and numbers, clocks and credit of the pushes.
     """
 
     def __init__(
-        self, connection: Connection, waiter: Waiter, nesting: Nesting, settled: Callable[[Push, Any], None],
+        self, connection: Connection, waiter: Waiter, nesting: Nesting, report: Callable[[Push, Any], None],
         times: LoopTimes,
     ) -> None:  # fmt: skip
         """`times`: those of the session's loop, which pushes tell the step ps."""
-        self._connection, self._waiter, self._settled, self.times = connection, waiter, settled, times
+        self._connection, self._waiter, self._report, self.times = connection, waiter, report, times
         self._nesting, self._assembly = nesting, Assembly(connection.agreed.plan, nesting)
         self.under_way: list[PushOp] = []
         """Those in flight. Only this class changes it."""
@@ -321,11 +321,11 @@ class Pushes:
         while (operation := next((op for op in self.under_way if op.complete), None)) is not None:
             self.under_way.remove(operation)
             if connection.compression is not None:
-                connection.compression.settle(operation, connection.agreed.plan, operation.applied)
-            result = operation.settle(connection.steps.step, self.counted_apart)
+                connection.compression.record_outcome(operation, connection.agreed.plan, operation.applied)
+            result = operation.set_outcome(connection.steps.step, self.counted_apart)
             done = operation.error is None and result.accepted
             if self.assigned is not None:
-                self.assigned.settled(operation.values, done)
+                self.assigned.record_outcome(operation.values, done)
             answers = {transfer.ps: transfer.result for transfer in operation.deciding if transfer.result is not None}
             connection.membership.settles |= any(answer.settles for answer in answers.values())
             self._credit |= {ps: answer.number + 1 for ps, answer in answers.items() if answer.credit}
@@ -356,10 +356,10 @@ class Pushes:
                 return
 
     def _tell(self, operation: PushOp) -> None:
-        """Call `settled`, after all else: it runs hooks, which may push, wait and roll back."""
+        """Call `report`, after all else: it runs hooks, which may push, wait and roll back."""
         told = not (operation.assigns or operation.refusal) and operation.error is None
         if told and operation.outcome is not None:
-            self._settled(operation.outcome, operation.loss)
+            self._report(operation.outcome, operation.loss)
 
     def finish(self, operation: PushOp, timeout: float | None) -> Push:
         """Wait for a push and return its result. Raises ValueError with the reason if it was refused."""
@@ -391,14 +391,14 @@ class Pushes:
         for operation in given_up:
             operation.roll_back(self._connection.caller)
             if self.assigned is not None:
-                self.assigned.settled(operation.values, bool(operation.accepted))
+                self.assigned.record_outcome(operation.values, bool(operation.accepted))
         self._begin_epoch()
         if self._connection.compression is not None:
             self._connection.compression.forget()
         self._loader.forget()
         told()
         for operation in given_up:
-            operation.settle(self._connection.steps.step)
+            operation.set_outcome(self._connection.steps.step)
             self._tell(operation)
 
     def gradients(self) -> Any:

@@ -91,7 +91,7 @@ class Reports:
             }  # fmt: skip
             telemetry.opened({**about, **self._hooks.loop_settings()})
 
-    def settled(self, result: Push, loss: Any) -> None:
+    def report_push(self, result: Push, loss: Any) -> None:
         """A push has its result."""
         if self._surplus:
             self._surplus = give_back(self._surplus)

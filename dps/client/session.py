@@ -1035,7 +1035,7 @@ class Session:
             connection.compression.check(connection.agreed.plan)
         known = connection.agreed.plan
         nesting = Nesting(nested([*known.by_name, *known.tables_by_name]) if params is None else params)
-        self._pushes = Pushes(connection, self._waiter, nesting, self._reports.settled, self._turns.times)
+        self._pushes = Pushes(connection, self._waiter, nesting, self._reports.report_push, self._turns.times)
         self._pulls = Pulls(connection, self._waiter, self._pushes)
         from dps.client.lookup import Lookups  # here: `import dps` stays quick
         from dps.client.training import PsTraining, SessionParts

@@ -103,7 +103,7 @@ class PsTraining:
         made = self._at_once.push(gradients, loss, reads=False)
         if made is None or isinstance(made, PushOp):
             return self._pushes.finish(made or self._pushes.start(gradients, loss, timeout), timeout)
-        self._reports.settled(made.result, loss)
+        self._reports.report_push(made.result, loss)
         return made.result
 
     def push_async(self, grads: Any, loss: Any) -> Reply[Push]:
@@ -119,7 +119,7 @@ class PsTraining:
         pushing = self._at_once.push(gradients, loss, reads=True, write=write)
         if pushing is not None and not isinstance(pushing, PushOp):
             peers = self._connection.peers
-            self._reports.settled(pushing.result, loss)
+            self._reports.report_push(pushing.result, loss)
             if self._connection.peers is not peers or pushing.holds is None:  # a hook may have rolled back
                 return self.pull(None, out, None, timeout)
             self._at_once.note(pushing.holds)

@@ -244,7 +244,7 @@ class PsActor(Actor):
         self.node.answer(sender)
 
     def on_SettleVersion(self, message: SettleVersion, sender: Sender) -> None:
-        self._shard(message.epoch).versions.settle(message.number)
+        self._shard(message.epoch).versions.drop_older(message.number)
         self.node.answer(sender)
 
     def on_AskStats(self, message: AskStats, sender: Sender) -> None:

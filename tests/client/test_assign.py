@@ -186,12 +186,12 @@ def test_a_later_value_is_not_undone_by_a_push_that_came_too_late() -> None:
     assigned.keep({0: two})
     second = assigned.waiting
     assigned.sent()
-    assigned.settled(second, True)
-    assigned.settled(first, False)
+    assigned.record_outcome(second, True)
+    assigned.record_outcome(first, False)
     assert assigned.waiting == {1: one}
     third = assigned.waiting
     assigned.sent()
-    assigned.settled(third, True)
+    assigned.record_outcome(third, True)
     assert not assigned.waiting and not assigned._newest
 
 

@@ -39,7 +39,7 @@ def sent(packed: Any) -> Any:
 
 
 def push(session: Compression, gradient: Any) -> tuple[Any, object]:
-    """What the ps make of it, and the push, for `settle`."""
+    """What the ps make of it, and the push, for `record_outcome`."""
     key = object()
     gradients = session.pack(PLAN, {W: np.array(gradient, np.float32).reshape(4, 2)}, key)
     return sent(gradients[W]).reshape(-1).tolist(), key
@@ -56,10 +56,10 @@ def no_ps(ps: int) -> bool:
 def test_what_a_push_leaves_out_is_in_the_next_by_hand() -> None:
     session = compression(TopK(0.25))  # 2 of 8
     first, change = push(session, [5, 1, -2, 0, 0, 0, 7, 2])
-    session.settle(change, PLAN, all_ps)
+    session.record_outcome(change, PLAN, all_ps)
     assert first == [5, 0, 0, 0, 0, 0, 7, 0]
     second, change = push(session, [0, 2, -2, 0, 0, 0, 0, 0])  # with what was left: 0 3 -4 0 0 0 0 2
-    session.settle(change, PLAN, all_ps)
+    session.record_outcome(change, PLAN, all_ps)
     assert second == [0, 3, -4, 0, 0, 0, 0, 0]
     third, change = push(session, [0] * 8)
     assert third == [0, 0, 0, 0, 0, 0, 0, 2]
@@ -68,10 +68,10 @@ def test_what_a_push_leaves_out_is_in_the_next_by_hand() -> None:
 def test_a_push_that_was_not_accepted_leaves_no_trace() -> None:
     session = compression(TopK(0.25))
     _, change = push(session, [5, 1, 0, 0, 0, 0, 7, 2])  # leaves 1 and 2
-    session.settle(change, PLAN, all_ps)
+    session.record_outcome(change, PLAN, all_ps)
     dropped, change = push(session, [9, 9, 9, 0, 0, 0, 0, 0])
     assert dropped == [9, 10, 0, 0, 0, 0, 0, 0]
-    session.settle(change, PLAN, no_ps)
+    session.record_outcome(change, PLAN, no_ps)
     assert push(session, [0] * 8)[0] == [0, 1, 0, 0, 0, 0, 0, 2]
 
 
@@ -79,7 +79,7 @@ def test_each_ps_counts_for_the_parts_that_it_has() -> None:
     """The first two rows are on ps 0, which applied the push; the others on ps 1, which dropped it."""
     session = compression(TopK(0.25))
     _, change = push(session, [5, 1, 0, 0, 0, 0, 7, 2])
-    session.settle(change, PLAN, lambda ps: ps == 0)
+    session.record_outcome(change, PLAN, lambda ps: ps == 0)
     assert push(session, [0] * 8)[0] == [0, 1, 0, 0, 0, 0, 0, 0]
 
 
@@ -87,9 +87,9 @@ def test_pushes_on_their_way_may_be_undone_in_any_order() -> None:
     session = compression(TopK(0.125))
     gradients = [[1, 2, 4, 0, 0, 0, 0, 0], [0, 0, 0, 8, 16, 0, 0, 0], [0, 0, 0, 0, 0, 32, 64, 0]]
     changes = [push(session, gradient)[1] for gradient in gradients]
-    session.settle(changes[1], PLAN, no_ps)  # left 8 in, sent 16
-    session.settle(changes[2], PLAN, all_ps)  # left 32 in, sent 64
-    session.settle(changes[0], PLAN, no_ps)  # left 1 and 2 in, sent 4
+    session.record_outcome(changes[1], PLAN, no_ps)  # left 8 in, sent 16
+    session.record_outcome(changes[2], PLAN, all_ps)  # left 32 in, sent 64
+    session.record_outcome(changes[0], PLAN, no_ps)  # left 1 and 2 in, sent 4
     assert push(session, [0] * 8)[0] == [0, 0, 0, 0, 0, 32, 0, 0]
     assert push(session, [0] * 8)[0] == [0] * 8
 
@@ -111,10 +111,10 @@ def test_what_was_applied_and_what_is_left_make_up_all_gradients_that_were_accep
         applied += found if accepted else 0
         if data.draw(st.booleans()):
             for settled, yes in way:
-                session.settle(settled, PLAN, all_ps if yes else no_ps)
+                session.record_outcome(settled, PLAN, all_ps if yes else no_ps)
             way.clear()
     for settled, yes in data.draw(st.permutations(way)):
-        session.settle(settled, PLAN, all_ps if yes else no_ps)
+        session.record_outcome(settled, PLAN, all_ps if yes else no_ps)
     session._compressor = lambda name: TopK(1.0)  # all that is left
     rest, _ = push(session, [0] * 8)
     np.testing.assert_array_equal(applied + rest, wanted)
@@ -125,7 +125,7 @@ def test_eight_bits_with_feedback_are_right_in_the_long_run() -> None:
     session, total = compression(Int8()), np.zeros(8)
     for _ in range(300):
         found, change = push(session, [100, 0.3, 0, 0, 0, 0, 0, 0])
-        session.settle(change, PLAN, all_ps)
+        session.record_outcome(change, PLAN, all_ps)
         total += found
     np.testing.assert_allclose(total[:2], [30000, 90], atol=100 / 127)
 
@@ -140,10 +140,10 @@ def test_without_feedback_nothing_is_kept_and_what_is_too_small_never_arrives() 
 @pytest.mark.parametrize("applied", [all_ps, no_ps])
 def test_after_joining_anew_nothing_is_left_and_late_results_change_nothing(applied: Any) -> None:
     session = compression(TopK(0.25))
-    session.settle(push(session, [5, 1, 3, 0, 0, 0, 7, 2])[1], PLAN, all_ps)
+    session.record_outcome(push(session, [5, 1, 3, 0, 0, 0, 7, 2])[1], PLAN, all_ps)
     _, change = push(session, [0] * 8)
     session.forget()
-    session.settle(change, PLAN, applied)
+    session.record_outcome(change, PLAN, applied)
     assert push(session, [0] * 8)[0] == [0] * 8
 
 
@@ -161,7 +161,7 @@ def test_random_places_change_with_the_push_the_seed_and_the_variable() -> None:
 def test_a_gradient_that_is_no_number_goes_as_it_is_and_leaves_the_residual_alone() -> None:
     session = compression(TopK(0.25))
     _, change = push(session, [5, 1, 0, 0, 0, 0, 7, 2])
-    session.settle(change, PLAN, all_ps)
+    session.record_outcome(change, PLAN, all_ps)
     bad = np.full((4, 2), np.nan, np.float32)
     assert session.pack(PLAN, {W: bad}, object())[W] is bad
     assert push(session, [0] * 8)[0] == [0, 1, 0, 0, 0, 0, 0, 2]

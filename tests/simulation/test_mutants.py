@@ -169,14 +169,14 @@ def test_a_rollback_that_restores_nothing_is_caught(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_push_that_is_said_to_have_survived_a_rollback_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def accepted(self: pushing.PushOp, step: int) -> Push:
-        told = settle(self, step)
+    def accepted(self: pushing.PushOp, step: int, apart: bool = False) -> Push:
+        told = set_outcome(self, step, apart)
         if self.rolled_back:
             told = self.outcome = Push(step, True)
         return told
 
-    settle: Callable[..., Push] = pushing.PushOp.settle
-    monkeypatch.setattr(pushing.PushOp, "settle", accepted)
+    set_outcome: Callable[..., Push] = pushing.PushOp.set_outcome
+    monkeypatch.setattr(pushing.PushOp, "set_outcome", accepted)
     caught("async", "was acknowledged and is not on", 95)
 
 
@@ -364,8 +364,10 @@ def test_values_of_the_highest_task_that_win_are_caught(monkeypatch: pytest.Monk
 
 
 def test_values_that_are_lost_with_a_push_that_came_too_late_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    settled: Callable[..., None] = assigning.Assigned.settled
-    monkeypatch.setattr(assigning.Assigned, "settled", lambda self, values, accepted: settled(self, values, True))
+    settled: Callable[..., None] = assigning.Assigned.record_outcome
+    monkeypatch.setattr(
+        assigning.Assigned, "record_outcome", lambda self, values, accepted: settled(self, values, True)
+    )
     caught("sync", "pushed without", 15)
 
 

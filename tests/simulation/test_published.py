@@ -78,7 +78,7 @@ def test_a_ps_that_serves_what_it_has_in_place_of_what_was_asked_for_is_caught(
 
     answer: Any = published.PublishedVersions.answer_pull
     monkeypatch.setattr(published.PublishedVersions, "answer_pull", newest)
-    monkeypatch.setattr(published.PublishedVersions, "settle", lambda self, number: None)
+    monkeypatch.setattr(published.PublishedVersions, "drop_older", lambda self, number: None)
     caught(mode, "had several values")
 
 

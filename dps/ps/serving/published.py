@@ -116,7 +116,7 @@ class PublishedVersions:
         shard = self._shard
         shard.node.runtime.record("committed", epoch=shard.epoch, number=number, counter=copy.counter)
 
-    def settle(self, number: int) -> None:
+    def drop_older(self, number: int) -> None:
         """All ps keep this version: drop the older ones."""
         if number in self._kept:
             for older in [older for older in self._kept if older < number]:
