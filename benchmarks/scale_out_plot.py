@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.links import MOST
-from benchmarks.scaling_plot import label_picture
+from benchmarks.scaling_plot import save_picture
 
 STYLES = {"dps": {"linestyle": "-", "marker": "o"}, "torch": {"linestyle": ":", "marker": "x"}}
 NAMES = {"dps": "dps", "torch": "torch RPC"}
@@ -29,12 +29,9 @@ def draw(found: dict[str, Any], path: Path) -> None:
     megabits = " and ".join(str(each) for each in sorted({row["megabits"] for row in rows}))
     about = f"links of {megabits} Mbit/s for each ps, all on {found['machine']['cores']} cores"
     figure.suptitle(f"More ps, {about}", fontsize=9)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    pyplot.close(figure)
-    if path.suffix == ".svg":
-        label_picture(path, f"Plots of MB/s against the number of ps: dps, torch RPC, raw TCP and the links; {about}")
+    save_picture(
+        figure, path, f"Plots of MB/s against the number of ps: dps, torch RPC, raw TCP and the links; {about}"
+    )
 
 
 def _panel(axis: Any, title: str, rows: list[dict[str, Any]]) -> None:

@@ -47,14 +47,20 @@ def draw(found: dict[str, Any], path: Path) -> None:
     machine = found["machine"]
     about = found.get("title", "tcp with shared memory, SGD (rows: Adagrad)")
     figure.suptitle(f"{machine['cores']} cores, {about}", fontsize=9)
+    axes_of = ", ".join(PANELS[sweep][0] for sweep in there)
+    save_picture(figure, path, f"Plots against {axes_of}: {machine['cores']} cores, {about}")
+
+
+def save_picture(figure: Any, path: Path, text: str) -> None:
+    """Write a figure of matplotlib (svg or png by its name), and close it. `text`: what an svg says to a reader."""
+    from matplotlib import pyplot
+
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     pyplot.close(figure)
     if path.suffix == ".svg":
-        label_picture(
-            path, f"Plots against {', '.join(PANELS[sweep][0] for sweep in there)}: {machine['cores']} cores, {about}"
-        )
+        label_picture(path, text)
 
 
 def label_picture(path: Path, text: str) -> None:

@@ -127,7 +127,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "dps"  # the same figures give the same file
     from matplotlib import pyplot
 
-    from benchmarks.scaling_plot import label_picture
+    from benchmarks.scaling_plot import save_picture
 
     figure, axis = pyplot.subplots(figsize=(7.2, 3.8))
     for row in sorted(found["results"], key=lambda row: float(row["median_s"])):
@@ -141,12 +141,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
     axis.title.set_fontsize(9)
     axis.grid(visible=True, alpha=0.3)
     axis.legend(fontsize=7, loc="lower right")
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    pyplot.close(figure)
-    if path.suffix == ".svg":
-        label_picture(path, f"Test accuracy over time. {title_of(about)}")
+    save_picture(figure, path, f"Test accuracy over time. {title_of(about)}")
 
 
 def title_of(about: Mapping[str, Any]) -> str:
