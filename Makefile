@@ -47,7 +47,7 @@ chaos: $(VENV)/ready-dev
 		$(if $(CHAOS_SEED),--seed $(CHAOS_SEED)) $(if $(CHAOS_ONLY),--only "$(CHAOS_ONLY)")
 
 networks: $(VENV)/ready-dev
-	@DPS_NETWORKS=1 $(BIN)/python -m pytest -m slow tests/networks
+	@DPS_NETWORKS=1 $(BIN)/python -m pytest -m "slow or nightly" tests/networks
 
 # The engines at one time, for their tests wait for most of theirs.
 engines: $(VENV)/ready-dev $(VENV)-ray/ready

@@ -13,7 +13,7 @@ import pytest
 FIRST = int(os.environ.get("DPS_FIRST_SEED", "0"))
 
 
-def counts(usual: int = 75) -> tuple[int, int]:
+def counts(usual: int = 50) -> tuple[int, int]:
     """How many seeds there are, and after how many of them they are `slow`."""
     seeds = int(os.environ.get("DPS_SEEDS", usual))
     return seeds, seeds if "DPS_SEEDS" in os.environ else seeds // 4
@@ -27,6 +27,6 @@ def cut(seeds: int, quick: int, chunk: int) -> list[Any]:
     return [pytest.param(found, marks=mark, id=str(found.start)) for found, mark in zip(ranges, marks, strict=True)]
 
 
-def chunks(usual: int = 75) -> list[Any]:
+def chunks(usual: int = 50) -> list[Any]:
     """Ranges of the seeds of one checker."""
     return cut(*counts(usual), chunk=50)

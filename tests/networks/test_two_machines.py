@@ -14,7 +14,7 @@ import pytest
 from dps.transport.keys import files as key_files
 from tests.networks.namespaces import Networks, NoNamespaces, says
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 LONG = pytest.mark.skipif(not os.environ.get("DPS_NETWORKS"), reason="make networks runs it: it takes long")
 TRAIN = str(Path(__file__).with_name("train.py"))

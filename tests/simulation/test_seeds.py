@@ -1,4 +1,4 @@
-"""Every promise, in every update mode, under faults: 18 seeds a mode with `make test` and 57 more with
+"""Every promise, in every update mode, under faults: 12 seeds a mode with `make test` and 38 more with
 `make examples`, or as many as DPS_SEEDS says."""
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def test_each_cause_is_named_within_ten_steps_or_two_seconds(update: str, slow: 
         assert watch.ask()["why"] == ""
 
 
-@pytest.mark.parametrize("update", ["sync", "async"])
+@pytest.mark.parametrize("update", ["sync", pytest.param("async", marks=pytest.mark.nightly)])
 def test_of_four_even_workers_nobody_is_named_also_on_busy_cores(update: str, tmp_path: Path) -> None:
     """The workers compute on processors that are fewer than they."""
     said, looks, clock = [], 0, runtime()

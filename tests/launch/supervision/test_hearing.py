@@ -103,7 +103,7 @@ def task_of(process: subprocess.Popen[str], job: str, task: str) -> psutil.Proce
     [
         (["--ps", "1"], LOOP, "in the step", 3),
         (["--ps", "1"], LOOP, "between steps", 0),
-        (["--ps", "0"], GROUP, "in the step", 3),
+        pytest.param(["--ps", "0"], GROUP, "in the step", 3, marks=pytest.mark.nightly),
     ],
 )
 def test_a_worker_that_stood_still_while_its_run_ended_ends_when_it_wakes(
