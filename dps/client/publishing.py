@@ -13,7 +13,7 @@ from dps.actors.answers import Failed, Waiting
 from dps.client.compressing import PackedPull
 from dps.client.connection import Connection
 from dps.client.lanes import PsPeer
-from dps.client.pulling import Pulls, check_apart, fill, places_in
+from dps.client.pulling import Pulls, check_apart, fill
 from dps.client.waiting import Operation, Waiter
 from dps.errors import Aborted, ConfigError, DeadlineExceeded, ProtocolError
 from dps.messages.replies import Published
@@ -56,9 +56,8 @@ class Publications:
             raise ValueError(f"pull: got published={published!r:.80}, wanted a dps.Published or its number, from 1")
         if out is None:
             return self._pulls.published(published, names, timeout)
-        plan = self._connection.agreed.plan
-        check_apart(plan, out)
-        places = places_in(out, plan, self._pulls.names if names is None else names)
+        check_apart(self._connection.agreed.plan, out)
+        places = self._pulls.places(out, names)
         fill(places, self._pulls.published(published, names, timeout))
         return out
 

@@ -262,10 +262,10 @@ class Pulls:
         take = partial(self._recycled.take, self._connection.agreed.plan.layouts)
         return PullOp(self._connection, wanted, newer_than is not None, launch, take, hold, behind)
 
-    @property
-    def names(self) -> Sequence[str]:
-        """What a whole pull brings."""
-        return self._pushes.assembly.names
+    def places(self, out: Any, names: Sequence[str] | None) -> dict[str, Array]:
+        """As `places_in`, for a pull of these names; None: of all variables."""
+        plan, all_names = self._connection.agreed.plan, self._pushes.assembly.names
+        return places_in(out, plan, all_names if names is None else names)
 
     @property
     def version(self) -> Version:

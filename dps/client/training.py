@@ -12,7 +12,7 @@ from dps.client.connection import Connection
 from dps.client.lanes import LentVersion
 from dps.client.loading import checked, is_empty
 from dps.client.lookup import Lookups
-from dps.client.pulling import PullOp, Pulls, check_apart, fill, places_in
+from dps.client.pulling import PullOp, Pulls, check_apart, fill
 from dps.client.pushing import Pushes, PushOp
 from dps.client.reports import Reports
 from dps.client.waiting import Operation, ThreadGuard, Waiter
@@ -224,7 +224,7 @@ class PsTraining:
         if not self._is_out_apart:
             check_apart(plan, out)
             self._is_out_apart = True
-        places = places_in(out, plan, self._pulls.names if names is None else names)
+        places = self._pulls.places(out, names)
 
         def write(values: Any) -> Any:
             if reports.replaced is None:

@@ -41,6 +41,13 @@ def home_of(key: Any, buckets: Any) -> Any:
 
 
 @compiled
+def prefetch_bucket(of_keys: Any, of_rows: Any, bucket: Any) -> None:
+    """Have the processor read a bucket. `of_keys`, `of_rows`: the addresses of a table's arrays, int64."""
+    prefetch_line(of_keys + bucket * WIDTH * KEY_NBYTES)  # type: ignore[call-arg]  # as in dps.kernels.rows
+    prefetch_line(of_rows + bucket * WIDTH * ROW_NBYTES)
+
+
+@compiled
 def find_one(keys: Any, rows: Any, passed: Any, key: Any, home: Any) -> Any:
     """The place of a key, bucket * 8 + slot; -1 if it is not there. `keys` and `rows` are flat.
 
@@ -80,8 +87,7 @@ def find_rows(found: Any, wanted: Any, keys: Any, rows: Any, passed: Any) -> Any
         if i < n:
             home = home_of(wanted[i], buckets)
             homes[turn] = home
-            prefetch_line(of_keys + home * WIDTH * KEY_NBYTES)  # type: ignore[call-arg]  # as in dps.kernels.rows
-            prefetch_line(of_rows + home * WIDTH * ROW_NBYTES)
+            prefetch_bucket(of_keys, of_rows, home)
     return missing
 
 
@@ -123,9 +129,7 @@ def insert_keys(added: Any, numbers: Any, keys: Any, rows: Any, passed: Any) -> 
     of_keys, of_rows = np.int64(keys.ctypes.data), np.int64(rows.ctypes.data)
     for i in range(added.size):
         if i + PREFETCHED < added.size:
-            home = home_of(added[i + PREFETCHED], keys.shape[0])
-            prefetch_line(of_keys + home * WIDTH * KEY_NBYTES)  # type: ignore[call-arg]  # as in dps.kernels.rows
-            prefetch_line(of_rows + home * WIDTH * ROW_NBYTES)
+            prefetch_bucket(of_keys, of_rows, home_of(added[i + PREFETCHED], keys.shape[0]))
         if not insert_one(keys, rows, passed, added[i], numbers[i]):
             return i
     return added.size
@@ -152,9 +156,7 @@ def move_buckets(start: Any, stop: Any, old: Any, new: Any) -> None:
     for bucket in range(start, stop):
         if bucket + 1 < stop:
             for slot in range(WIDTH):
-                home = home_of(keys[bucket + 1, slot], new[0].shape[0])
-                prefetch_line(of_keys + home * WIDTH * KEY_NBYTES)  # type: ignore[call-arg]
-                prefetch_line(of_rows + home * WIDTH * ROW_NBYTES)
+                prefetch_bucket(of_keys, of_rows, home_of(keys[bucket + 1, slot], new[0].shape[0]))
         for slot in range(WIDTH):
             if rows[bucket, slot] != EMPTY:
                 key, row = keys[bucket, slot], rows[bucket, slot]
