@@ -147,9 +147,9 @@ def __getattr__(name: str) -> Any:
 
 
 def _loaded(module: str) -> ModuleType:
-    from dps.process.config import building
+    from dps.process.config import importing
 
-    with building():
+    with importing():
         return importlib.import_module(module)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dps.errors import CANCELLED, Cancelled, ConfigError, DeadlineExceeded, DpsError, NotAuthenticated, TaskLost
+from dps.process.record import record
 from dps.transport.endpoint import Runtime
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ Sent = Callable[[], tuple[int, Mapping[int, int]]]
 push leaves. Any thread may call it."""
 
 
-class Home(NamedTuple):
+@record
+class Home:
     """The task that a session belongs to, as the session knows it.
 
     More than 12 attributes: all that a session needs of its task, so that it knows nothing else of the server.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 from dps.actors.answers import Failed, is_last
 from dps.actors.caller import Caller
@@ -12,6 +12,7 @@ from dps.actors.ref import Ref
 from dps.actors.requests import Request
 from dps.errors import DpsError, Unavailable
 from dps.messages.sessions import Probe, Probed, Release
+from dps.process.record import record
 from dps.process.telemetry import log
 from dps.transport.endpoint import Memory, Runtime
 from dps.transport.message import Message, changed
@@ -120,7 +121,8 @@ class Lanes:
         return lanes
 
 
-class PsPeer(NamedTuple):
+@record
+class PsPeer:
     """A ps, as requests to it need it. Made anew when the session joins."""
 
     caller: Caller

@@ -6,17 +6,19 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial, wraps
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dps.client.connection import Connection
 from dps.errors import Aborted, DeadlineExceeded
+from dps.process.record import record
 from dps.process.telemetry import LoopTimes, log
 
 if TYPE_CHECKING:
     from dps.client.transfers import Transfer
 
 
-class Loss(NamedTuple):
+@record
+class Loss:
     """The steps that a rollback has undone. `certain`: nobody was told of more."""
 
     steps: int

@@ -145,6 +145,17 @@ def building() -> Iterator[None]:
             gc.enable()
 
 
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """A scope for importing modules in a user's program: their objects, which live as long as the process, go to the
+    collector's oldest generation without being walked once more, which takes a tenth of the time of the import."""
+    with building():
+        yield
+        if not gc.get_freeze_count():  # else the program has frozen objects, and `unfreeze` would free them
+            gc.freeze()
+            gc.unfreeze()
+
+
 # -- processors ---------------------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dps.process.record import replace
 from dps.ps.intake.rowlists import checked, row_gradient
 from dps.ps.modes.combine import combined
 from dps.ps.store.gradients import Gradient, RowGradient, is_finite
@@ -69,7 +70,7 @@ def warm_tables(tables: Iterable[TablePart]) -> None:
         )
         with _warming:
             if kind not in _ready:
-                small = KeyedTable(table._replace(spec=spec._replace(capacity=2 * DIM)))
+                small = KeyedTable(replace(table, spec=replace(spec, capacity=2 * DIM)))
                 codes = np.arange(DIM, dtype=np.int64) + table.lowest
                 for rows in (codes, codes[::-1].copy(), codes.repeat(2)):
                     gradient = row_gradient(rows, np.zeros((rows.size, spec.dim), small.dtype))
@@ -96,7 +97,7 @@ def warm_all(progress: Callable[[str, int, int], None]) -> None:
             warm([_like(dtype, optimizer.to_wire(), sparse, LARGE_NBYTES) for sparse in (False, True)], together)
         spec = TableSpec("warm", DIM, dtype, DIM, optimizer.to_wire(), Normal(1.0).to_wire(), (0,))
         warm_tables(parts_of_table(spec, 0, 0))
-    warm_tables(parts_of_table(spec._replace(admit=2, expire_steps=1), 0, 0))
+    warm_tables(parts_of_table(replace(spec, admit=2, expire_steps=1), 0, 0))
     progress("first values", len(kinds) + 1, len(kinds) + 1)
     _make_once()
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import atexit
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
 
 from dps.actors.node import Node
 from dps.actors.standing import OUTSIDE, Home, Standing
 from dps.cluster.spec import ClusterSpec
 from dps.errors import CANCELLED
+from dps.process.record import record
 from dps.process.telemetry import log
 from dps.task.node import session_keys
 from dps.transport.endpoint import Runtime
@@ -42,7 +43,8 @@ def _stop_serving() -> None:
         task.stop()
 
 
-class LocalTasks(NamedTuple):
+@record
+class LocalTasks:
     """What a local server has beside its worker, and ends with it."""
 
     tasks: tuple[ServedTask, ...] = ()

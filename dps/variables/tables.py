@@ -10,11 +10,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dps.errors import ConfigError
+from dps.process.record import as_dict, record, replace
 from dps.transport.dtypes import FLOATS, dtype_of, wire_name
 from dps.transport.wire import Array
 
@@ -59,7 +60,8 @@ def keys_of(codes: Array) -> Array:
     return keys
 
 
-class TableSpec(NamedTuple):
+@record
+class TableSpec:
     """A keyed table, as clients see it. `optimizer` and `init` are wire forms; `ps`: the tasks that have its rows.
     `admit`: the pushes of a key after which it has a row. `expire_steps`: the steps after its last push after which it
     has none; 0: it never expires."""
@@ -75,10 +77,11 @@ class TableSpec(NamedTuple):
     expire_steps: int = 0
 
 
-class TablePart(NamedTuple):
+@record
+class TablePart:
     """The rows of a keyed table on one ps: those whose codes are in the slices from `first` up to `end` without it."""
 
-    index: int  # type: ignore[assignment]  # a tuple's own `index` is not wanted
+    index: int
     """After the indices of the plan's parts."""
     variable: int
     """The index of the table among gradients: after those of the plan's variables."""
@@ -215,7 +218,7 @@ NUMBERS = (
 
 def write(tables: Sequence[TableSpec]) -> list[Any]:
     """Tables as they travel in a plan."""
-    return [[*spec._replace(ps=list(spec.ps))] for spec in tables]  # type: ignore[arg-type]
+    return [[*as_dict(replace(spec, ps=[*spec.ps])).values()] for spec in tables]
 
 
 def read(data: Mapping[str, Any], ps: Sequence[int]) -> tuple[TableSpec, ...]:
@@ -244,7 +247,7 @@ def _checked(spec: TableSpec, ps: Sequence[int]) -> TableSpec:
         raise ValueError(f"the table {spec.name:.100} has dtype {dtype} and optimizer {spec.optimizer!r:.100}")
     init = initializers.from_wire(spec.init)
     _check_init(init, spec.name, spec.dim, np.dtype(dtype).name)
-    return spec._replace(dtype=dtype, init=init.to_wire())
+    return replace(spec, dtype=dtype, init=init.to_wire())
 
 
 def differs(mine: Iterable[TableSpec], theirs: Iterable[TableSpec]) -> str:

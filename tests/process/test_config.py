@@ -130,3 +130,23 @@ def test_what_is_loaded_at_the_start_is_never_walked_by_the_garbage_collector() 
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout.split() == ["True"] * 4
+
+
+IMPORTS = """
+import gc, msgpack, numpy, zmq
+{before}
+import dps
+dps.Session
+from dps.client.session import Session
+print(gc.get_freeze_count() > 0, any(Session is found for found in gc.get_objects(2)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "said"), [("", "False True"), ("gc.freeze()", "True False")],
+    ids=["usually", "the program has frozen objects"],
+)  # fmt: skip
+def test_what_an_import_makes_is_old_at_once_and_what_the_program_has_frozen_stays(before: str, said: str) -> None:
+    code = IMPORTS.format(before=before)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == said, done

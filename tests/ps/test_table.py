@@ -14,6 +14,7 @@ import dps
 from dps.errors import ConfigError
 from dps.kernels.first_values import FirstValues
 from dps.kernels.key_counts import WIDTH
+from dps.process.record import replace
 from dps.ps.store import expiry
 from dps.ps.store.gradients import RowGradient
 from dps.ps.store.key_counts import KeyCounts
@@ -233,7 +234,7 @@ def test_counts_of_a_key_are_those_of_its_slice_on_any_number_of_ps() -> None:
     draw = np.random.default_rng(3)
     for capacity in (50, 100_000):
         spec = part_of(capacity, admit=4).spec
-        whole, thirds = parts_of_table(spec, 0, 0)[0], parts_of_table(spec._replace(ps=(0, 1, 2)), 0, 0)
+        whole, thirds = parts_of_table(spec, 0, 0)[0], parts_of_table(replace(spec, ps=(0, 1, 2)), 0, 0)
         one, several = KeyCounts(whole), [KeyCounts(part) for part in thirds]
         slices, below = draw.choice(SLICES, 40, replace=False) - SLICES // 2, draw.integers(0, 1 << SLICE_BITS, 1600)
         pool = np.sort((draw.choice(slices, 1600) << SLICE_BITS) + below)
@@ -253,7 +254,7 @@ def test_counts_of_a_key_are_those_of_its_slice_on_any_number_of_ps() -> None:
         assert one.keys == sum(own.keys for own in several) == codes.size
         assert np.array_equal(codes, one.copy()[0]) and np.array_equal(counts, one.copy()[1])
         assert (one._counts.all(axis=1)).any()
-        for part in parts_of_table(spec._replace(ps=(0, 1)), 0, 0):
+        for part in parts_of_table(replace(spec, ps=(0, 1)), 0, 0):
             again, here = KeyCounts(part), positions_of_part(part, codes)
             again.load(codes[here], counts[here])
             assert again.keys == here.size
