@@ -1,4 +1,5 @@
-"""The seeds of tests in the simulator, in chunks: a quarter with `make test`, the others with `make examples`.
+"""The seeds of tests in the simulator, in chunks: half of them with `make test`, the others with `make examples`.
+`make nightly` runs 300.
 
 DPS_SEEDS says how many instead, all with `make test`, and DPS_FIRST_SEED which is the first.
 """
@@ -13,10 +14,10 @@ import pytest
 FIRST = int(os.environ.get("DPS_FIRST_SEED", "0"))
 
 
-def counts(usual: int = 50) -> tuple[int, int]:
+def counts(usual: int = 26) -> tuple[int, int]:
     """How many seeds there are, and after how many of them they are `slow`."""
     seeds = int(os.environ.get("DPS_SEEDS", usual))
-    return seeds, seeds if "DPS_SEEDS" in os.environ else seeds // 4
+    return seeds, seeds if "DPS_SEEDS" in os.environ else seeds // 2
 
 
 def cut(seeds: int, quick: int, chunk: int) -> list[Any]:
@@ -27,6 +28,6 @@ def cut(seeds: int, quick: int, chunk: int) -> list[Any]:
     return [pytest.param(found, marks=mark, id=str(found.start)) for found, mark in zip(ranges, marks, strict=True)]
 
 
-def chunks(usual: int = 50) -> list[Any]:
+def chunks(usual: int = 26) -> list[Any]:
     """Ranges of the seeds of one checker."""
     return cut(*counts(usual), chunk=50)

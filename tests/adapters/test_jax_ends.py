@@ -55,7 +55,9 @@ def ended(*command: str) -> subprocess.CompletedProcess[str]:
 
 @needs_jax
 @pytest.mark.slow
-@pytest.mark.parametrize(("how", "code"), [("well", 0), ("raise", 1), ("exit", 3)])
+@pytest.mark.parametrize(
+    ("how", "code"), [("well", 0), ("raise", 1), pytest.param("exit", 3, marks=pytest.mark.nightly)]
+)
 def test_a_program_alone_ends_with_its_own_exit_code(how: str, code: int, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     done = ended(str(tmp_path / "train.py"), how)
@@ -79,7 +81,9 @@ def test_two_workers_under_dps_launch_end_without_close(how: str, code: int, tmp
 
 @needs_jax
 @pytest.mark.slow
-@pytest.mark.parametrize(("how", "code"), [("well", 0), ("raise", 1), ("exit", 3)])
+@pytest.mark.parametrize(
+    ("how", "code"), [("well", 0), pytest.param("raise", 1, marks=pytest.mark.nightly), ("exit", 3)]
+)
 def test_as_the_program_of_a_role(how: str, code: int, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     (chief,) = free_addresses(1)

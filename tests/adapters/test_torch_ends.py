@@ -16,9 +16,12 @@ ROOT = str(Path(__file__).parents[2])
 ENDS = {"return": 0, "exit 0": 0, "exit 3": 3, "raise": 1}
 
 
-def ends(*hows: str) -> pytest.MarkDecorator:
-    """A test for each of these ends."""
-    return pytest.mark.parametrize(("how", "code"), [(how, ENDS[how]) for how in hows], ids=hows)
+def ends(*hows: str, nightly: tuple[str, ...] = ()) -> pytest.MarkDecorator:
+    """A test for each of these ends; those of `nightly` are left out by CI."""
+    marks = {how: [pytest.mark.nightly] if how in nightly else [] for how in (*hows, *nightly)}
+    return pytest.mark.parametrize(
+        ("how", "code"), [pytest.param(how, ENDS[how], marks=mark, id=how) for how, mark in marks.items()]
+    )
 
 
 def check(said: str, how: str, times: int = 1) -> None:
@@ -30,7 +33,7 @@ def check(said: str, how: str, times: int = 1) -> None:
 
 
 @pytest.mark.slow
-@ends(*ENDS)
+@ends("return", "exit 3", "raise", nightly=("exit 0",))
 def test_alone(how: str, code: int, tmp_path: Path) -> None:
     with Terminals(tmp_path) as terminals:
         terminals.start("alone", SCRIPT, how, PYTHONPATH=ROOT)
@@ -41,7 +44,7 @@ def test_alone(how: str, code: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@ends("return", "exit 3")
+@ends("return", nightly=("exit 3", "raise"))
 def test_under_dps_launch(how: str, code: int, tmp_path: Path) -> None:
     with Terminals(tmp_path) as terminals:
         command = "-m", "dps.cli", "launch", "--ps", "1", "--workers", "2", SCRIPT, "--", how
@@ -52,7 +55,7 @@ def test_under_dps_launch(how: str, code: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@ends("exit 0", "raise")
+@ends("exit 0", "raise", nightly=("return", "exit 3"))
 def test_as_the_program_of_a_role(how: str, code: int, tmp_path: Path) -> None:
     (chief,) = free_addresses(1)
     with Terminals(tmp_path) as terminals:

@@ -94,7 +94,7 @@ def broken(seed: int) -> list[str]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seeds", chunks(40))
+@pytest.mark.parametrize("seeds", chunks(20))
 def test_rounds_are_whole_and_what_is_lost_of_them_is_told(seeds: range, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.CRITICAL):
         for seed in seeds:

@@ -92,7 +92,7 @@ def one(mode: str, seed: int) -> SimulatedRun:
 
 
 @pytest.mark.parametrize("mode", ["async", "bounded", "sync", "local"])
-@pytest.mark.parametrize("seeds", chunks(36))
+@pytest.mark.parametrize("seeds", chunks(20))
 def test_whatever_is_lost_before_training_the_values_are_the_same(mode: str, seeds: range) -> None:
     for seed in seeds:
         run = one(mode, seed)

@@ -66,7 +66,7 @@ def test_a_ps_that_forgets_what_it_has_applied_is_caught(monkeypatch: pytest.Mon
         monkeypatch.setattr(ledger.Ledger, question, lambda self, number: False)
     monkeypatch.setattr(ledger.Ledger, "check_reach", lambda self, number: None)
     monkeypatch.setattr(modes.AsyncMode, "accept_push", apply_at_once)
-    caught("async", "was applied twice")
+    caught("async", "was applied twice", 10)
 
 
 def test_a_set_that_is_not_frozen_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +142,7 @@ def test_a_push_applied_ahead_to_a_version_that_is_over_is_caught(monkeypatch: p
 def test_a_session_that_waits_for_the_step_ps_alone_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = property(lambda self: self.rolled_back or all(t.complete for t in self.deciding))
     monkeypatch.setattr(pushing.PushOp, "complete", alone)
-    caught("sync", "without its own push", 15)
+    caught("sync", "without its own push", 39)
 
 
 def test_an_answer_that_is_overwritten_while_it_is_read_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +236,7 @@ def test_a_kept_push_that_stays_kept_when_it_is_reported_is_caught(monkeypatch: 
     monkeypatch.setattr(together.Together, "keep", keep)
     monkeypatch.setattr(together.Together, "taken", lambda self: list(self.kept.values()))
     monkeypatch.setattr(quorum.Quorum, "together", lambda self, who, *_: wants(self, who, self._next[who], self.step))
-    caught("steps", "applied twice")
+    caught("steps", "applied twice", 51)
 
 
 @pytest.mark.parametrize("others", [{"sum": "mean"}, {"mean": "sum"}])
@@ -299,7 +299,7 @@ def test_a_pass_over_memory_that_does_not_see_nan_is_caught(mode: str, monkeypat
 
     write = draft.Draft.write
     monkeypatch.setattr(draft.Draft, "write", blind)
-    caught(mode, "differ from row", of=spoilt)
+    caught(mode, "differ from row", 25, of=spoilt)
 
 
 def test_values_that_leave_for_a_version_that_never_was_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,12 +313,12 @@ def test_values_that_leave_for_a_version_that_never_was_are_caught(monkeypatch: 
 
 def test_a_chief_that_does_not_ask_what_the_ps_serve_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(takeover.Takeover, "ask_ps", lambda self, task, address: None)
-    caught("async", "chief ended with 3", 172, of=with_a_killed_chief)
+    caught("async", "chief ended with 3", 206, of=with_a_killed_chief)
 
 
 def test_a_chief_that_forgets_to_take_up_the_sessions_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission.Admission, "take_over_sessions", lambda self: None)
-    caught("async", "still runs at the end", of=with_a_killed_chief)
+    caught("async", "still runs at the end", 3, of=with_a_killed_chief)
 
 
 def test_an_epoch_that_begins_without_being_written_down_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,7 +340,7 @@ def test_an_announced_loss_that_forgets_sessions_that_have_closed_is_caught(monk
 def test_an_announced_loss_that_is_one_short_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = waiting.Loss
     monkeypatch.setattr(waiting, "Loss", lambda steps, certain: whole(max(0, steps - 1), certain))
-    caught("async", "steps lost in epoch", of=with_a_lost_ps)
+    caught("async", "steps lost in epoch", 12, of=with_a_lost_ps)
 
 
 def test_values_that_are_set_before_the_gradients_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:

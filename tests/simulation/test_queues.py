@@ -130,7 +130,7 @@ def goes_on(name: str, process: Any) -> bool:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seeds", chunks(40))
+@pytest.mark.parametrize("seeds", chunks(20))
 def test_each_item_is_got_once(seeds: range) -> None:
     for seed in seeds:
         found = run(seed)

@@ -1,5 +1,5 @@
-"""Every promise, in every update mode, under faults: 12 seeds a mode with `make test` and 38 more with
-`make examples`, or as many as DPS_SEEDS says."""
+"""Every promise, in every update mode, under faults: 13 seeds a mode with `make test` and as many more
+with `make examples`, or as many as DPS_SEEDS says."""
 
 from __future__ import annotations
 
