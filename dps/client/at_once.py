@@ -9,7 +9,7 @@ of the two.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dps.client.connection import Connection
@@ -29,12 +29,13 @@ Holds = list[LentVersion]
 
 
 class Made(NamedTuple):
-    """A push that got its result in one round trip, and a copy of the values after it."""
+    """A push that got its result in one round trip, and the values after it."""
 
     result: Push
     values: Any = None
+    """A copy of them; None if they are only held."""
     holds: Holds | None = None
-    """Released holds that name the versions that were copied. None: the values have to be pulled."""
+    """The versions of the values, released where those were copied. None: the values have to be pulled."""
 
 
 class AtOnce:
@@ -54,13 +55,11 @@ class AtOnce:
         self._prepared: tuple[PullMemory, Any] | None = None
         """Memory for the values of the next answers, and the nested arrays in it."""
 
-    def push(
-        self, gradients: Mapping[int, Gradient], loss: Any, reads: bool, write: Callable[[Any], Any] | None = None
-    ) -> Made | PushOp | None:
-        """A push, and the values after it if it `reads`: a copy, or what `write` returns of them; it gets nested arrays
-        that nobody may keep. Blocks for a moment. Raises TaskLost when this node was told to end, ValueError for NaN
-        that no ps may refuse. In sync values that nobody reads are kept for the next pull: nobody changes them before
-        the next step.
+    def push(self, gradients: Mapping[int, Gradient], loss: Any, reads: str = "") -> Made | PushOp | None:
+        """A push, and the values after it if it `reads`: a "copy", or values that are "held": the caller calls
+        `hand_over` and releases them. Blocks for a moment. Raises TaskLost when this node was told to end, ValueError
+        for NaN that no ps may refuse. In sync values that nobody reads are kept for the next pull: nobody changes them
+        before the next step.
 
         Returns the result, or the same push as an ordinary operation if a ps did not answer soon, or None if nothing
         was sent."""
@@ -80,8 +79,8 @@ class AtOnce:
             pushes.check(gradients)
         numbers, incarnation, made = pushes.numbers.copy(), connection.caller.incarnation, None
         try:
-            made = self._push(peers, memories, reads, write)
-            return made or pushes.start(gradients, loss, None, reads)
+            made = self._push(peers, memories, reads)
+            return made or pushes.start(gradients, loss, None, bool(reads))
         except BaseException:  # Ctrl-C: the ps may have the push, so it has to be sent again under its number
             if made is None and not pushes.under_way and connection.caller.incarnation == incarnation:
                 pushes.numbers = numbers
@@ -141,12 +140,10 @@ class AtOnce:
         for hold in holds:
             hold.release()
 
-    def _copied(self, holds: Holds, write: Callable[[Any], Any] | None = None) -> Any:
-        """Copy the values, into the prepared memory if there is any, or with `write`, and release them."""
+    def _copied(self, holds: Holds) -> Any:
+        """Copy the values, into the prepared memory if there is any, and release them."""
         try:
             self.hand_over()
-            if write is not None:
-                return write(self._pushes.assembly.still([memory for hold in holds for memory in hold.memories]))
             memory, tree = self._prepared or self._pulls.prepared()
             runtime = self._connection.home.runtime
             for hold in holds:
@@ -182,12 +179,10 @@ class AtOnce:
         usual = small and self._pulls.may_come_with_a_push
         return [connection.peers[ps] for ps in layouts] if usual else []
 
-    def _push(
-        self, peers: Sequence[PsPeer], memories: Sequence[list[int]], reads: bool, write: Callable[[Any], Any] | None
-    ) -> Made | None:  # fmt: skip
+    def _push(self, peers: Sequence[PsPeer], memories: Sequence[list[int]], reads: str) -> Made | None:
         """Send a push of gradients in shared memory; None if a ps did not apply it soon."""
         connection, pushes = self._connection, self._pushes
-        lend, epoch = reads or connection.agreed.mode.has_stable_values, connection.membership.epoch
+        lend, epoch = bool(reads) or connection.agreed.mode.has_stable_values, connection.membership.epoch
         step, numbers, pulled = connection.steps.local_step, pushes.numbers, pushes.pulled
         plain = [  # arguments of `PushMessage.expanded`
             (epoch, numbers[peer.ps] + 1, step, pulled[peer.ps], peer.layout.gradient_nbytes, 0, lend,
@@ -199,7 +194,7 @@ class AtOnce:
             first = changed(PushMessage.expanded(*plain[0]), times=pushes.take_times())  # to the step ps
         if len(peers) > 1:
             pushes.announce()
-        answers = self._ask(PushMessage.form_of, plain, reads and write is None, first)
+        answers = self._ask(PushMessage.form_of, plain, reads == "copy", first)
         if answers is None:
             return None
         leading = answers[0]  # the step ps's
@@ -211,7 +206,7 @@ class AtOnce:
                 self._release()  # else values of several steps might be read together
         result, holds = Push(step, True, max(map(_staleness, answers))), self._holds
         if reads and holds:
-            return Made(result, self._copied(holds, write), holds)
+            return Made(result, self._copied(holds) if reads == "copy" else None, holds)
         if holds:
             runtime = connection.home.runtime
             self._fresh = leading.number, runtime.now() + runtime.tuning.client.step_values_s

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dps.client.loading import check_all_finite
-from dps.client.training import PsTraining, SessionParts, Viewed
+from dps.client.training import Held, PsTraining, SessionParts, Viewed
 from dps.client.waiting import ThreadGuard
 from dps.messages.replies import Push, Reply, Version
 from dps.variables.local_copy import LocalCopy
@@ -109,9 +109,9 @@ class LocalTraining(PsTraining):
         """As Session.pull_async; at the beginning of a round it blocks."""
         return _there(self.pull(names, None, None, None))
 
-    def viewed(self) -> Viewed:
+    def viewed(self, timeout: float | None = None) -> Viewed:
         """The own copy, in place; to take it blocks at the beginning of a round."""
-        return ViewedCopy(self)
+        return ViewedCopy(self, timeout)
 
     def lookup(self, name: Any, rows: Any, timeout: float | None, out: Any) -> Any:
         """As Session.lookup, of the own copy."""
@@ -125,12 +125,17 @@ class LocalTraining(PsTraining):
 class ViewedCopy:
     """The values of the session's own copy, read-only."""
 
-    def __init__(self, training: LocalTraining) -> None:
-        self._training = training
+    def __init__(self, training: LocalTraining, timeout: float | None) -> None:
+        self._training, self._timeout = training, timeout
 
     def take(self) -> Any:
         """The values, in the nesting of params."""
-        return self._training.ready(None).values(None, still=True)
+        return self._training.ready(self._timeout).values(None, still=True)
+
+    def step(self, grads: Any, loss: Any) -> Any:
+        """A step of the own copy, and its values."""
+        self._training.push(grads, loss, self._timeout)
+        return self.take()
 
     def end_view(self, turns: ThreadGuard) -> None:
         """Does nothing: the copy is the session's."""
@@ -155,6 +160,10 @@ class DrivingTraining(PsTraining):
     def step(self, grads: Any, loss: Any, timeout: float | None, out: Any) -> Any:
         """As LocalTraining.step."""
         return self._take_part(timeout).step(grads, loss, timeout, out)
+
+    def step_held(self, held: Held, grads: Any, loss: Any, timeout: float | None) -> Any:
+        """As `ViewedCopy.step`."""
+        return self._take_part(timeout).viewed(timeout).step(grads, loss)
 
 
 def _there(result: Any) -> Reply[Any]:

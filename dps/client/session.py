@@ -561,6 +561,45 @@ class Session:
         """
         return self._training.step(grads, loss, timeout, out)
 
+    @contextmanager
+    def step_in_place(self, grads: Any, loss: Any = None, timeout: float | None = None) -> Iterator[Any]:
+        """Push gradients, and read the values after the update without a copy where the ps are on this machine.
+
+        A `step` whose values are those of a `view`: read-only, and valid inside the block. With the arrays of
+        `gradients` neither way has a copy. Blocks as `step`, before the block.
+
+        Args:
+            grads: As of `push`. Inside the block the arrays are the caller's again.
+            loss: As of `push`.
+            timeout: Seconds; None: the session's.
+
+        Yields:
+            The values after the update, in the nesting of params.
+
+        Raises:
+            ValueError: As of `push`.
+            TypeError: As of `push`.
+            DeadlineExceeded: No result in time; the push goes on.
+            TaskLost: The run has ended.
+
+        Example:
+            ```pycon
+            >>> grads = session.gradients()
+            >>> grads["w"][:] = 1
+            >>> for turn in range(3):
+            ...     with session.step_in_place(grads) as values:
+            ...         grads["w"][:] = values["w"] + 2
+            >>> session.pull()["w"]
+            array([-1.125, -1.125, -1.125], dtype=float32)
+            ```
+        """
+        self._waiter.check_open()
+        viewed = self._training.viewed(timeout)
+        try:
+            yield self._reports.saw(self._turns.run("step_in_place", viewed.step, grads, loss))
+        finally:
+            viewed.end_view(self._turns)
+
     @one_at_a_time
     def assign(self, values: Any, timeout: float | None = None) -> None:
         """Set variables to values: those that get no gradient, such as the statistics of batch normalisation, or any.

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from dps.client.assembly import Whole
-from dps.client.at_once import AtOnce
+from dps.client.at_once import AtOnce, Holds
 from dps.client.connection import Connection
 from dps.client.lanes import LentVersion
 from dps.client.loading import checked, is_empty
@@ -45,40 +45,46 @@ class SessionParts(NamedTuple):
 
 
 class Viewed(Protocol):
-    """The newest values, read-only, for the block of a view."""
+    """Values, read-only, for the block of a view."""
 
     def take(self) -> Any:
-        """The values, in the nesting of params. Blocks; raises as `Session.pull`."""
+        """The newest values, in the nesting of params. Blocks; raises as `Session.pull`."""
+
+    def step(self, grads: Any, loss: Any) -> Any:
+        """Push gradients, and take the values after the update. Blocks; raises as `Session.step`."""
 
     def end_view(self, turns: ThreadGuard) -> None:
         """The block has ended. Other values are released, as a call of the session."""
 
 
 class Held:
-    """The newest values, read-only, from `take` to `release`. Belongs to one call or block of a session. Those of a ps
+    """Values, read-only, from `take` or `step` to `release`. Belongs to one call or block of a session. Values of a ps
     on this machine stay in its memory."""
 
-    __slots__ = ("_at_once", "_held", "_pulls", "_pushes", "_timeout")
+    __slots__ = ("_held", "_timeout", "_training")
 
-    def __init__(self, at_once: AtOnce, pushes: Pushes, pulls: Pulls, timeout: float | None) -> None:
-        self._at_once, self._pushes, self._pulls, self._timeout = at_once, pushes, pulls, timeout
+    def __init__(self, training: PsTraining, timeout: float | None) -> None:
+        """`timeout`: of `take` and `step`; None: the session's."""
+        self._training, self._timeout = training, timeout
         self._held: Sequence[LentVersion | PullOp] = ()
 
     def take(self) -> Any:
-        """The values, in the nesting of params. Blocks; raises as `Session.pull`."""
-        holds = self._at_once.held()
-        if holds:
-            self._held = holds
-            self._at_once.hand_over()
-            return self._pushes.assembly.still([memory for hold in holds for memory in hold.memories])
-        operation = self._pulls.start(None, None, after=False, hold=True)
-        self._held = (operation,)
-        return self._pulls.finish(operation, self._timeout)
+        """As of `Viewed`."""
+        return self._training.take(self, self._timeout)
+
+    def step(self, grads: Any, loss: Any) -> Any:
+        """As of `Viewed`."""
+        return self._training.step_held(self, grads, loss, self._timeout)
+
+    def keep(self, held: Sequence[LentVersion | PullOp]) -> None:
+        """Release these together with the values."""
+        self._held = held
 
     def release(self) -> None:
         """The values are not read any more. Does nothing if there are none."""
-        for held in self._held:
-            held.release()
+        held, self._held = self._held, ()
+        for each in held:
+            each.release()
 
     def end_view(self, turns: ThreadGuard) -> None:
         """As of `Viewed`."""
@@ -100,7 +106,7 @@ class PsTraining:
     def push(self, grads: Any, loss: Any, timeout: float | None) -> Push:
         """As Session.push."""
         gradients = self._gradients(grads, loss)
-        made = self._at_once.push(gradients, loss, reads=False)
+        made = self._at_once.push(gradients, loss)
         if made is None or isinstance(made, PushOp):
             return self._pushes.finish(made or self._pushes.start(gradients, loss, timeout), timeout)
         self._reports.report_push(made.result, loss)
@@ -114,32 +120,65 @@ class PsTraining:
 
     def step(self, grads: Any, loss: Any, timeout: float | None, out: Any) -> Any:
         """As Session.step."""
-        write = None if out is None else self._writer(out, None)
+        if out is not None:
+            write, held = self._writer(out, None), Held(self, timeout)
+            try:
+                return self._reports.saw(write(held.step(grads, loss)))
+            finally:
+                held.release()
         gradients = self._gradients(grads, loss)
-        pushing = self._at_once.push(gradients, loss, reads=True, write=write)
-        if pushing is not None and not isinstance(pushing, PushOp):
-            peers = self._connection.peers
-            self._reports.report_push(pushing.result, loss)
-            if self._connection.peers is not peers or pushing.holds is None:  # a hook may have rolled back
-                return self.pull(None, out, None, timeout)
-            self._at_once.note(pushing.holds)
-            return self._reports.saw(pushing.values)
+        pushing = self._at_once.push(gradients, loss, reads="copy")
+        if pushing is None or isinstance(pushing, PushOp):
+            return self._reports.saw(self._push_and_pull(pushing, gradients, loss, timeout, None))
+        peers = self._connection.peers
+        self._reports.report_push(pushing.result, loss)
+        if self._connection.peers is not peers or pushing.holds is None:  # a hook may have rolled back
+            return self.pull(None, None, None, timeout)
+        self._at_once.note(pushing.holds)
+        return self._reports.saw(pushing.values)
+
+    def step_held(self, held: Held, grads: Any, loss: Any, timeout: float | None) -> Any:
+        """As Session.step, but the values stay where they are until `held` is released."""
+        gradients = self._gradients(grads, loss)
+        pushing = self._at_once.push(gradients, loss, reads="held")
+        if pushing is None or isinstance(pushing, PushOp):
+            return self._push_and_pull(pushing, gradients, loss, timeout, held)
+        holds = pushing.holds
+        if holds is not None:
+            self._hold(held, holds)
+        peers = self._connection.peers
+        self._reports.report_push(pushing.result, loss)
+        if holds is None or self._connection.peers is not peers:  # a hook may have rolled back
+            held.release()
+            return self.take(held, timeout)
+        self._at_once.note(holds)
+        return self._still(holds)
+
+    def _push_and_pull(
+        self, pushing: PushOp | None, gradients: Mapping[int, Gradient], loss: Any, timeout: float | None,
+        held: Held | None,
+    ) -> Any:  # fmt: skip
+        """Push and pull by ordinary requests, of which the pull follows the push at once where it may. `pushing`: the
+        push, if it is sent already. `held`: as of `step_held`; None: the values are copied. Blocks."""
         pulling: PullOp | None = None
         try:
             if pushing is None:
                 pushing = self._pushes.prepare(gradients, loss, timeout, self._pulls.may_come_with_a_push)
                 if pushing.streams:  # gradients take a while to leave, and values may come meanwhile
-                    pulling = self._pulls.start(None, None, after=True, hold=out is not None, leads=True)
+                    pulling = self._pulls.start(None, None, after=True, hold=held is not None, leads=True)
                     pulling.start()
                 self._pushes.send(pushing)
             if pulling is None and self._pulls.may_follow_a_push:
-                pulling = self._pulls.start(None, None, after=True, hold=out is not None, behind=pushing)
+                pulling = self._pulls.start(None, None, after=True, hold=held is not None, behind=pushing)
                 pulling.start()
             self._pushes.finish(pushing, timeout)
             if pulling is None or pushing.rolled_back:
-                return self.pull(None, out, None, timeout)
+                return self._pull_all(timeout) if held is None else self.take(held, timeout)
             values = self._pulls.finish(pulling, timeout)
-            return self._reports.saw(values if write is None else write(values))
+            if held is not None:
+                held.keep((pulling,))
+                pulling = None
+            return values
         finally:
             if pulling is not None:
                 pulling.drop()
@@ -180,18 +219,40 @@ class PsTraining:
         self._waiter.check_open()
         write = None if out is None else self._writer(out, names)
         if names is None and if_newer_than is None:
-            if write is not None:
-                held = Held(self._at_once, self._pushes, self._pulls, timeout)
-                try:
-                    return self._reports.saw(write(held.take()))
-                finally:
-                    held.release()
-            if (values := self._at_once.pull()) is not None:
-                return self._reports.saw(values)
+            if write is None:
+                return self._reports.saw(self._pull_all(timeout))
+            held = Held(self, timeout)
+            try:
+                return self._reports.saw(write(held.take()))
+            finally:
+                held.release()
         values = self._pulls.finish(self._pulls.start(names, if_newer_than, after=False), timeout)
         if write is not None and values is not None:
             values = write(values)
         return self._reports.saw(values)
+
+    def _pull_all(self, timeout: float | None) -> Any:
+        """All values, the caller's own. Blocks."""
+        values = self._at_once.pull()
+        return self._pulls.finish(self._pulls.start(None, None, after=False), timeout) if values is None else values
+
+    def take(self, held: Held, timeout: float | None) -> Any:
+        """The newest values, which stay where they are until `held` is released. Blocks; raises as `Session.pull`."""
+        if holds := self._at_once.held():
+            self._hold(held, holds)
+            return self._still(holds)
+        operation = self._pulls.start(None, None, after=False, hold=True)
+        held.keep((operation,))
+        return self._pulls.finish(operation, timeout)
+
+    def _hold(self, held: Held, holds: Holds) -> None:
+        """Those of the last answers are released by `held` from now on."""
+        held.keep(holds)
+        self._at_once.hand_over()
+
+    def _still(self, holds: Holds) -> Any:
+        """Values in place, in the nesting of params."""
+        return self._pushes.assembly.still([memory for hold in holds for memory in hold.memories])
 
     def pull_async(self, names: Sequence[str] | None) -> Reply[Any]:
         """As Session.pull_async."""
@@ -200,9 +261,9 @@ class PsTraining:
         self._connection.caller.flush()
         return self._reply(operation, lambda t: self._reports.saw(self._pulls.finish(operation, t)), lambda: None)
 
-    def viewed(self) -> Viewed:
-        """The newest values in place, which are not taken yet."""
-        return Held(self._at_once, self._pushes, self._pulls, None)
+    def viewed(self, timeout: float | None = None) -> Viewed:
+        """Values in place, which are not taken yet."""
+        return Held(self, timeout)
 
     def lookup(self, name: Any, rows: Any, timeout: float | None, out: Any) -> Any:
         """As Session.lookup."""
