@@ -10,7 +10,8 @@ first alternates. A ratio is the time of BASE over the time of HEAD in one round
 shows the median ratio, the middle half of all rounds, and the median time of a call; and the same of the processor
 time that all processes of a cluster take for a call, which other load changes less.
 
-Works: push, step, and pull with push, asynchronous, SGD; sync, a synchronous step of two workers. Each ps, on this
+Works: push, step, step in place (of `gradients`, and the values are viewed; where a commit has no `step_in_place`, a
+push and a view), and pull with push, asynchronous, SGD; sync, a synchronous step of two workers. Each ps, on this
 machine, has one variable of float32 of --elements.
 """
 
@@ -29,7 +30,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-WORKS = ("push", "step", "pull and push", "sync")
+WORKS = ("push", "step", "step in place", "pull and push", "sync")
 UNCOUNTED = 5
 """The first rounds, in which kernels are compiled and caches filled."""
 START_S = 120.0
@@ -66,9 +67,21 @@ def train(server: Any, folder: str, kind: str, ps: int, elements: int, bursts: i
             session.pull()
             session.push(grads)
 
+        shared = session.gradients()
+        for array in shared.values():
+            array[...] = 1e-6
+
+        def in_place() -> None:
+            if hasattr(session, "step_in_place"):
+                with session.step_in_place(shared):
+                    return
+            session.push(shared)
+            with session.view():
+                return
+
         works: dict[str, Callable[[], object]] = {
-            "push": lambda: session.push(grads), "step": lambda: session.step(grads), "pull and push": both,
-            "sync": lambda: session.step(grads),
+            "push": lambda: session.push(grads), "step": lambda: session.step(grads), "step in place": in_place,
+            "pull and push": both, "sync": lambda: session.step(grads),
         }  # fmt: skip
         with open(f"{folder}/asked") as asked, open(f"{folder}/told", "w", buffering=1) as told:
             for line in asked:

@@ -50,6 +50,8 @@ class AtOnce:
         self._holds: Holds = []
         """The values that the last answers lent; of all shards, or none. The next call releases them, unless
         `hand_over` was called."""
+        self._asked: dict[int, PsPeer] = {}
+        """The peers of the requests in flight, by number. After Ctrl-C those that were: the next call drops them."""
         self._fresh = 0, 0.0
         """In sync: the number of the push that brought `_holds`, and until when its values serve a pull."""
         self._prepared: tuple[PullMemory, Any] | None = None
@@ -99,8 +101,7 @@ class AtOnce:
     def pull(self) -> Any:
         """The nested arrays of the current values, the caller's own; None if they have to be pulled. Blocks for a
         moment."""
-        holds = self.held(prepares=True)
-        return self._copied(holds) if holds else None
+        return self._copied() if self.held(prepares=True) else None
 
     def held(self, prepares: bool = False) -> Holds:
         """The current values: those that came with the last push or, if others may have pushed since, those that the ps
@@ -136,31 +137,31 @@ class AtOnce:
         return not connection.membership.over and connection.home.runtime.now() <= until
 
     def _release(self) -> None:
-        holds, self._holds = self._holds, []
-        for hold in holds:
+        for hold in self._holds:
             hold.release()
+        self._holds = []  # only now: after Ctrl-C the next call releases the others
 
-    def _copied(self, holds: Holds) -> Any:
-        """Copy the values, into the prepared memory if there is any, and release them."""
+    def _copied(self) -> Any:
+        """Copy the held values, into the prepared memory if there is any, and release them."""
         try:
-            self.hand_over()
             memory, tree = self._prepared or self._pulls.prepared()
             runtime = self._connection.home.runtime
-            for hold in holds:
+            for hold in self._holds:
                 run = memory.run(hold.peer.ps)
                 for arena, values in zip(hold.peer.layout.arenas, hold.memories, strict=True):
                     copy_steadily(runtime, run[arena.offset : arena.offset + arena.nbytes], values)
             return memory.tree(self._pushes.assembly) if tree is None else tree
         finally:
             self._prepared = None
-            for hold in holds:
-                hold.release()
+            self._release()
 
     def _open(self) -> list[PsPeer]:
         """The ps to ask; none if the requests have to be ordinary ones."""
         connection = self._connection
         if self._holds:
             self._release()
+        if self._asked:
+            self._drop_asked()
         if self._seen is not connection.peers:
             self._seen, self._peers = connection.peers, self._usual_peers()
         if connection.membership.over:
@@ -206,7 +207,7 @@ class AtOnce:
                 self._release()  # else values of several steps might be read together
         result, holds = Push(step, True, max(map(_staleness, answers))), self._holds
         if reads and holds:
-            return Made(result, self._copied(holds) if reads == "copy" else None, holds)
+            return Made(result, self._copied() if reads == "copy" else None, holds)
         if holds:
             runtime = connection.home.runtime
             self._fresh = leading.number, runtime.now() + runtime.tuning.client.step_values_s
@@ -233,7 +234,7 @@ class AtOnce:
         answers. `plain`: for each ps the integers of its message, of this form. `first`: sent to the first ps instead
         of those."""
         caller, at = self._connection.caller, self._connection.home.runtime.tuning.client
-        asked: dict[int, PsPeer] = {}
+        asked = self._asked = {}
         holds, usual = Holds(), True
         try:
             for peer, numbers in zip(self._peers, plain, strict=True):
@@ -257,10 +258,16 @@ class AtOnce:
                     holds.append(hold)
             if len(holds) == len(asked):
                 self._holds, holds = holds, []
+                self._asked = {}
             return list(answers.values()) if usual else None
         finally:
             for hold in holds:  # without those of the others they are of no use
                 hold.release()
-            if not self._holds:
-                for number, peer in asked.items():
-                    peer.lane.over(number)
+            if self._asked:
+                self._drop_asked()
+
+    def _drop_asked(self) -> None:
+        """Nobody reads what answers to these requests lend."""
+        for number, peer in self._asked.items():
+            peer.lane.over(number)
+        self._asked = {}

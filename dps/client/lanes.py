@@ -143,9 +143,9 @@ class LentVersion:
 
     def release(self) -> None:
         """Tell the ps that nobody reads the values any more. A further call does nothing."""
-        request, self._request = self._request, None
-        if request is not None:
-            self.peer.lane.release(request, self.peer.layout.nbytes)
+        if self._request is not None:
+            self.peer.lane.release(self._request, self.peer.layout.nbytes)
+            self._request = None
 
 
 def hold_lent(peer: PsPeer, request: int, counter: int, names: list[Any]) -> LentVersion | None:

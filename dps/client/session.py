@@ -587,10 +587,10 @@ class Session:
             >>> grads = session.gradients()
             >>> grads["w"][:] = 1
             >>> for turn in range(3):
-            ...     with session.step_in_place(grads) as values:
+            ...     with session.step_in_place({"w": grads["w"]}) as values:
             ...         grads["w"][:] = values["w"] + 2
             >>> session.pull()["w"]
-            array([-1.125, -1.125, -1.125], dtype=float32)
+            array([-1.625, -1.625, -1.625], dtype=float32)
             ```
         """
         self._waiter.check_open()

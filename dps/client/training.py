@@ -88,7 +88,8 @@ class Held:
 
     def end_view(self, turns: ThreadGuard) -> None:
         """As of `Viewed`."""
-        turns.run("view", self.release)
+        if self._held:
+            turns.run("view", self.release)
 
 
 class PsTraining:

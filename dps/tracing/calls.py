@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -33,6 +33,7 @@ class SessionCalls:
         for name in (*CALLS, *REPLIES):
             taps.tap(session, name, partial(self._through, name))
         taps.tap(session, "view", self._through_view)
+        taps.tap(session, "step_in_place", self._through_step_in_place)
 
     @property
     def lane(self) -> TraceLane:
@@ -62,6 +63,19 @@ class SessionCalls:
                 yield values
 
         return viewed
+
+    def _through_step_in_place(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """The slice of the step ends where its block begins."""
+
+        @contextmanager
+        def stepped(*arguments: Any, **named: Any) -> Iterator[Any]:
+            block = step(*arguments, **named)
+            with ExitStack() as stack:
+                with self._slice("step_in_place"), self._flows(waits=True):
+                    values = stack.enter_context(block)
+                yield values
+
+        return stepped
 
     @contextmanager
     def _flows(self, waits: bool) -> Iterator[None]:

@@ -362,6 +362,7 @@ def test_ctrl_c_at_any_line_neither_loses_nor_doubles(
                 after, other = values(s)
                 assert before - after in (1.0, 5.0) and after == other, f"at line {line}"
                 before, line = after, line + every
+        assert ps > 1 or s.stats()["ps:0"]["leases"] <= 1  # none is kept for ever
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["at once", "the ordinary way"])

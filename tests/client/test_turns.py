@@ -59,6 +59,7 @@ CALLS: dict[str, Callable[[dps.Session], Any]] = {
     "stats": lambda session: session.stats(),
     "is_chief": lambda session: session.is_chief,
     "view": lambda session: session.view().__enter__(),
+    "step_in_place": lambda session: session.step_in_place(ONES).__enter__(),
     "close": lambda session: session.close(),
 }
 

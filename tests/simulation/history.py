@@ -183,9 +183,14 @@ def train(
             if history.assigns:
                 gradients[assigned.TRAINED] = np.full(6, -1, np.float32)
             if k % 6 if history.steps else k % 2:
-                values = session.step(gradients)
-                # with quotas of their own a token may come before the push's step is made
-                seen.take(session, values, dense if session._pulls.may_follow_a_push else (), cell)
+                in_place = view and k % 4 == 3
+                with (
+                    session.step_in_place(gradients)
+                    if in_place
+                    else contextlib.nullcontext(session.step(gradients)) as values
+                ):
+                    # with quotas of their own a token may come before the push's step is made
+                    seen.take(session, values, dense if session._pulls.may_follow_a_push else (), cell)
             else:
                 session.push(gradients)
             if values_set is not None:

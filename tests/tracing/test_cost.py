@@ -17,6 +17,7 @@ from dps.transport.current import runtime
 from tests.hooks.loops import ones, session
 from tests.in_process import cluster
 from tests.tracing.test_traces_of_runs import asking
+from tests.tuned import tune
 
 PUSHES = 40
 VARIES = (
@@ -89,7 +90,10 @@ def counted(server: Any, ps: Any, push: Callable[[], Any]) -> tuple[Counter, Cou
 
 
 @pytest.mark.parametrize("update", ["async", "sync"])
-def test_before_and_after_a_trace_a_push_runs_the_same_bytecodes_and_none_of_traces(update: str) -> None:
+def test_before_and_after_a_trace_a_push_runs_the_same_bytecodes_and_none_of_traces(
+    update: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tune(monkeypatch, client__step_patience_s=5.0, client__probe_s=60.0)  # also on a busy machine it goes one way
     with cluster(update=update) as (server,), session(server) as s:
         actors = [actor for actor in nodes() if hasattr(actor, "shard")]
         (ps,) = [actor for actor in actors if actor.shard is not None and actor.shard.ledgers]

@@ -1,0 +1,150 @@
+"""`session.step_in_place`: the bits of a step, read where the ps has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dps
+from tests.client.test_at_once import Asked, asked, ones, session, trained, values  # noqa: F401
+from tests.in_process import cluster, on_all
+from tests.interrupting import interrupted_at
+from tests.tuned import tune
+
+WAYS: dict[str, dict[str, Any]] = {
+    "async": {}, "sync": {"update": "sync"}, "bounded": {"update": "bounded:2"}, "local": {"update": dps.Local(2)},
+    "sockets": {"shared_memory": False}, "sync sockets": {"shared_memory": False, "update": "sync"},
+    "compressed": {"compression": dps.compress.Float16()}, "parts": {"partitioner": lambda shape, dtype: 2},
+    "large": {"params": {"w": np.zeros((100, 170), np.float32), "c": np.zeros(77, np.float32), "l": np.zeros(600_000)}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own memory", "arrays of the caller"])
+@pytest.mark.parametrize("ps", [1, 2])
+@pytest.mark.parametrize("way", WAYS)
+def test_the_bits_are_those_of_a_step(way: str, ps: int, own: bool) -> None:
+    def run(in_place: bool) -> list[dict[str, Any]]:
+        rng, found = np.random.default_rng(7), []
+        with cluster(ps, 1) as (server,), session(server, **({"optimizer": dps.optim.Adam(0.1)} | WAYS[way])) as s:
+            given = s.gradients() if in_place and own else s.pull()
+            for number in range(4):
+                for array in given.values():
+                    array[...] = rng.normal(size=array.shape)
+                if not in_place:
+                    found.append(s.step(given, loss=number))
+                    continue
+                with s.step_in_place(given, loss=number) as read:
+                    assert not any(array.flags.writeable for array in read.values())
+                    for array in given.values():
+                        array[...] = np.nan  # the caller's again
+                    found.append({name: array.copy() for name, array in read.items()})
+            assert s.global_step == (2 if way == "local" else 4)
+            read_at = s.version
+            assert s.pull(if_newer_than=read_at) is None or way == "local"
+        return found
+
+    for one, other in zip(run(True), run(False), strict=True):
+        for name in other:
+            np.testing.assert_array_equal(one[name], other[name])
+
+
+def test_it_takes_one_message_and_what_is_read_stays_while_others_push(asked: Asked) -> None:  # noqa: F811
+    with trained() as s:
+        own = s.gradients()
+        asked.clear()
+        for number in range(1, 30):  # more than there are buffers
+            for array in own.values():
+                array[...] = 1.0
+            with s.step_in_place(own) as read:
+                assert float(read["w"][0, 0]) == 1 - 2 * number
+                if number > 1:
+                    assert asked == ["Push at once"]
+                s.push(ones())
+                assert float(read["w"][0, 0]) == float(read["c"][76]) == 1 - 2 * number
+            asked.clear()
+        s.push(ones())  # tells the ps that the last block is over
+        assert s.stats()["ps:0"]["leases"] == 0
+
+
+def test_two_workers_in_sync_read_the_same_version() -> None:
+    def work(server: dps.Server) -> list[float]:
+        with session(server, update="sync") as s:
+            found = []
+            for _ in range(6):
+                with s.step_in_place(ones()) as read:
+                    found.append(float(read["w"][99, 169]))
+            return found
+
+    with cluster(1, 2) as servers:
+        assert on_all(servers, work) == [[-1, -2, -3, -4, -5, -6]] * 2
+
+
+def test_a_refused_gradient_is_told_before_the_block_and_the_next_step_is_made() -> None:
+    bad = ones()
+    bad["c"][3] = np.nan
+    with trained() as s:
+        with pytest.raises(ValueError, match="the gradient of c has NaN or infinite values"), s.step_in_place(bad):
+            raise AssertionError("the block of a step that was refused")
+        with pytest.raises(ValueError, match=r"w has shape \(3,\)"), s.step_in_place({"w": np.zeros(3, np.float32)}):
+            raise AssertionError("the block of a step that was refused")
+        with s.step_in_place(ones()) as read:
+            assert float(read["w"][0, 0]) == -1.0 and s.global_step == 1
+
+
+def test_an_error_of_the_block_keeps_no_version() -> None:
+    with trained() as s:
+        for _ in range(5):
+            with pytest.raises(KeyError), s.step_in_place(ones()):
+                raise KeyError("the block's own")
+        assert values(s) == (-5.0, -5.0)  # each push was made
+        s.push(ones())
+        assert s.stats()["ps:0"]["leases"] == 0
+
+
+def test_a_hook_that_pulls_a_later_version_does_not_change_what_is_read() -> None:
+    class Pulls(dps.Hook):
+        def after_run(self, session: Any, result: Any, loss: Any) -> None:
+            if loss is not None:
+                session.push(ones())
+                session.pull()
+
+    with trained(hooks=[Pulls()]) as s:
+        for count in (1, 3):
+            with s.step_in_place(ones(), loss=0.0) as read:
+                assert float(read["w"][0, 0]) == -count and s.version.counters == ((0, count),)
+
+
+@pytest.mark.parametrize("ps", [1, 2])
+def test_ctrl_c_at_any_line_neither_loses_nor_doubles(ps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    tune(monkeypatch, client__step_patience_s=5.0, client__probe_s=60.0)  # sockets would be the ordinary way
+
+    def step() -> None:
+        with s.step_in_place(ones(4.0)):
+            pass
+
+    with cluster(ps, 1) as (server,), session(server) as s:
+        before, line, reached = values(s)[0], 1, True
+        while reached and line < 700:
+            reached = interrupted_at(line, step)
+            s._pushes.drain()
+            s.push(ones())
+            after, other = values(s)
+            assert before - after in (1.0, 5.0) and after == other, f"at line {line}"
+            before, line = after, line + 29
+
+
+def test_after_a_hook_that_rolls_the_run_back_the_restored_values_are_read(tmp_path: Path) -> None:
+    class Restores(dps.Hook):
+        def after_run(self, session: Any, result: Any, loss: Any) -> None:
+            if loss is not None:
+                session.restore()
+
+    with cluster(1, 1) as (server,), session(server, checkpoint_dir=str(tmp_path), hooks=[Restores()]) as s:
+        s.push(ones())
+        s.save()
+        s.push(ones())
+        with s.step_in_place(ones(), loss=0.0) as read:
+            assert float(read["w"][0, 0]) == -1.0 and s.global_step == 1
