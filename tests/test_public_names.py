@@ -1,6 +1,6 @@
 """What docs/api documents can be imported as it is written there, whatever was imported before.
 
-Each statement runs in an interpreter that has imported nothing of dps: a child of one that has loaded numpy alone.
+Each statement runs in an interpreter that has imported nothing of dps: a child of one that has loaded libraries alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ API = ROOT / "docs" / "api"
 
 FORKS = """
 import os, sys, traceback
-import numpy
+import numpy, numba
+try:
+    import torch
+except ImportError:
+    pass
 for statement in sys.stdin.read().split("\\0"):
     if not (child := os.fork()):
         try:

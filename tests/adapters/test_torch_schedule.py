@@ -45,6 +45,7 @@ def test_every_step_has_the_rate_of_the_scheduler_and_later_ones_the_last() -> N
     assert halved.at(6) == halved.at(10**6) == 0.1
 
 
+@pytest.mark.nightly
 def test_a_hundred_thousand_steps_reach_the_ps() -> None:
     longest = dps.torch.schedule(lambda opt: lr.CosineAnnealingLR(opt, 100_000), 100_000, 0.1)
     assert schedule_from_wire(longest.to_wire()) == longest

@@ -32,7 +32,7 @@ def test_a_step_without_a_bag_is_refused(capsys: pytest.CaptureFixture[str]) -> 
     assert "--taken: 4 to 16384" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_all_forms_update_the_same_rows(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The benchmark itself compares the rows of dps and torch after a step."""
     pytest.importorskip("torch", reason="torch is not installed")

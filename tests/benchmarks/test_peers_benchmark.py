@@ -130,7 +130,7 @@ def test_a_peer_whose_environment_cannot_be_made_says_why(tmp_path: Path, monkey
     assert run.environment("made", tmp_path) == ""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_dps_gives_the_peers_shape_of_figures() -> None:
     own = {"PEER_TIME": "0.001", "PEER_SIZES": "4k", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(ROOT / "benchmarks" / "peers" / "dps_peer.py"), "--cases", "w1,w2"]

@@ -42,7 +42,7 @@ def test_a_system_that_there_is_not_is_named(capsys: pytest.CaptureFixture[str])
     assert "'horovod' is none of 'dps async'" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_four_workers_train_over_slow_links(capfd: pytest.CaptureFixture[str]) -> None:
     try:
         with star({"ps": 20}, "cubic"):

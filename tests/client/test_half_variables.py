@@ -18,7 +18,7 @@ from tests.training.test_optimizers_through_ps import OPTIMIZERS, STEPS, Referen
 
 DTYPES: dict[str, Any] = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 EVERY_DTYPE = pytest.mark.parametrize("name", list(DTYPES))
-EVERY_KERNEL = pytest.mark.parametrize("name", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
+EVERY_KERNEL = pytest.mark.parametrize("name", ["bfloat16", pytest.param("float16", marks=pytest.mark.nightly)])
 """Of tests that need the kernels of all optimizers, which are compiled for each dtype."""
 STEP = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 """From 1 to the next number."""

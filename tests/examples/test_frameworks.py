@@ -43,6 +43,7 @@ def check_torch_alone(codes: dict[str, int], said: str) -> None:
     assert "was silent" not in said, said
 
 
+@pytest.mark.nightly
 def test_the_pytorch_program_needs_no_close_alone(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason='needs torch: pip install "dps[torch]"')
     with Terminals(tmp_path) as terminals:
@@ -51,6 +52,7 @@ def test_the_pytorch_program_needs_no_close_alone(tmp_path: Path) -> None:
     check_torch_alone(codes, said["alone"])
 
 
+@pytest.mark.nightly
 def test_the_pytorch_program_needs_no_close_as_the_program_of_a_role(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason='needs torch: pip install "dps[torch]"')
     (chief,) = free_addresses(1)

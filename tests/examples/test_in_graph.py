@@ -10,7 +10,9 @@ import pytest
 from tests.examples.processes import EXAMPLES, Terminals
 
 
-@pytest.mark.parametrize("mode", ["async", "sync", "model"])
+@pytest.mark.parametrize(
+    "mode", [pytest.param("async", marks=pytest.mark.nightly), "sync", pytest.param("model", marks=pytest.mark.nightly)]
+)
 def test_each_mode_learns(mode: str, tmp_path: Path) -> None:
     file = str(EXAMPLES / "in_graph.py")
     launch = ("-m", "dps.cli", "launch", "--ps", "2", "--workers", "2", "--serve", file, file, "--")

@@ -77,6 +77,7 @@ def made_ratings(user_ids: Array, film_ids: Array) -> str:
 
 
 @needs_torch
+@pytest.mark.nightly
 def test_ratings_of_a_known_model_are_predicted_as_well_as_their_noise_allows(tmp_path: Path) -> None:
     """Runs where MovieLens cannot be had, too."""
     made = tmp_path / "made.inter"

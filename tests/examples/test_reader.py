@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.examples.processes import EXAMPLES, Terminals
 
 READER, MNIST = str(EXAMPLES / "reader.py"), str(EXAMPLES / "mnist.py")
@@ -34,6 +36,7 @@ def test_a_reader_that_was_there_before_the_run_follows_it_and_ends_with_it(tmp_
     assert f"{len(steps)} versions seen" in said["reader"]
 
 
+@pytest.mark.nightly
 def test_without_a_target_it_starts_the_cluster_that_it_follows(tmp_path: Path) -> None:
     with Terminals(tmp_path) as terminals:
         terminals.start("reader", READER, "--steps", "1500", "--pause", "0.05")

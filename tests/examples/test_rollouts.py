@@ -21,7 +21,13 @@ Pushes at random last 22."""
 
 
 @pytest.mark.skipif(find_spec("gymnasium") is None, reason='needs gymnasium: pip install "dps[gymnasium]"')
-@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(COMMANDS["alone"], marks=pytest.mark.nightly, id="alone"),
+        pytest.param(COMMANDS["launched"], id="launched"),
+    ],
+)
 def test_four_rollout_processes_play_as_their_stamps_say_and_the_trainer_learns(
     command: tuple[str, ...], tmp_path: Path
 ) -> None:

@@ -18,6 +18,8 @@ LONGEST_FIRST = [
     "one_reader_four_workers", "local_steps", "one_text",
     "fit_under_three_strategies",
 ]  # fmt: skip
+LONG = {"async_vs_sync", "simulated_cluster"}
+"""They take as long as all others, so CI does not run them."""
 PICTURES = {"async_vs_sync": "async-vs-sync", "simulated_cluster": "simulated-64-workers"}
 
 
@@ -49,15 +51,21 @@ def run(name: str) -> nbformat.NotebookNode:
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[dict[str, Future[nbformat.NotebookNode]]]:
-    """All notebooks, three at a time: one of them mostly sleeps. As their readers run them: without a simulated GPU,
-    which strategies that take all GPUs would use."""
+def running(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[nbformat.NotebookNode]]]:
+    """The notebooks whose tests are run, three at a time: one of them mostly sleeps. As their readers run them: without
+    a simulated GPU, which strategies that take all GPUs would use."""
+    wanted = {str(item.name) for item in request.session.items}
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(3) as pool:
         patch.delenv("NUMBA_ENABLE_CUDASIM", raising=False)
-        yield {name: pool.submit(run, name) for name in LONGEST_FIRST}
+        yield {name: pool.submit(run, name) for name in LONGEST_FIRST if f"{RUNS}[{name}]" in wanted}
 
 
-@pytest.mark.parametrize("name", LONGEST_FIRST)
+RUNS = "test_runs_from_top_to_bottom_with_all_its_plots_and_without_a_warning"
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.nightly] if name in LONG else []) for name in LONGEST_FIRST]
+)
 def test_runs_from_top_to_bottom_with_all_its_plots_and_without_a_warning(
     name: str, running: dict[str, Future[nbformat.NotebookNode]]
 ) -> None:

@@ -71,7 +71,7 @@ def test_rows_of_a_sparse_table_find_their_kernels_ready() -> None:
     assert ready == later > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_dps_warm_compiles_everything_once_and_says_where() -> None:
     code = "import sys, dps.cli; sys.exit(dps.cli.main(['warm']))"
     first, second = run(code).splitlines(), run(code).splitlines()
@@ -156,7 +156,7 @@ def test_where_no_cache_can_be_written_each_process_compiles_for_itself() -> Non
     assert int(made) > 0 and (from_cache, folders) == ("0", "()\n")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_kernels_are_compiled_again_when_any_source_of_them_has_changed(tmp_path: Path) -> None:
     code = (
         "import sys; from dps.kernels import jit; jit.sources = lambda: sys.argv[1]\n"

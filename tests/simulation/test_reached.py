@@ -22,7 +22,7 @@ def test_each_listed_line_is_in_its_function_as_often_as_it_is_listed_and_has_a_
         assert there >= count, f"{name}::{function} has {there} lines {text!r}, {count} are listed"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 def test_the_seeds_reach_nearly_all_lines() -> None:
     asked = ["--seeds", str(SEEDS), "--least", str(LEAST)]

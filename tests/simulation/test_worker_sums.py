@@ -123,13 +123,14 @@ def simulated(update: Any, slow: str, workers: int, ledgers: list[Ledger], ps: i
     return seen[0], max(done.results)
 
 
-OFTEN = {("computing", 1), ("link", 3)}
-"""What is tried with `make test`; the rest is slow."""
-CASES = [
-    pytest.param(slow, MODES[mode], marks=[] if (slow, mode) in OFTEN else [pytest.mark.slow])
-    for slow in WORDS
-    for mode in range(len(MODES))
-]
+def marks(slow: str, mode: int) -> list[Any]:
+    """Two of all cases are tried with `make test`, two more with `make examples`, and the rest nightly."""
+    if (slow, mode) in {("computing", 1), ("link", 3)}:
+        return []
+    return [pytest.mark.slow if (slow, mode) in {("data", 0), ("computing", 2)} else pytest.mark.nightly]
+
+
+CASES = [pytest.param(slow, MODES[mode], marks=marks(slow, mode)) for slow in WORDS for mode in range(len(MODES))]
 
 
 @pytest.mark.parametrize(("slow", "update"), CASES)
