@@ -24,7 +24,7 @@ STEPS, LEAST_STEPS = 128, 8
 """Steps in one call if a step computes one batch, and the fewest steps in a call if it computes more."""
 LOCAL = "local training"
 FORMS = ("step", "pull and push", "in place", "overlapped")
-"""Ways to write a loop: `step`; `pull`, then `push`; `view`, then `push` of what `gradients()` gave; `prefetch` with
+"""Ways to write a loop: `step`; `pull`, then `push`; `step_in_place` with what `gradients()` gave; `prefetch` with
 `push_async`."""
 
 Params = Mapping[str, Array]
@@ -77,10 +77,12 @@ class MeasuredLoop:
 
     def _in_place(self, session: Session, computing: Computing) -> None:
         grads = session.gradients()
-        for _ in range(self.steps):
-            with session.view() as params:
+        with session.view() as params:
+            computing.gradients(params, out=grads)
+        for _ in range(self.steps - 1):
+            with session.step_in_place(grads) as params:
                 computing.gradients(params, out=grads)
-            session.push(grads)
+        session.push(grads)
 
     def _overlapped(self, session: Session, computing: Computing) -> None:
         values = session.prefetch()

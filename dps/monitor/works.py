@@ -164,8 +164,9 @@ def dense(session: Session, size: str) -> dict[str, Callable[[], object]]:
                 read(array)
 
     def step_in_place() -> None:
-        session.push(shared)
-        view()
+        with session.step_in_place(shared) as values:
+            for array in values.values():
+                read(array)
 
     @functools.cache
     def latest() -> Version:
