@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 
 NEVER = float("inf")
+Posted = tuple[int, Message | None]
+"""The number of a posted request, and its first answer; None: it has not come."""
 
 
 def _all_complete(requests: Sequence[Request]) -> bool:
@@ -99,6 +101,15 @@ class Caller:
             envelope = Envelope(form.made(*numbers), to.actor, number, self.name, self.incarnation)
             self._outbox.send_message(to.address, envelope)
         return number
+
+    def continue_posted(self, to: Ref, posted: Posted, request: Request) -> None:
+        """Have a request go on as the posted one: it gets the answer that was heard, and those to come, and is sent
+        again as other requests are."""
+        number, answer = posted
+        self._requests.open_request(self._time.now(), to, request, NEVER, number=number)
+        request.incarnation = self.incarnation
+        if answer is not None:
+            self._requests.feed_answer(number, answer, self._time.now())
 
     def hear(self, numbers: Iterable[int], wait_s: float) -> dict[int, Message | None]:
         """The first answer to each of these posted requests, by their numbers; None for one that does not come in time.

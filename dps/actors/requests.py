@@ -80,10 +80,11 @@ class Requests:
         return len(self._open)
 
     def open_request(
-        self, now: float, to: Ref, request: Request, deadline: float, resend_s: float | None = None
+        self, now: float, to: Ref, request: Request, deadline: float, resend_s: float | None = None, number: int = 0
     ) -> None:
-        """Number a request; the caller sends it. `deadline` is on the clock of `now`, seconds."""
-        request.number = self.take_number()
+        """Number a request; the caller sends it. `deadline` is on the clock of `now`, seconds. `number`: one that was
+        taken for it; 0: the next."""
+        request.number = number or self.take_number()
         request.to, request.deadline = to, deadline
         request.asked_at = now
         request.resend_s = max(self._first_resend_s(to.address), resend_s or 0.0)

@@ -2,8 +2,7 @@
 kept.
 
 This is for the usual case: all ps are on this machine, they answer soon, and a push has all gradients. After another
-answer, or none in time, the same push is sent as an ordinary request. It has the same numbers, so a ps applies only one
-of the two.
+answer, or none in time, the push goes on as an ordinary request: nothing is sent again, and late answers count.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from dps.actors.caller import Posted
 from dps.client.connection import Connection
 from dps.client.lanes import LentVersion, PsPeer, hold_lent
 from dps.client.pulling import PullMemory, Pulls
@@ -52,6 +52,8 @@ class AtOnce:
         `hand_over` was called."""
         self._asked: dict[int, PsPeer] = {}
         """The peers of the requests in flight, by number. After Ctrl-C those that were: the next call drops them."""
+        self._posted: dict[int, Posted] = {}
+        """The last requests that got another answer than the usual ones, or none in time, by ps."""
         self._fresh = 0, 0.0
         """In sync: the number of the push that brought `_holds`, and until when its values serve a pull."""
         self._prepared: tuple[PullMemory, Any] | None = None
@@ -63,8 +65,8 @@ class AtOnce:
         for NaN that no ps may refuse. In sync values that nobody reads are kept for the next pull: nobody changes them
         before the next step.
 
-        Returns the result, or the same push as an ordinary operation if a ps did not answer soon, or None if nothing
-        was sent."""
+        Returns the result, or the push as an ordinary operation if a ps did not answer soon, or None if nothing was
+        sent."""
         pushes, peers = self._pushes, self._open()
         connection = self._connection
         if not peers or pushes.under_way or connection.membership.settles:
@@ -82,7 +84,7 @@ class AtOnce:
         numbers, incarnation, made = pushes.numbers.copy(), connection.caller.incarnation, None
         try:
             made = self._push(peers, memories, reads)
-            return made or pushes.start(gradients, loss, None, bool(reads))
+            return made or pushes.start(gradients, loss, None, bool(reads), self._posted)
         except BaseException:  # Ctrl-C: the ps may have the push, so it has to be sent again under its number
             if made is None and not pushes.under_way and connection.caller.incarnation == incarnation:
                 pushes.numbers = numbers
@@ -259,6 +261,7 @@ class AtOnce:
             if len(holds) == len(asked):
                 self._holds, holds = holds, []
                 self._asked = {}
+            self._posted = {} if usual else {peer.ps: (number, answers[number]) for number, peer in asked.items()}
             return list(answers.values()) if usual else None
         finally:
             for hold in holds:  # without those of the others they are of no use

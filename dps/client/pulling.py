@@ -133,7 +133,7 @@ class PullOp(Operation):
             push = None if self._behind is None else self._behind.transfers.get(ps)
             self.transfers[ps] = start(
                 connection.peers[ps], self._messages.pop(ps), self.run, self._hold,
-                push if push is not None and push.lends else None,
+                push if push is not None and push.lends and not push.complete else None,
             )  # fmt: skip
         self._behind = None
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dps.actors.caller import Caller
+from dps.actors.caller import Caller, Posted
 from dps.client.assembly import Assembly, is_whole
 from dps.client.cargo import About, Cargo, CargoMemory
 from dps.client.connection import Connection
@@ -25,6 +26,9 @@ from dps.variables.tree import Nesting
 
 if TYPE_CHECKING:
     from dps.client.loading import Assigned
+
+
+NOT_POSTED: Mapping[int, Posted] = MappingProxyType({})
 
 
 class PushOp(Operation):
@@ -54,10 +58,11 @@ class PushOp(Operation):
         self._kept: list[int] = []
         """Once it is given up: the ps whose values have it all the same."""
 
-    def send(self, ps: int, credit: bool) -> None:
-        """Send a ps its cargo, at the next flush. `credit`: the ps has granted it already."""
+    def send(self, ps: int, credit: bool, posted: Posted | None) -> None:
+        """Send a ps its cargo, at the next flush. `credit`: the ps has granted it already. `posted`: as of
+        PushTransfer."""
         decides = not self._is_atomic or ps == self._step_ps
-        self.transfers[ps] = transfer = PushTransfer(self.cargo[ps], not decides, credit)
+        self.transfers[ps] = transfer = PushTransfer(self.cargo[ps], not decides, credit, posted)
         if decides:
             self.deciding.append(transfer)
 
@@ -223,11 +228,12 @@ class Pushes:
         self._sent = self._sent[0], {ps: number + 1 for ps, number in self.numbers.items()}
 
     def start(
-        self, gradients: Mapping[int, Gradient], loss: Any, timeout: float | None, lend: bool = False
+        self, gradients: Mapping[int, Gradient], loss: Any, timeout: float | None, lend: bool = False,
+        posted: Mapping[int, Posted] = NOT_POSTED,
     ) -> PushOp:  # fmt: skip
-        """Prepare a push and send it at the next flush. Blocks as `prepare`."""
+        """Prepare a push and send it at the next flush. Blocks as `prepare`. `posted`: as of `send`."""
         operation = self.prepare(gradients, loss, timeout, lend)
-        self.send(operation)
+        self.send(operation, posted)
         return operation
 
     def prepare(
@@ -282,13 +288,14 @@ class Pushes:
         told = self.times.take_told()
         return [*told, self.acknowledged] if self.counted_apart else told
 
-    def send(self, operation: PushOp) -> None:
-        """Send a prepared push. Nothing else may be pushed in between."""
+    def send(self, operation: PushOp, posted: Mapping[int, Posted] = NOT_POSTED) -> None:
+        """Send a prepared push. Nothing else may be pushed in between. `posted`: the requests by which ps have been
+        sent it already, by ps."""
         try:
             self.numbers = {ps: number + (ps in operation.cargo) for ps, number in self.numbers.items()}
             self._sent = self._sent[0], self.numbers  # before a message leaves
             for ps in operation.cargo:
-                operation.send(ps, self._credit.pop(ps, 0) == self.numbers[ps])
+                operation.send(ps, self._credit.pop(ps, 0) == self.numbers[ps], posted.get(ps))
             self.under_way.append(operation)
             if self.assigned is not None:
                 self.assigned.sent()

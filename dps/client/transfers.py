@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from dps.actors.answers import Done, Failed, Waiting
+from dps.actors.caller import Posted
 from dps.actors.requests import Request
 from dps.client.cargo import Cargo
 from dps.client.lanes import LentVersion, PsPeer, hold_lent
@@ -262,9 +263,12 @@ class PushTransfer(Transfer):
     the ps says that it does not have it.
     """
 
-    def __init__(self, cargo: Cargo, only_held: bool = False, credit: bool = False) -> None:
+    def __init__(
+        self, cargo: Cargo, only_held: bool = False, credit: bool = False, posted: Posted | None = None
+    ) -> None:  # fmt: skip
         """`only_held`: complete once the ps has all of the push in its own memory (sync, not the step ps). `credit`:
-        the ps has granted it already. The messages leave at the next flush."""
+        the ps has granted it already. `posted`: the push was sent by this request, and only its answer is awaited;
+        else the messages leave at the next flush."""
         super().__init__(cargo.peer)
         self._cargo, self._pieces, self._only_held = cargo, cargo.messages(), only_held
         self.push, self._epoch = cargo.about.number, cargo.about.epoch
@@ -276,6 +280,10 @@ class PushTransfer(Transfer):
         self._credit = len(self._pieces) == 1 or credit
         if cargo.run is not None:
             cargo.run.reader = self
+        if posted is not None:
+            self._credit = True
+            self._caller.continue_posted(self.peer.ref, posted, self)
+            return
         first = self._pieces[0] if self._credit else Credit(self._epoch, self.push)
         self._caller.open(self.peer.ref, first, self)
         if self._credit:

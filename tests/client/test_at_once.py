@@ -123,7 +123,7 @@ def test_a_shard_of_several_dtypes_and_optimizers_goes_at_once_with_the_same_bit
         return found
 
     small = run(True)
-    assert asked.count("Push at once") == 7 and asked.count("Push") == 1  # what is refused goes the ordinary way
+    assert asked.count("Push at once") == 7 and "Push" not in asked  # what is refused is told by the same answer
     assert asked.count("Pull") == (0 if update == "async" else 1)  # in sync a view brings no values of a push
     for one, other in zip(small, run(False), strict=True):
         assert one.keys() == SEVERAL.keys() and (one["mean"] == 5.0).all()
@@ -332,12 +332,41 @@ def test_where_the_values_cannot_be_read_sockets_are_used(monkeypatch: pytest.Mo
         assert float(s.step(ones())["w"][0, 0]) == -1.0 and "Pull at once" not in asked
 
 
-def test_what_takes_too_long_goes_the_ordinary_way_and_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    with trained() as s:
+@pytest.mark.parametrize("ps", [1, 2])
+def test_a_late_answer_counts_and_nothing_is_sent_again(ps: int, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    with cluster(ps, 1) as (server,), session(server) as s:
+        values(s)
         tune(monkeypatch, client__step_patience_s=0.0)
-        assert s.push(ones()).step == 1 and values(s) == (-1.0, -1.0)
-        assert float(s.step(ones())["w"][0, 0]) == -2.0
-        assert s.stats()["ps:0"]["applied"] == 2
+        asked.clear()
+        assert s.push(ones()).step == 1 and asked == ["Push at once"] * ps
+        assert values(s) == (-1.0, -1.0)
+        asked.clear()
+        assert float(s.step(ones())["w"][0, 0]) == -2.0 and asked == ["Push at once"] * ps  # the values come with it
+        with s.step_in_place(ones()) as read:
+            assert float(read["w"][0, 0]) == -3.0 and asked == ["Push at once"] * 2 * ps
+        assert s.stats()["ps:0"]["applied"] == 3
+        bad = ones()
+        bad["c"][3] = np.nan
+        with pytest.raises(ValueError, match="the gradient of c has NaN"):
+            s.push(bad)
+        assert values(s) == (-3.0, -3.0)
+
+
+def test_only_the_ps_whose_answer_was_lost_is_asked_again(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    hear = Caller.hear
+
+    def without_the_last(self: Caller, numbers: Any, wait_s: float) -> Any:
+        heard = hear(self, numbers, wait_s)
+        return heard | {max(heard): None}
+
+    with cluster(2, 1) as (server,), session(server) as s:
+        values(s)
+        asked.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(Caller, "hear", without_the_last)
+            assert s.push(ones()) == Push(1, True, 0)
+        assert [name for name in asked if "Push" in name] == ["Push at once"] * 2 + ["PushStatus"]
+        assert values(s) == (-1.0, -1.0) and s.stats()["ps:1"]["applied"] == 1
 
 
 @pytest.mark.parametrize(
