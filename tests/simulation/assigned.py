@@ -31,10 +31,10 @@ class Values:
         self._acks = 0
         send = session._pushes.send
 
-        def recorded(operation: Any) -> None:
+        def recorded(operation: Any, *posted: Any) -> None:
             before = dict(session._pushes.numbers)
             values, assigns = self._of(operation), operation.assigns
-            send(operation)
+            send(operation, *posted)
             numbers = {ps: n for ps, n in session._pushes.numbers.items() if n != before[ps]}
             if not assigns and values != self._unset:
                 history.torn.append(f"worker:{task} pushed with {values}, where {self._unset} had to be set")

@@ -79,8 +79,8 @@ class Notes(dps.Hook):
     def after_create_session(self, session: Any) -> None:
         send = session._pushes.send
 
-        def noted(operation: Any) -> None:
-            send(operation)
+        def noted(operation: Any, *posted: Any) -> None:
+            send(operation, *posted)
             connection = session._connection
             self.sent = connection.caller.incarnation, connection.membership.epoch, dict(session._pushes.numbers)
 
