@@ -101,7 +101,8 @@ class KeyedTable:
         self._begin = {name: slot[0] for name, slot in one.items()}
         """What each slot of a new row is filled with."""
         try:
-            self._codes = np.zeros(part.rows, np.int64)
+            self._codes = np.zeros(part.rows, np.int64) if spec.expire_steps else None
+            """The code of each row, by which an expired row is removed from the index."""
             self._values = np.zeros((part.rows, spec.dim), self.dtype)
             self.slots = {
                 name: np.zeros(part.rows if name in optimizer.row_slots else (part.rows, spec.dim), precision)
@@ -136,8 +137,8 @@ class KeyedTable:
         """Bytes of the rows that are there, with their slots, of the index, and of all counts of keys without a row."""
         slots = sum(slot[:1].nbytes for slot in self.slots.values())
         counts = self.key_counts.nbytes if self.key_counts else 0
-        stamp = self._expiry.nbytes_of_row if self._expiry else 0
-        return self.count * (self.dim * self.dtype.itemsize + slots + 8 + stamp) + self._index.nbytes + counts
+        stamp = 8 + self._expiry.nbytes_of_row if self._expiry else 0
+        return self.count * (self.dim * self.dtype.itemsize + slots + stamp) + self._index.nbytes + counts
 
     def check_codes(self, codes: Array) -> Array:
         """Codes as they came, in private memory. Raises ValueError for others than those of this part."""
@@ -232,14 +233,15 @@ class KeyedTable:
         for name, begin in self._begin.items():
             if begin or self._expiry is not None:  # other memory is 0 as long as nobody has used it
                 self.slots[name][where] = begin
-        self._codes[where] = codes
+        if self._codes is not None:
+            self._codes[where] = codes
         self._index.insert(codes, numbers)
         self.count = end
         return numbers
 
     def _remove_rows(self, rows: Array) -> None:
         """Free expired rows."""
-        assert self._expiry is not None, "no others are removed"
+        assert self._expiry is not None and self._codes is not None, "no others are removed"
         self._index.remove(self._codes[rows])
         self._found.forget_lists()
         self._expiry.free_rows(rows)
@@ -253,7 +255,8 @@ class KeyedTable:
         if self._expiry is not None:
             where = self._expiry.live_rows(now)
             stamps = self._expiry.stamps_of(where)
-        keys, values = keys_of(self._codes[where]), self._values[where].copy()
+        codes = self._index.keys_by_row(self.count) if self._codes is None else self._codes[where]
+        keys, values = keys_of(codes), self._values[where].copy()
         slots = {name: slot[where].copy() for name, slot in self.slots.items()}
         counted = None
         if self.key_counts is not None:
