@@ -45,6 +45,15 @@ class SavedTable:
     counted: tuple[Array, Array] | None = None
 
 
+NONE = np.empty(0, np.int64)
+
+
+def lacking_in(rows: Array) -> Array:
+    """The positions of the numbers below 0, for keys that have no row, int64 (n,). Mostly there are none, and the least
+    number says so in half of the time."""
+    return NONE if rows.min(initial=0) >= 0 else np.flatnonzero(rows < 0)
+
+
 class FoundRows:
     """The rows of the lists of codes that were looked for last: most pushes have the keys of a lookup before them.
 
@@ -64,8 +73,7 @@ class FoundRows:
         asked, rows = self._lists.get(key, (None, codes))
         if asked is not None and np.array_equal(asked, codes):
             self._lists.move_to_end(key)
-            lacking = np.flatnonzero(rows < 0)
-            if lacking.size:
+            if (lacking := lacking_in(rows)).size:
                 rows[lacking] = self._index.find(codes[lacking])
             return rows
         rows = self._index.find(codes)
@@ -155,7 +163,7 @@ class KeyedTable:
         found = self._found.rows_of(codes)
         if self._expiry is not None:
             found = np.where(self._expiry.has_expired(found, now), -1, found)
-        lacking = np.flatnonzero(found < 0)
+        lacking = lacking_in(found)
         row_kernels.gather(self._given, np.maximum(found, 0) if lacking.size else found, self._as_given(out))
         if lacking.size:
             self._first.fill_rows(out, lacking, keys_of(codes[lacking]))
@@ -181,7 +189,7 @@ class KeyedTable:
             codes, pushes = many[0].rows, pushes_of(many[0])
         else:
             codes, pushes = np.unique(np.concatenate([gradient.rows for gradient in many]), return_counts=True)
-        new = np.flatnonzero(self._found.rows_of(codes) < 0)
+        new = lacking_in(self._found.rows_of(codes))
         if self.key_counts is None:
             return new.size
         return int(np.count_nonzero(self.key_counts.would_admit(codes[new], pushes[new])))
@@ -206,7 +214,7 @@ class KeyedTable:
         if self._expiry is not None and (expired := np.flatnonzero(self._expiry.has_expired(rows, now))).size:
             self._remove_rows(rows[expired])
             rows[expired] = -1
-        new = np.flatnonzero(rows < 0)
+        new = lacking_in(rows)
         if self.key_counts is not None and new.size:
             pushes = pushes_of(gradient)[new]
             admitted = self.key_counts.count(codes[new], pushes)
