@@ -103,7 +103,7 @@ def find_one(lines: Any, words: Any, key: Any, home: Any) -> Any:
     for _ in range(lines.shape[0]):
         same = equal_in_line(start + bucket * LINE, key) & KEYS  # type: ignore[call-arg]  # as in dps.kernels.rows
         while same:
-            place = bucket * WORDS + ROWS + lowest_bit(same)  # type: ignore[call-arg]
+            place = bucket * WORDS + ROWS + lowest_bit(same)
             if words[U(place)] != EMPTY:
                 return place
             same &= same - ONE

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from dps.kernels import index as kernels
+from dps.ps.store.ahead import PAGE_NBYTES, MemoryAhead
 from dps.transport.wire import Array
 
 LOAD = 0.6
@@ -19,8 +20,6 @@ SOONER = 0.8
 """The share of a larger table's room after which all keys of the one before are moved."""
 LEAST_MOVED = 64
 """How many buckets a call moves at least while a table grows."""
-
-PAGE_NBYTES = 4096
 
 
 class KeyIndex:
@@ -37,8 +36,10 @@ class KeyIndex:
         """The table before this one, while it still has keys."""
         self._next: Array | None = None
         """The table after this one, from when this one is half full; without keys."""
+        self._ahead = MemoryAhead(self._table)
+        """Prepares the memory of the next table."""
         self._touched = 0.0
-        """The share of its memory that was touched."""
+        """The share of its memory that was touched or asked for."""
         self._moved, self._rate = 0, 0.0
         """The buckets of the old table that are moved: the first ones; and how many are moved for each new key."""
 
@@ -101,6 +102,7 @@ class KeyIndex:
         if buckets < self._most_buckets:
             if self._next is None and left < self.count + coming:
                 self._next, self._touched = kernels.new_lines(min(2 * buckets, self._most_buckets)), 0.0
+                self._ahead = MemoryAhead(self._next)
             if self._next is not None and left >= 0:
                 self._touch_next(self._next, coming / max(coming, left))
             elif self._next is not None and self._old is None:
@@ -116,9 +118,10 @@ class KeyIndex:
                 self._old = None
 
     def _touch_next(self, table: Array, share: float) -> None:
-        """Touch a share of the memory of the next table that is not touched yet. The system zeroes huge pages at the
-        first touch: a push that begins a table of 140 MB, with random keys, would wait 0.1 s for all of them."""
+        """Touch a share of the memory of the next table that is not touched yet, or have it prepared. The system zeroes
+        huge pages at the first touch: a push that begins a table of 140 MB, with random keys, would wait 0.1 s."""
         end = min(1.0, self._touched + max(share, 1e-3) * (1.0 - self._touched) + 1e-6)
         flat = table.reshape(-1).view(np.uint8)
-        flat[int(self._touched * flat.size) : int(end * flat.size) : PAGE_NBYTES] = 0
+        if not self._ahead.prepare(int(end * flat.size)):
+            flat[int(self._touched * flat.size) : int(end * flat.size) : PAGE_NBYTES] = 0
         self._touched = end

@@ -18,6 +18,7 @@ from dps.kernels.first_values import FirstValues
 from dps.kernels.halves import bits_in, is_half
 from dps.kernels.optimizers import BoundOptimizer, initial_slots
 from dps.process.record import record
+from dps.ps.store.ahead import MemoryAhead
 from dps.ps.store.expiry import Expiry
 from dps.ps.store.gradients import RowGradient
 from dps.ps.store.index import KeyIndex
@@ -123,6 +124,8 @@ class KeyedTable:
                 f"{part.name}: the system reserves no memory for {part.rows:,} rows of {spec.dim} {self.dtype.name}; "
                 "use a smaller capacity, or more ps"
             ) from None
+        arrays = [self._values, *self.slots.values(), *([] if self._codes is None else [self._codes])]
+        self._ahead = [MemoryAhead(array) for array in arrays]
         self._given, self._ordered = self._as_given(self._values), self._bound.ordered(self.slots)
         self.count = self.updates = 0
         """How many keys have rows, and how often the optimizer was applied."""
@@ -237,6 +240,8 @@ class KeyedTable:
         first, end = self.count, self.count + codes.size
         numbers = np.arange(first, end) if self._expiry is None else self._expiry.take_numbers(codes.size)
         where = slice(first, end) if self._expiry is None else numbers
+        for ahead in self._ahead:
+            ahead.use_rows(int(numbers.max(initial=-1)) + 1)
         self._first.fill_rows(self._values, numbers, keys_of(codes))
         for name, begin in self._begin.items():
             if begin or self._expiry is not None:  # other memory is 0 as long as nobody has used it
