@@ -163,9 +163,15 @@ class KeyedTable:
 
     def gather(self, codes: Array, out: Array, now: int) -> None:
         """Copy the rows of codes to `out`, (n, dim): for keys without a row the first values."""
+        self.copy_rows(codes, self.rows_to_read(codes, now), out)
+
+    def rows_to_read(self, codes: Array, now: int) -> Array:
+        """The number of the row of each code, int64 (n,), below 0 for those that have none; not to be changed."""
         found = self._found.rows_of(codes)
-        if self._expiry is not None:
-            found = np.where(self._expiry.has_expired(found, now), -1, found)
+        return found if self._expiry is None else np.where(self._expiry.has_expired(found, now), -1, found)
+
+    def copy_rows(self, codes: Array, found: Array, out: Array) -> None:
+        """`gather` of codes whose rows were found in the same turn, of all or of a slice of them."""
         lacking = lacking_in(found)
         row_kernels.gather(self._given, np.maximum(found, 0) if lacking.size else found, self._as_given(out))
         if lacking.size:
