@@ -18,6 +18,8 @@ FIRST = 64
 same time to move all keys of the table before: a last table that is hardly larger would have to be filled quickly."""
 SOONER = 0.8
 """The share of a larger table's room after which all keys of the one before are moved."""
+EARLIER = 10
+"""All memory of the next table is touched, or asked for, when all but one in so many keys have come."""
 LEAST_MOVED = 64
 """How many buckets a call moves at least while a table grows."""
 
@@ -104,7 +106,8 @@ class KeyIndex:
                 self._next, self._touched = kernels.new_lines(min(2 * buckets, self._most_buckets)), 0.0
                 self._ahead = MemoryAhead(self._next)
             if self._next is not None and left >= 0:
-                self._touch_next(self._next, coming / max(coming, left))
+                early = self._room_of(self._table) // EARLIER  # a thread may prefault it, and needs time
+                self._touch_next(self._next, coming / max(coming, left - early))
             elif self._next is not None and self._old is None:
                 self._old, self._table, self._next = self._table, self._next, None
                 room = self._room_of(self._table) - self.count

@@ -58,7 +58,8 @@ def lacking_in(rows: Array) -> Array:
 class FoundRows:
     """The rows of the lists of codes that were looked for last: most pushes have the keys of a lookup before them.
 
-    It may go once the index is so fast that a push takes less than 20 % longer without it."""
+    Without it lookups and pushes of 8,192 keys run at 0.87 of the speed of a fixed table, with it at 0.92. It may go
+    once they reach 0.9 without it."""
 
     KEPT = 8
 
