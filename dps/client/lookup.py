@@ -68,7 +68,7 @@ def _table(connection: Connection, name: str, rows: Any, out: Any) -> _Table:
         parts: Sequence[Part | TablePart] = plan.table_parts[index]
         table = plan.table_of(index)
         dtype, row = table.dtype, (table.dim,)
-        found = connection.row_lists.of(key_numbers(name, indices))
+        found = connection.row_lists.of_keys(key_numbers(name, indices))
     elif name in plan.by_name:
         indices, spec = row_numbers(rows, "rows"), plan.variables[plan.by_name[name]]
         if not spec.shape:

@@ -55,9 +55,11 @@ def warm(arenas: Iterable[Arena], together: int = 1) -> None:
 
 def warm_tables(tables: Iterable[TablePart]) -> None:
     """Load the kernels that keyed tables need, each kind once in a process. Blocks until that is done."""
+    from dps.ps.store.ahead import can_prefault
     from dps.ps.store.key_counts import pushes_of  # here: most ps have none
     from dps.ps.store.table import KeyedTable
 
+    can_prefault()
     for table in tables:
         spec = table.spec
         kind = (
@@ -81,7 +83,18 @@ def warm_tables(tables: Iterable[TablePart]) -> None:
                 if spec.expire_steps:  # a push to rows that have expired
                     small.apply(gradient, 1 + spec.expire_steps, 1.0, 1 + spec.expire_steps)
                 small.gather(codes + DIM, np.empty((DIM, spec.dim), small.dtype), 0)
+                small.copy(0)
+                warm_index()
                 _ready.add(kind)
+
+
+def warm_index() -> None:
+    """Load the kernel by which an index grows."""
+    from dps.ps.store.index import FIRST, KeyIndex
+
+    index = KeyIndex(4 * FIRST)
+    for keys in np.arange(4 * FIRST).reshape(-1, 8):
+        index.insert(keys, keys)
 
 
 def warm_all(progress: Callable[[str, int, int], None]) -> None:

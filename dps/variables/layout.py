@@ -138,7 +138,7 @@ def row_numbers(rows: Any, what: str) -> Array:
 
 
 def _checked_keys(spec: TableSpec, value: Any) -> Rows:
-    """The gradient of a keyed table, with codes in place of keys."""
+    """The gradient of a keyed table, with int64 keys (n,)."""
     gradient = rows_of_tensor(value, spec.name) if is_tensor(value) else value
     if not isinstance(gradient, Rows):
         raise ValueError(
@@ -196,7 +196,7 @@ def parts_of_shard(
     for table in layout.tables:
         gradient = gradients.get(table.variable)
         if isinstance(gradient, Rows):
-            rows = lists.of(gradient.indices).of_part(table, gradient.values, len(table.spec.ps))
+            rows = lists.of_keys(gradient.indices).of_part(table, gradient.values, len(table.spec.ps))
             if rows.last > rows.first or counts_updates(table.spec.optimizer):
                 found.append((table.index, rows))
     for arena in layout.arenas:

@@ -10,7 +10,7 @@ from dps.process.record import record
 from dps.transport.tuning import ORDINARY, RowListTuning
 from dps.transport.wire import Array
 from dps.variables.plan import Part
-from dps.variables.tables import TablePart, range_of_part
+from dps.variables.tables import TablePart, codes_of, range_of_part
 
 NARROW = 1 << 31
 """Numbers of so many rows fit in int32."""
@@ -134,20 +134,29 @@ class RowLists:
 
     def __init__(self, tuning: RowListTuning = ORDINARY.rows) -> None:
         self._tuning = tuning
-        self._lists: OrderedDict[tuple[int, ...], RowList] = OrderedDict()
+        self._lists: OrderedDict[tuple[int, ...], tuple[Array, RowList]] = OrderedDict()
+        """Each with what the caller gave."""
 
     def of(self, rows: Array) -> RowList:
         """The list of these row numbers, integers (n,). Keeps a copy, so the caller may change the array."""
-        n = len(rows)
-        if n < self._tuning.least:
-            return RowList(np.array(rows, np.int64), self._tuning.least)
-        key = (n, int(rows[0]), int(rows[n // 2]), int(rows[-1])) if n else (0,)
-        found = self._lists.get(key)
-        if found is not None and np.array_equal(found.asked, rows):
+        return self._list_of(rows, are_keys=False)
+
+    def of_keys(self, keys: Array) -> RowList:
+        """The list of the codes of these keys, int64 (n,). Keeps a copy, so the caller may change the array."""
+        return self._list_of(keys, are_keys=True)
+
+    def _list_of(self, given: Array, are_keys: bool) -> RowList:
+        n, least = len(given), self._tuning.least
+        if n < least:
+            return RowList(codes_of(given) if are_keys else np.array(given, np.int64), least)
+        key = (are_keys, n, int(given[0]), int(given[n // 2]), int(given[-1])) if n else (are_keys, 0)
+        kept, found = self._lists.get(key, (None, None))
+        if kept is not None and found is not None and np.array_equal(kept, given):
             self._lists.move_to_end(key)
             return found
-        made = RowList(np.array(rows, np.int64), self._tuning.least)
-        self._lists[key] = made
+        kept = np.array(given, np.int64)
+        made = RowList(codes_of(kept) if are_keys else kept, least)
+        self._lists[key] = kept, made
         if len(self._lists) > self._tuning.kept:
             self._lists.popitem(last=False)
         return made

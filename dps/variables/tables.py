@@ -39,11 +39,14 @@ BACK1, BACK2 = U(pow(int(MIX1), -1, 1 << 64)), U(pow(int(MIX2), -1, 1 << 64))
 
 def codes_of(keys: Array) -> Array:
     """The codes of keys, int64 (n,), in new memory: SplitMix64's finaliser (Steele, Lea and Flood 2014)."""
-    x = keys.view(np.uint64) ^ (keys.view(np.uint64) >> U(30))
+    given = keys.view(np.uint64)
+    x = given >> U(30)
+    x ^= given
     x *= MIX1
-    x ^= x >> U(27)
+    shifted = x >> U(27)
+    x ^= shifted
     x *= MIX2
-    x ^= x >> U(31)
+    x ^= np.right_shift(x, U(31), out=shifted)
     codes: Array = x.view(np.int64)
     return codes
 
@@ -142,11 +145,13 @@ def positions_of_part(part: TablePart, codes: Array) -> Array:
 
 
 def key_numbers(name: str, keys: Array) -> Array:
-    """Keys that a caller gave, integers of any shape, as codes, int64 (n,). ValueError for numbers beyond int64."""
+    """Keys that a caller gave, integers of any shape, as int64 (n,), perhaps in the caller's memory. ValueError for
+    numbers beyond int64."""
     flat = keys.reshape(-1)
     if flat.dtype == np.uint64 and flat.size and int(flat.max()) >> 63:
         raise ValueError(f"{name}: the key {flat.max()} is no int64; pass keys.view(np.int64)")
-    return codes_of(np.ascontiguousarray(flat.astype(np.int64, copy=False)))
+    numbers: Array = flat.astype(np.int64, copy=False)
+    return numbers
 
 
 # -- in programs ----------------------------------------------------------------------------------------------

@@ -86,37 +86,49 @@ def test_a_full_index_has_less_than_24_bytes_a_row() -> None:
     for start in range(0, size, 1000):
         index.insert(keys[start : start + 1000], np.arange(start, start + 1000))
     assert np.array_equal(index.find(keys), np.arange(size))
-    assert index._old is None and index.nbytes / size < 15
+    assert index._old is None and index.nbytes / size < 22
+    assert np.array_equal(index.keys_by_row(size), keys)
     with pytest.raises(ValueError, match="1 keys do not fit beside 100000"):
         index.insert(array([5]), array([0]))
     assert np.array_equal(index.remove(keys), np.arange(size)) and index.count == 0
-    assert (index.find(keys) == -1).all() and not index._table[1].any()
+    assert (index.find(keys) == -1).all() and not rows_of(index._table).any()
 
 
-def test_a_count_that_is_full_stays_and_keys_behind_it_are_found() -> None:
-    """So many keys of one home that its count reaches its end: 300 beyond the bucket."""
-    index, found = KeyIndex(2000), list[int]()
-    buckets = 40
+def rows_of(table: Any) -> Any:
+    return table.view(np.uint32)[:, kernels.ROWS : kernels.PASSED]
+
+
+def test_a_bucket_is_a_cache_line() -> None:
+    for buckets in (1, 3, 70_000):
+        table = kernels.new_lines(buckets)
+        assert table.shape == (buckets, 8) and table.ctypes.data % kernels.LINE == 0 and table.flags.c_contiguous
+
+
+def test_keys_far_behind_their_home_are_found_until_they_are_removed() -> None:
+    """So many keys of one home that they fill 61 buckets, over the end of the table; every fourth is removed."""
+    index, buckets, keys = KeyIndex(2000), 70, list[int]()
     key = 0
-    while len(found) < 308:
+    while len(keys) < 303:
         key += 1
-        if kernels.home_of(np.int64(key), buckets) == 3:
-            found.append(key)
-    index._table = module._table(buckets)
-    keys = array(found)
-    assert kernels.insert_keys(keys, np.arange(1, 309, dtype=np.uint32), *index._table) == 308
-    index.count = 308
-    assert index._table[2][3] == kernels.FULL
-    assert index.remove(keys[:300]).tolist() == list(range(300))
-    assert index.find(keys).tolist() == [-1] * 300 + list(range(300, 308)) and index._table[2][3] == kernels.FULL
+        if kernels.home_of(np.int64(key), buckets) == 33:
+            keys.append(key)
+    index._table, index.count = kernels.new_lines(buckets), 303
+    assert kernels.insert_keys(array(keys), np.arange(1, 304, dtype=np.uint32), index._table) == 303
+    counts = index._table.view(np.uint32)[:, kernels.PASSED]
+    assert counts[33] == 298 and counts[69] == 118 and counts[0] == 113 and counts[23] == 0
+    assert index.remove(array(keys[::4])).tolist() == [*range(0, 303, 4)]
+    left = [-1 if n % 4 == 0 else n for n in range(303)]
+    assert index.find(array(keys)).tolist() == left and counts[33] == 298 - 74
+    assert index.remove(array(keys)).tolist() == left
+    assert not counts.any() and not rows_of(index._table).any()
 
 
 def test_a_table_without_room_says_so_and_stays_as_it_was() -> None:
-    table = module._table(2)
+    table = kernels.new_lines(2)
     keys = np.arange(20, dtype=np.int64)
-    assert kernels.insert_keys(keys, np.arange(1, 21, dtype=np.uint32), *table) == 16
+    assert kernels.insert_keys(keys, np.arange(1, 21, dtype=np.uint32), table) == 10
     found = np.full(20, -1, np.int64)
-    assert kernels.find_rows(found, keys, *table) == 4 and found.tolist() == [*range(16), -1, -1, -1, -1]
+    assert kernels.find_rows(found, keys, table) == 10 and found.tolist() == [*range(10), *[-1] * 10]
 
 
 def test_no_call_moves_more_than_it_has_to() -> None:
@@ -133,9 +145,9 @@ def test_no_call_moves_more_than_it_has_to() -> None:
 def test_the_memory_of_a_table_is_touched_before_it_begins() -> None:
     index, touched, size = KeyIndex(400_000), list[float](), 0
     for start in range(0, 400_000, 500):
-        before, size = index._touched, index._table[1].size
+        before, size = index._touched, index._table.size
         index.insert(np.arange(start, start + 500, dtype=np.int64), np.arange(start, start + 500))
-        if size > 20_000 and index._table[1].size > size:
+        if size > 20_000 and index._table.size > size:
             touched.append(before)
             assert index._next is None and index._old is not None
     assert len(touched) >= 4 and min(touched) > 0.95

@@ -141,8 +141,8 @@ LONG_AGO = -(10**9)
 
 
 def test_lookups_that_show_expired_rows_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = KeyedTable.gather
-    monkeypatch.setattr(KeyedTable, "gather", lambda self, codes, out, now: real(self, codes, out, LONG_AGO))
+    real = KeyedTable.rows_to_read
+    monkeypatch.setattr(KeyedTable, "rows_to_read", lambda self, codes, now: real(self, codes, LONG_AGO))
     caught("sync", OF_AGING)
 
 
@@ -157,15 +157,15 @@ def test_pushes_that_go_on_with_expired_rows_are_found(monkeypatch: pytest.Monke
 
 
 def test_lookups_that_renew_rows_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = KeyedTable.gather
+    real = KeyedTable.rows_to_read
 
-    def gather_and_renew(self: KeyedTable, codes: Any, out: Any, now: int) -> None:
-        real(self, codes, out, now)
-        rows = self._index.find(codes)
+    def find_and_renew(self: KeyedTable, codes: Any, now: int) -> Any:
+        found = real(self, codes, now)
         if self._expiry is not None:
-            self._expiry.stamp_rows(rows[(rows >= 0) & ~self._expiry.has_expired(rows, now)], now)
+            self._expiry.stamp_rows(found[found >= 0], now)
+        return found
 
-    monkeypatch.setattr(KeyedTable, "gather", gather_and_renew)
+    monkeypatch.setattr(KeyedTable, "rows_to_read", find_and_renew)
     caught("bounded", OF_AGING)
 
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from dps.transport.tuning import ORDINARY, RowListTuning
 from dps.variables.plan import Part
 from dps.variables.rowlists import RowLists, range_of, within
+from dps.variables.tables import codes_of
 
 KEPT, LEAST = ORDINARY.rows.kept, ORDINARY.rows.least
 
@@ -96,3 +97,13 @@ def test_row_numbers_are_sent_in_the_fewest_bytes_that_hold_those_of_their_part(
     small, large = Part(0, 0, "t", (1 << 31, 2), 0, 0), Part(1, 0, "t", (1 << 32, 2), 0, 0)
     assert within(small, rows[:2]).dtype == np.int32 and within(small, rows[:2]).tolist() == [0, 5]
     assert within(large, rows).dtype == np.int64 and within(large, rows).tolist() == rows.tolist()
+
+
+def test_keys_have_the_list_of_their_codes_beside_that_of_the_same_row_numbers() -> None:
+    lists, keys = RowLists(), np.arange(LEAST) - 3
+    rows, codes = lists.of(keys), lists.of_keys(keys)
+    assert np.array_equal(rows.asked, keys) and np.array_equal(codes.asked, codes_of(keys))
+    assert lists.of_keys(keys.copy()) is codes and lists.of(keys) is rows
+    keys[10] = 77
+    assert np.array_equal(lists.of_keys(keys).asked, codes_of(keys)) and codes.asked[10] == codes_of(np.array([7]))[0]
+    assert np.array_equal(lists.of_keys(keys[::-40]).asked, codes_of(keys)[::-40])

@@ -74,8 +74,9 @@ def test_each_ps_has_room_for_its_share_and_more(capacity: int, ps: int) -> None
 
 
 def test_keys_beyond_int64_are_refused_and_smaller_integers_are_taken() -> None:
-    assert np.array_equal(key_numbers("t", np.array([[3], [4]], np.uint8)), codes_of(np.array([3, 4])))
-    assert np.array_equal(key_numbers("t", np.array([3, 4], np.uint64)), codes_of(np.array([3, 4])))
+    for smaller in (np.array([[3], [4]], np.uint8), np.array([3, 4], np.uint64)):
+        found = key_numbers("t", smaller)
+        assert found.dtype == np.int64 and found.tolist() == [3, 4]
     with pytest.raises(ValueError, match=r"t: the key 18446744073709551615 is no int64; pass keys.view"):
         key_numbers("t", np.array([1, (1 << 64) - 1], np.uint64))
 

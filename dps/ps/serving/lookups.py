@@ -112,13 +112,19 @@ class ShardLookups:
             return table.dim, table.dtype
         return self._shard.plan.parts[part].row_size, np.dtype(layout.arenas[layout.place[part][0]].dtype)
 
-    def _gather(self, part: int, rows: Array, out: Array) -> None:
-        """Copy rows to `out`; of a keyed table those of codes."""
+    def _gather(self, part: int, rows: Array, numbers: Array, out: Array) -> None:
+        """Copy rows to `out`. Of a keyed table `rows` are codes, and `numbers` their rows; else both are the same."""
         table = self._shard.store.tables.get(part)
         if table is None:
             self._shard.store.gather(self._shard.plan.parts[part], rows, out)
         else:
-            table.gather(rows, out, self._shard.store.step)
+            table.copy_rows(rows, numbers, out)
+
+    def _numbers(self, part: int, rows: Array) -> Array:
+        """The rows of all codes of a lookup in a keyed table, found together, because the push after it may have the
+        same list; of another table the rows themselves."""
+        table = self._shard.store.tables.get(part)
+        return rows if table is None else table.rows_to_read(rows, self._shard.store.step)
 
     def _answer_rows(self, sender: Sender, message: Lookup, rows: Array) -> None:
         if not (message.shared and self._share_rows(sender, message, rows)):
@@ -140,7 +146,8 @@ class ShardLookups:
             memory = answers.take_memory(nbytes) if nbytes else None
             if memory is None:
                 return False
-            self._gather(message.part, rows, memory.array[:nbytes].view(dtype).reshape(len(rows), row_size))
+            out = memory.array[:nbytes].view(dtype).reshape(len(rows), row_size)
+            self._gather(message.part, rows, self._numbers(message.part, rows), out)
             shard.ledgers[sender.incarnation].sent += nbytes
             answer = SharedRows(shard.epoch, shard.store.counter, memory.name)
             answers.record_answer(sender.request, answer, memory)
@@ -152,9 +159,10 @@ class ShardLookups:
         shard = self._shard
         row_size, dtype = self._form(message.part)
         size = max(1, shard.node.runtime.tuning.piece_nbytes // max(1, row_size * dtype.itemsize))
+        numbers = self._numbers(message.part, rows)
         for first in range(0, max(1, len(rows)), size):
-            some = rows[first : first + size]
-            found = np.empty((len(some), row_size), dtype)
-            self._gather(message.part, some, found)
+            some = slice(first, first + size)
+            found = np.empty((len(rows[some]), row_size), dtype)
+            self._gather(message.part, rows[some], numbers[some], found)
             shard.ledgers[sender.incarnation].sent += found.nbytes
             shard.node.answer(sender, RowsAnswer(shard.epoch, shard.store.counter, first, (found,)))
