@@ -39,8 +39,9 @@ def can_prefault() -> bool:
 
 
 @functools.cache
-def _requests() -> int:
-    """The end of a pipe to the thread, which this starts. Writing never blocks."""
+def _requests(process: int) -> int:
+    """The end of a pipe to the thread of this process, which this starts. Writing never blocks. `process`: its number;
+    a forked child has no thread yet."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     arguments = np.int32(reading), np.zeros(2, np.int64)
@@ -71,7 +72,7 @@ class MemoryAhead:
         if end - self._asked >= HUGE_NBYTES or (end > self._asked and end == self._bytes.size):
             address: int = self._bytes.ctypes.data
             try:
-                os.write(_requests(), struct.pack("qq", address + self._asked, end - self._asked))
+                os.write(_requests(os.getpid()), struct.pack("qq", address + self._asked, end - self._asked))
             except BlockingIOError:  # the thread is far behind
                 pass
             self._asked = end
