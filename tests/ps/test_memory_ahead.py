@@ -59,7 +59,7 @@ class Asked:
         os.set_blocking(self._reading, False)
         os.set_blocking(writing, False)
         monkeypatch.setattr(ahead, "can_prefault", lambda: True)
-        monkeypatch.setattr(ahead, "_requests", lambda: writing)
+        monkeypatch.setattr(ahead, "_requests", lambda process: writing)
         self._address: int = memory.ctypes.data
 
     def ranges(self) -> list[tuple[int, int]]:
