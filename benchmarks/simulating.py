@@ -54,8 +54,8 @@ class Outcome:
     """Median of a push, from call to result, without `compute_s`."""
     ps_busy: float
     worker_busy: float
-    """Share of the time in which the cores of the busiest ps, and of the first worker, were at work; on one machine
-    both are those of the machine."""
+    """How many cores were at work on the machine of the busiest ps, and of the first worker, on the average; on one
+    machine both are those of the machine."""
 
 
 class Measuring:
@@ -114,7 +114,7 @@ class Measuring:
     def outcome(self) -> Outcome:
         (began, before), (ended, after) = self.marks
         took_s = max(ended - began, 1e-9)  # a model in which nothing costs time takes none
-        busy = {name: (after[name] - before[name]) / took_s / self.model.machines.cores for name in after}
+        busy = {name: (after[name] - before[name]) / took_s for name in after}
         return Outcome(
             self.results / took_s, statistics.median(self.spans) - self.model.compute_s,
             max(busy[f"ps:{task}"] for task in range(self.model.ps)), busy["worker:0"],
