@@ -4,7 +4,7 @@
     python benchmarks/predict.py --most 100             # nothing beyond 100 workers; 3 minutes
     python benchmarks/predict.py --plot FILE.json       # draw again
 
-1. Measures one worker, as `dps bench --calibrate` does, and makes a calibration of all sizes. In the same rounds 1, 2, 4
+1. Measures one worker, as `dps bench --calibrate` does, and makes a calibration of all sizes. In the same rounds 2, 4
    and 8 workers push.
 2. Lets the real chief, ps and sessions run in the simulator on a machine with as many cores, with that calibration.
 3. Holds pushes per second of 2, 4 and 8 workers, over those of one, against the real thing. Cores that programs of

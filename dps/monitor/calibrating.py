@@ -1,7 +1,8 @@
 """`dps bench --calibrate`: measures what messages and arithmetic cost here, for `dps.simulate`.
 
-One worker pushes and pulls models of three sizes, over sockets and through shared memory. Costs are lines over the size:
-a start for each message, and a slope for each byte. What a wait for a core costs is what a call takes more after a rest.
+One worker pushes and pulls models of three sizes, over sockets and through shared memory. Costs are lines over the
+size: a start for each message, and a slope for each byte. Who waited for a core finds cold caches; what that costs is
+what a call takes more after a rest.
 """
 
 from __future__ import annotations
@@ -88,8 +89,8 @@ def updates(at_least_s: float) -> tuple[float, ...]:
 def fitted(
     name: str, measured: Mapping[str, Sequence[Sized]], spread: Costed | None, update_byte_s: tuple[float, ...]
 ) -> Calibration:
-    """The calibration of what was measured, by lane; a lane that was not has the costs of the other one. `spread`: a push
-    of "small" to SPREAD_PS ps, over sockets; None: all of a push's costs are for each ps."""
+    """The calibration of what was measured, by lane; a lane that was not has the costs of the other one. `spread`: a
+    push of "small" to SPREAD_PS ps, over sockets; None: all of a push's costs are for each ps."""
     once = 0.0 if spread is None else once_of(measured["sockets"], spread)
     lanes = {lane: lane_costs(sizes, once, update_byte_s[0]) for lane, sizes in measured.items()}
     every = [cost for sizes in measured.values() for each in sizes for cost in each.loads.values()]

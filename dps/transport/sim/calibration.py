@@ -77,8 +77,8 @@ class Calibration:
         if self.card_bytes_per_s <= 0 or self.latency_s < 0 or self.cores < 1 or not self.update_byte_s:
             raise ConfigError(
                 f"calibration {self.name!r}: got cores={self.cores}, card_bytes_per_s={self.card_bytes_per_s}, "
-                f"latency_s={self.latency_s}, {len(self.update_byte_s)} update_byte_s; wanted at least one core, a card "
-                "with a rate, a latency of 0 or more, and at least one update_byte_s"
+                f"latency_s={self.latency_s}, {len(self.update_byte_s)} update_byte_s; wanted at least one core, "
+                "a card with a rate, a latency of 0 or more, and at least one update_byte_s"
             )
 
     def __str__(self) -> str:
