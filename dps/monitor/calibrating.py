@@ -23,6 +23,7 @@ from dps.monitor.costs import Costed, Load
 from dps.monitor.setting import Setting
 from dps.monitor.works import nbytes
 from dps.training import optimizers as optim
+from dps.transport.current import runtime
 from dps.transport.limits import seconds
 from dps.transport.sim import Calibration, Handling, LaneCosts
 
@@ -95,7 +96,7 @@ def fitted(
     lanes = {lane: lane_costs(sizes, once, update_byte_s[0]) for lane, sizes in measured.items()}
     every = [cost for sizes in measured.values() for each in sizes for cost in each.loads.values()]
     about = {
-        "measured": date.fromtimestamp(costs.runtime().wall()).isoformat(), "system": platform.system(),
+        "measured": date.fromtimestamp(runtime().wall()).isoformat(), "system": platform.system(),
         "processor": platform.machine(), "python": platform.python_version(),
         "others_cores": round(statistics.median(cost["others_cores"] for cost in every), 2),
     }  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any
@@ -153,9 +153,10 @@ class Calibration:
             found = json.loads(Path(path).read_text())
             if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
                 raise ValueError(f'wanted a JSON object with "format": {FORMAT}')
-            lanes = {lane: _lane(found.pop(lane, None), lane) for lane in ("sockets", "shared_memory")}
-            _check_names(found, cls, {"sockets", "shared_memory"}, "the calibration")
-            return cls(**{**found, "update_byte_s": _numbers(found.get("update_byte_s"), "update_byte_s")}, **lanes)
+            _check_names(found, cls, "the calibration")
+            for lane in ("sockets", "shared_memory"):
+                found[lane] = _lane(found[lane], lane)
+            return cls(**{**found, "update_byte_s": _numbers(found["update_byte_s"], "update_byte_s")})
         except (OSError, ValueError, TypeError, ConfigError) as error:
             raise ConfigError(
                 f"{os.fspath(path)} is no calibration: {error}; make one with dps bench --calibrate FILE"
@@ -186,7 +187,7 @@ def chosen(given: Calibration | str | os.PathLike[str] | None) -> Calibration | 
 def _lane(found: Any, name: str) -> LaneCosts:
     if not isinstance(found, dict):
         raise ValueError(f"{name}: got {found!r}, wanted an object")
-    _check_names(found, LaneCosts, set(), name)
+    _check_names(found, LaneCosts, name)
     rested = tuple((_number(at, name), _number(more, name)) for at, more in found.get("rested", ()))
     return LaneCosts(
         _handling(found["ps"], f"{name}.ps"), _handling(found["worker"], f"{name}.worker"),
@@ -197,17 +198,17 @@ def _lane(found: Any, name: str) -> LaneCosts:
 def _handling(found: Any, name: str) -> Handling:
     if not isinstance(found, dict):
         raise ValueError(f"{name}: got {found!r}, wanted an object")
-    _check_names(found, Handling, set(), name)
+    _check_names(found, Handling, name)
     return Handling(**{key: _number(value, f"{name}.{key}") for key, value in found.items()})
 
 
-def _check_names(found: Mapping[str, Any], cls: type, less: set[str], where: str) -> None:
+def _check_names(found: Mapping[str, Any], cls: Any, where: str) -> None:
     """ValueError for names that are unknown or missing."""
     known = {field.name: field for field in fields(cls)}
     if unknown := found.keys() - known.keys():
         raise ValueError(f"{where} has {', '.join(sorted(unknown))}, which is not known")
-    needed = {name for name, field in known.items() if repr(field.default).startswith("<dataclasses._MISSING")}
-    if missing := needed - less - found.keys():
+    needed = {name for name, field in known.items() if field.default is MISSING}
+    if missing := needed - found.keys():
         raise ValueError(f"{where} lacks {', '.join(sorted(missing))}")
 
 

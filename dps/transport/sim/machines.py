@@ -48,7 +48,8 @@ class Machines:
     message, by task ("ps:0") or job ("ps"); other tasks handle messages at no cost. A process that was off the cores
     finds cold caches: `rested` gives points (seconds off the cores, additional seconds of its next work), with linear
     interpolation. `bytes_per_s` is the rate of a machine's network card, for each direction: all of its links queue
-    there; `cards` has other rates, by task or job. Messages within a process or machine do not pass it. An update takes
+    there; `cards` has other rates, by task or job, also for tasks of one machine that have cards of their own (network
+    namespaces). Other messages within a machine pass none, and no message within a process does. An update takes
     `update_byte_s` for each byte of the gradient, by the number of the optimizer's slots; the last one is for more.
     """
 
@@ -205,7 +206,7 @@ class Rack:
     def cards(self, source: str, target: str) -> tuple[Card, Card] | None:
         """The cards that a message passes: the source's outward, the target's inward; None within a machine."""
         machines = self.machines
-        if machines.shared or source == target or (machines.bytes_per_s == inf and not machines.cards):
+        if source == target or not (machines.cards or (machines.bytes_per_s < inf and not machines.shared)):
             return None
         return self._card(source, "out"), self._card(target, "in")
 
