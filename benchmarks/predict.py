@@ -132,7 +132,7 @@ def checked(
     rows = list[Row]()
     for count in counts:
         here = real[Load(count)]
-        outcome, _ = simulated(like_here(setting, calibration, here["others_cores"], count, pushes))
+        outcome = simulated(like_here(setting, calibration, here["others_cores"], count, pushes))
         first = rows[0] if rows else {"simulated_per_s": outcome.per_s, "per_s": here["per_s"]}
         ratio, predicted = here["per_s"] / first["per_s"], outcome.per_s / first["simulated_per_s"]
         rows.append({
@@ -166,7 +166,7 @@ def growth(calibration: Calibration, most: int) -> Iterator[Row]:
             if workers > most or ps > most:
                 continue
             began = time.monotonic()
-            outcome, _ = simulated(Model(workers, ps, size, PUSHES, machines, latency_s, COMPUTE_S))
+            outcome = simulated(Model(workers, ps, size, PUSHES, machines, latency_s, COMPUTE_S))
             card = outcome.per_s * nbytes(size) / ps / here.card_bytes_per_s
             yield {
                 "sweep": "growth", "x": workers, "ps": ps, "nbytes": nbytes(size), "gigabits": gigabits,

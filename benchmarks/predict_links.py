@@ -3,10 +3,10 @@
     python benchmarks/predict_links.py                                  # the newest results of scale_out.py; 5 minutes
     python benchmarks/predict_links.py benchmarks/results/2026-11-27-1-scale-out.json --json out.json
 
-Each row of a result of scale_out.py is one simulation of the same chief, ps, workers and calls: all tasks on one machine
-with the cores and costs of a calibration, each ps with a card whose rate is that of its link. TCP and IP take their part
-of it (`links.MOST`). Keys, other programs and the bursts that `tc` lets pass are not modelled. MB/s are compared as they
-are, not as ratios.
+Each row of a result of scale_out.py is one simulation of the same chief, ps, workers and calls: all tasks on one
+machine with the cores and costs of a calibration, each ps with a card whose rate is that of its link. TCP and IP take
+their part of it (`links.MOST`). Keys, other programs and the bursts that `tc` lets pass are not modelled. MB/s are
+compared as they are, not as ratios.
 """
 
 from __future__ import annotations
@@ -135,8 +135,9 @@ def compared(row: Row, calibration: Calibration) -> Row:
 
 def line(row: Row) -> str:
     """A row for people, as a row of a table of Markdown."""
-    cells = [f"{row['work']}, {row['nbytes'] / 1e6:.0f} MB", row["update"], row["workers"], row["ps"],
-             f"{row['measured_MB_per_s']:.1f}", f"{row['predicted_MB_per_s']:.1f}", f"{row['off_by']:+.0%}"]  # fmt: skip
+    rates = [f"{row[name]:.1f}" for name in ("measured_MB_per_s", "predicted_MB_per_s")]
+    work = f"{row['work']}, {row['nbytes'] / 1e6:.0f} MB"
+    cells = [work, row["update"], row["workers"], row["ps"], *rates, f"{row['off_by']:+.0%}"]
     return "| " + " | ".join(map(str, cells)) + " |"
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import statistics
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -37,8 +36,6 @@ class Model:
     latency_s: float
     """Of a link, one way, in which no core is at work."""
     compute_s: float = 0.0
-    session_s: float = 0.0
-    """CPU seconds of a worker for a push, beside what each message costs."""
     shared_memory: bool = False
     others_cores: float = 0.0
     """Cores of the one machine that programs of others take, with precedence."""
@@ -121,8 +118,8 @@ class Measuring:
         )  # fmt: skip
 
 
-def simulated(model: Model, seed: int = 0, trace: bool = False) -> tuple[Outcome, Any]:
-    """Let it happen; the figures, and the trace where one is asked for. RuntimeError where a task ended with an error.
+def simulated(model: Model, seed: int = 0) -> Outcome:
+    """Let it happen. RuntimeError where a task ended with an error.
 
     `pushes` has to be 2 or more.
     """
@@ -130,9 +127,9 @@ def simulated(model: Model, seed: int = 0, trace: bool = False) -> tuple[Outcome
     link = min(1e12, model.machines.bytes_per_s)
     with SimulatedCluster(
         measuring.train, ps=model.ps, workers=model.workers, seed=seed, restarts=0,
-        network=Network(model.latency_s, 0.0, link), compute=Compute(model.compute_s + model.session_s),
+        network=Network(model.latency_s, 0.0, link), compute=Compute(model.compute_s),
         machines=model.machines, shared_memory=model.shared_memory, piece_nbytes=1 << 20, preempt=0.0,
-        clock_offsets=False, trace="all" if trace else False,
+        clock_offsets=False, trace=False,
     ) as cluster:  # fmt: skip
         measuring.cluster = cluster
         for number in range(math.ceil(model.others_cores)):
@@ -141,15 +138,4 @@ def simulated(model: Model, seed: int = 0, trace: bool = False) -> tuple[Outcome
         run = cluster.run(LONGEST_S)
     if run.errors or measuring.through < model.workers:
         raise RuntimeError(f"the simulation of {model} failed: {next(iter(run.errors.items()), 'not all ended')}")
-    return measuring.outcome(), run.trace
-
-
-def messages_of_a_push(model: Model) -> int:
-    """How many messages one worker's push sends to one ps."""
-    one, two = (_sent(replace(model, workers=1, ps=1, pushes=pushes)) for pushes in (2, 12))
-    return max(1, round((two - one) / 10))
-
-
-def _sent(model: Model) -> int:
-    _, trace = simulated(model, trace=True)
-    return sum(e.what == "delivered" and e.process == "worker:0" and e.detail["to"] == "ps:0" for e in trace)
+    return measuring.outcome()

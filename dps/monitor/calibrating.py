@@ -38,6 +38,8 @@ SPREAD_PS = 4
 UPDATED = (optim.SGD(0.01), optim.Adagrad(0.01), optim.Adam(0.01))
 """Optimizers with no slot, one and two."""
 UPDATE_NBYTES = 4 << 20
+GIGABITS, LATENCY_S = 10.0, 50e-6
+"""Of a network that nobody has told."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Sized:
 
 
 def calibrate(
-    name: str, gigabits: float = 10.0, latency_s: float = 50e-6, rounds: int = 3, at_least_s: float = 0.25
+    name: str, gigabits: float = GIGABITS, latency_s: float = LATENCY_S, rounds: int = 3, at_least_s: float = 0.25
 ) -> Calibration:
     """Measure this machine. Blocks for about half a minute.
 
@@ -61,7 +63,7 @@ def calibrate(
         for lane, wire in LANES.items()
     }
     spread = costs.measured(Setting("dense", "socket", "small", ps=SPREAD_PS), [PUSH], rounds, at_least_s)[PUSH]
-    return fitted(name, wanted, spread, updates(at_least_s)).with_card(gigabits, latency_s)
+    return fitted(name, wanted, spread, updates(at_least_s), gigabits, latency_s)
 
 
 def sized(setting: Setting, rounds: int, at_least_s: float) -> Sized:
@@ -88,8 +90,9 @@ def updates(at_least_s: float) -> tuple[float, ...]:
 
 
 def fitted(
-    name: str, measured: Mapping[str, Sequence[Sized]], spread: Costed | None, update_byte_s: tuple[float, ...]
-) -> Calibration:
+    name: str, measured: Mapping[str, Sequence[Sized]], spread: Costed | None, update_byte_s: tuple[float, ...],
+    gigabits: float = GIGABITS, latency_s: float = LATENCY_S,
+) -> Calibration:  # fmt: skip
     """The calibration of what was measured, by lane; a lane that was not has the costs of the other one. `spread`: a
     push of "small" to SPREAD_PS ps, over sockets; None: all of a push's costs are for each ps."""
     once = 0.0 if spread is None else once_of(measured["sockets"], spread)
@@ -103,7 +106,8 @@ def fitted(
     sockets, shared_memory = (lanes.get(lane) or next(iter(lanes.values())) for lane in LANES)
     cores = os.cpu_count() or 1
     told = f"{name} ({cores} cores, {about['processor']}, {about['measured']})"
-    return Calibration(told, cores, sockets, shared_memory, update_byte_s, about=about)
+    card = gigabits * 1e9 / 8
+    return Calibration(told, cores, sockets, shared_memory, update_byte_s, card, latency_s, about)
 
 
 def once_of(sizes: Sequence[Sized], spread: Costed) -> float:

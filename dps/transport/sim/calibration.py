@@ -69,8 +69,8 @@ class Calibration:
     sockets: LaneCosts
     shared_memory: LaneCosts
     update_byte_s: tuple[float, ...]
-    card_bytes_per_s: float = 1.25e9
-    latency_s: float = 50e-6
+    card_bytes_per_s: float
+    latency_s: float
     about: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -153,11 +153,8 @@ class Calibration:
             found = json.loads(Path(path).read_text())
             if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
                 raise ValueError(f'wanted a JSON object with "format": {FORMAT}')
-            _check_names(found, cls, "the calibration")
-            for lane in ("sockets", "shared_memory"):
-                found[lane] = _lane(found[lane], lane)
-            return cls(**{**found, "update_byte_s": _numbers(found["update_byte_s"], "update_byte_s")})
-        except (OSError, ValueError, TypeError, ConfigError) as error:
+            return _calibration(found)
+        except (OSError, ValueError, ConfigError) as error:
             raise ConfigError(
                 f"{os.fspath(path)} is no calibration: {error}; make one with dps bench --calibrate FILE"
             ) from None
@@ -184,26 +181,40 @@ def chosen(given: Calibration | str | os.PathLike[str] | None) -> Calibration | 
     return Calibration.shipped() if given == "shipped" else Calibration.read(given)
 
 
+def _calibration(found: dict[str, Any]) -> Calibration:
+    """ValueError, or ConfigError, for what is none."""
+    _check_names(found, Calibration, "the calibration")
+    cores, name, about = found["cores"], found["name"], found.get("about")
+    if not isinstance(cores, int) or isinstance(cores, bool):
+        raise ValueError(f"cores: got {cores!r}, wanted a whole number")
+    if not isinstance(name, str) or not isinstance(about, dict | None):
+        raise ValueError(f"name, about: got {name!r} and {about!r}, wanted a text, and an object or null")
+    lanes = [_lane(found[lane], lane) for lane in ("sockets", "shared_memory")]
+    card, latency = (_number(found[key], key) for key in ("card_bytes_per_s", "latency_s"))
+    rates = _numbers(found["update_byte_s"], "update_byte_s")
+    return Calibration(name, cores, lanes[0], lanes[1], rates, card, latency, about)
+
+
 def _lane(found: Any, name: str) -> LaneCosts:
-    if not isinstance(found, dict):
-        raise ValueError(f"{name}: got {found!r}, wanted an object")
     _check_names(found, LaneCosts, name)
-    rested = tuple((_number(at, name), _number(more, name)) for at, more in found.get("rested", ()))
-    return LaneCosts(
-        _handling(found["ps"], f"{name}.ps"), _handling(found["worker"], f"{name}.worker"),
-        _number(found["trip_s"], f"{name}.trip_s"), rested,
-    )  # fmt: skip
+    rested = found.get("rested", [])
+    points = [_numbers(point, f"{name}.rested") for point in rested] if isinstance(rested, list) else []
+    pairs = tuple((point[0], point[1]) for point in points if len(point) == 2)
+    if pairs != tuple(sorted(pairs)) or len(pairs) != (len(rested) if isinstance(rested, list) else -1):
+        raise ValueError(f"{name}.rested: got {rested!r}, wanted a list of pairs with rising times")
+    jobs = [_handling(found[job], f"{name}.{job}") for job in ("ps", "worker")]
+    return LaneCosts(jobs[0], jobs[1], _number(found["trip_s"], f"{name}.trip_s"), pairs)
 
 
 def _handling(found: Any, name: str) -> Handling:
-    if not isinstance(found, dict):
-        raise ValueError(f"{name}: got {found!r}, wanted an object")
     _check_names(found, Handling, name)
     return Handling(**{key: _number(value, f"{name}.{key}") for key, value in found.items()})
 
 
-def _check_names(found: Mapping[str, Any], cls: Any, where: str) -> None:
-    """ValueError for names that are unknown or missing."""
+def _check_names(found: Any, cls: Any, where: str) -> None:
+    """ValueError for no object, and for names that are unknown or missing."""
+    if not isinstance(found, dict):
+        raise ValueError(f"{where}: got {found!r}, wanted an object")
     known = {field.name: field for field in fields(cls)}
     if unknown := found.keys() - known.keys():
         raise ValueError(f"{where} has {', '.join(sorted(unknown))}, which is not known")

@@ -239,12 +239,11 @@ class MessageCosts:
 
     def passed(self, work: str, nbytes: int, slots: int) -> None:
         """Spend the time for a pass over memory; see `Runtime.charge_pass`. Blocks."""
-        handling, seconds = self.handling, 0.0
         if work == "update":
-            seconds = self.machines.update_s(nbytes, slots)
+            self.cores.spend(self.machines.update_s(nbytes, slots))
         if self.shared_memory:
-            seconds += nbytes * (handling.sent_byte_s if work == "gather" else handling.received_byte_s)
-        self._spend(seconds)
+            of = self.handling
+            self._spend(nbytes * (of.sent_byte_s if work == "gather" else of.received_byte_s))
 
     def _spend(self, seconds: float) -> None:
         beside = self.handling.beside
