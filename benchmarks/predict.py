@@ -136,8 +136,8 @@ def checked(
         first = rows[0] if rows else {"simulated_per_s": outcome.per_s, "per_s": here["per_s"]}
         ratio, predicted = here["per_s"] / first["per_s"], outcome.per_s / first["simulated_per_s"]
         rows.append({
-            "sweep": "check", "x": count, "transport": setting.transport, "size": setting.size,
-            "nbytes": setting.nbytes, "measured": ratio, "simulated_per_s": outcome.per_s, **here,
+            **here, "sweep": "check", "x": count, "transport": setting.transport, "size": setting.size,
+            "nbytes": setting.nbytes, "measured": ratio, "simulated_per_s": outcome.per_s,
             "predicted": predicted, "predicted_off_by": predicted / ratio - 1,
             "per_s_off_by": outcome.per_s / here["per_s"] - 1,
         })  # fmt: skip
