@@ -37,7 +37,7 @@ from benchmarks.scaling_plot import draw  # noqa: E402
 from benchmarks.simulating import Model, simulated  # noqa: E402
 from dps.monitor import calibrating, costs  # noqa: E402
 from dps.monitor.calibrating import ALONE, PUSH, Sized  # noqa: E402
-from dps.monitor.costs import Costed, Load  # noqa: E402
+from dps.monitor.costs import Costed, CostLoad  # noqa: E402
 from dps.monitor.setting import Setting  # noqa: E402
 from dps.monitor.works import nbytes  # noqa: E402
 from dps.transport.sim import Calibration  # noqa: E402
@@ -105,12 +105,12 @@ def main(argv: Sequence[str]) -> int:
 
 def measured(
     settings: Sequence[Setting], counts: Sequence[int], rounds: int, seconds: float
-) -> tuple[Calibration, dict[Setting, dict[Load, Costed]]]:
+) -> tuple[Calibration, dict[Setting, dict[CostLoad, Costed]]]:
     """What one worker costs with all settings, as a calibration; and all loads of each setting."""
-    real: dict[Setting, dict[Load, Costed]] = {}
+    real: dict[Setting, dict[CostLoad, Costed]] = {}
     for setting in settings:
         print(f"{setting} ...", file=sys.stderr, flush=True)
-        loads = [*ALONE, *(Load(count) for count in counts if count > 1)]
+        loads = [*ALONE, *(CostLoad(count) for count in counts if count > 1)]
         real[setting] = {**costs.measured(setting, loads, rounds, seconds)}
     sizes = {
         lane: [Sized(setting.nbytes, real[setting]) for setting in settings if setting.transport == transport]
@@ -125,13 +125,13 @@ def measured(
 
 
 def checked(
-    setting: Setting, calibration: Calibration, real: Mapping[Load, Costed], counts: Sequence[int], pushes: int
+    setting: Setting, calibration: Calibration, real: Mapping[CostLoad, Costed], counts: Sequence[int], pushes: int
 ) -> list[Row]:
     """For each number of workers: measured, predicted, and by how much they differ. `per_s_off_by` compares pushes per
     second; `predicted_off_by` what they are over those of one worker."""
     rows = list[Row]()
     for count in counts:
-        here = real[Load(count)]
+        here = real[CostLoad(count)]
         outcome = simulated(like_here(setting, calibration, here["others_cores"], count, pushes))
         first = rows[0] if rows else {"simulated_per_s": outcome.per_s, "per_s": here["per_s"]}
         ratio, predicted = here["per_s"] / first["per_s"], outcome.per_s / first["simulated_per_s"]

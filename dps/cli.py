@@ -116,7 +116,7 @@ def parser() -> Parser:
     )
     simulate.add_argument(
         "--calibration", metavar="FILE", default="shipped",
-        help="what messages cost: a file of dps bench --calibrate, or none (default: the documentation's machine)",
+        help="what messages cost: a file that dps bench has made, or none (default: the documentation's machine)",
     )  # fmt: skip
     simulate.add_argument("--trace", action="store_true", help="print every event: messages, losses, restarts")
     simulate.add_argument("--save", metavar="FOLDER", help="write the files of the simulated disk to a real folder")

@@ -19,7 +19,7 @@ import numpy as np
 
 from dps.errors import ConfigError
 from dps.monitor import costs
-from dps.monitor.costs import Costed, Load
+from dps.monitor.costs import Costed, CostLoad
 from dps.monitor.setting import Setting
 from dps.monitor.works import nbytes
 from dps.training import optimizers as optim
@@ -30,8 +30,8 @@ from dps.transport.sim import Calibration, Handling, LaneCosts
 SIZES = ("4k", "small", "1m")
 LANES = {"sockets": "socket", "shared_memory": "tcp"}
 """The lanes of a calibration, each with the transport of `dps bench` that uses it."""
-PUSH, PULL = Load(), Load(work="pull")
-RESTED = (Load(rest_s=1e-3), Load(rest_s=4e-3))
+PUSH, PULL = CostLoad(), CostLoad(work="pull")
+RESTED = (CostLoad(rest_s=1e-3), CostLoad(rest_s=4e-3))
 ALONE = (PUSH, PULL, *RESTED)
 """What one worker does on a lane, with a model of each size."""
 SPREAD_PS = 4
@@ -47,7 +47,7 @@ class Sized:
     """What one worker's loads cost with a model of one size."""
 
     nbytes: int
-    loads: Mapping[Load, Costed]
+    loads: Mapping[CostLoad, Costed]
 
 
 def calibrate(
@@ -134,7 +134,7 @@ def lane_costs(sizes: Sequence[Sized], once: float, update_byte_s: float) -> Lan
     )  # fmt: skip
 
 
-def line(sizes: Sequence[Sized], load: Load, figure: str) -> tuple[float, float]:
+def line(sizes: Sequence[Sized], load: CostLoad, figure: str) -> tuple[float, float]:
     """A figure's start and its slope over the bytes: least squares of the relative error; neither is below 0."""
     found = np.array([each.loads[load][figure] for each in sizes])
     columns = np.stack([np.ones(len(sizes)), np.array([each.nbytes for each in sizes], float)], 1)

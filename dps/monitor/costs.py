@@ -31,7 +31,7 @@ Costed = Mapping[str, float]
 """Medians as `medians` gives them."""
 
 
-class Load(NamedTuple):
+class CostLoad(NamedTuple):
     """What one sample measures: so many workers at a work; the only one rests for `rest_s` between its calls."""
 
     workers: int = 1
@@ -43,7 +43,7 @@ class Load(NamedTuple):
 class Sample:
     """One round of a load."""
 
-    load: Load
+    load: CostLoad
     per_s: float
     """Calls per second of all workers."""
     p50_s: float
@@ -56,7 +56,7 @@ class Sample:
 
 
 @dataclass
-class Cluster:
+class MeasuredCluster:
     """A chief, ps and workers as processes; the first worker is this one."""
 
     calls: Mapping[str, Callable[[], object]]
@@ -65,7 +65,7 @@ class Cluster:
     ps: list[int]
     """Process ids."""
 
-    def sample(self, load: Load, at_least_s: float) -> Sample:
+    def sample(self, load: CostLoad, at_least_s: float) -> Sample:
         """Let the load's workers work for a while. Blocks."""
         call, rest_s, others = self.calls[load.work], load.rest_s, self.others[: load.workers - 1]
         for beside in others:
@@ -91,7 +91,7 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def cluster(setting: Setting) -> Iterator[Cluster]:
+def cluster(setting: Setting) -> Iterator[MeasuredCluster]:
     """All of a setting's tasks, joined and warm."""
     with Roles() as roles, contextlib.ExitStack() as stack:
         counts = ["--ps", str(setting.ps), "--workers", str(setting.workers)]
@@ -104,13 +104,15 @@ def cluster(setting: Setting) -> Iterator[Cluster]:
             calls = setting.calls(session)
             for beside in others:
                 beside.answers.get(timeout=60)
-            yield Cluster(calls, others, [process.pid for process in roles.processes[1:]])
+            yield MeasuredCluster(calls, others, [process.pid for process in roles.processes[1:]])
             for beside in others:
                 beside.orders.put("end")
             session.request_stop()
 
 
-def measured(setting: Setting, loads: Sequence[Load], rounds: int, at_least_s: float) -> dict[Load, dict[str, Any]]:
+def measured(
+    setting: Setting, loads: Sequence[CostLoad], rounds: int, at_least_s: float
+) -> dict[CostLoad, dict[str, Any]]:
     """For each load the medians over the rounds in which other programs were quiet. Blocks."""
     with cluster(setting) as running:
         samples = [running.sample(load, at_least_s) for _ in range(rounds) for load in loads]

@@ -109,7 +109,7 @@ class Core:
         self.since = self.free_since = 0.0
 
 
-class Turn(NamedTuple):
+class CoreTurn(NamedTuple):
     """A process's need of a core for some seconds. `task` continues afterwards; None: nobody waits for it."""
 
     process: TaskGroup
@@ -134,7 +134,7 @@ class Cores:
         self._last: dict[str, float] = {}
         """When each process was last on a core."""
         self._cores = [Core() for _ in range(machines.cores)]
-        self._waiting: deque[Turn] = deque()
+        self._waiting: deque[CoreTurn] = deque()
 
     def spend(self, seconds: float) -> None:
         """Give the current task a core for some seconds, after which it continues. Blocks."""
@@ -151,13 +151,13 @@ class Cores:
 
     def _request(self, group: TaskGroup, task: SimTask | None, seconds: float) -> None:
         free = [core for core in self._cores if not core.busy]
-        turn = Turn(group, task, seconds)
+        turn = CoreTurn(group, task, seconds)
         if free:
-            self._begin(turn, free)
+            self._begin_turn(turn, free)
         else:
             self._waiting.append(turn)
 
-    def _begin(self, turn: Turn, free: list[Core]) -> None:
+    def _begin_turn(self, turn: CoreTurn, free: list[Core]) -> None:
         process, now, seconds = turn.process.name, self._scheduler.now, turn.seconds
         core = next((core for core in free if core.process == process), free[0])
         if core.process != process or core.free_since < now:
@@ -183,7 +183,7 @@ class Cores:
         while self._waiting and (free := [core for core in self._cores if not core.busy]):
             turn = self._waiting.popleft()
             if turn.counts:
-                self._begin(turn, free)
+                self._begin_turn(turn, free)
 
 
 class Rack:
