@@ -50,7 +50,7 @@ SIZES = ("4k", "small", "1m")
 COUNTS = (1, 2, 4, 8)
 WITHIN = 0.3
 """How far a prediction may lie from what was measured."""
-COMPUTE_S = 0.1
+COMPUTE_S, JITTER = 0.1, 0.3
 """Of the workers whose growth is predicted, between pushes."""
 PUSHES = 3
 """Of each worker; all but the first count, and the simulated machines have no noise to average away."""
@@ -166,7 +166,7 @@ def growth(calibration: Calibration, most: int) -> Iterator[Row]:
             if workers > most or ps > most:
                 continue
             began = time.monotonic()
-            outcome = simulated(Model(workers, ps, size, PUSHES, machines, latency_s, COMPUTE_S))
+            outcome = simulated(Model(workers, ps, size, PUSHES, machines, latency_s, COMPUTE_S, JITTER))
             card = outcome.per_s * nbytes(size) / ps / here.card_bytes_per_s
             yield {
                 "sweep": "growth", "x": workers, "ps": ps, "nbytes": nbytes(size), "gigabits": gigabits,

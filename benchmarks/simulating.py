@@ -36,6 +36,8 @@ class Model:
     latency_s: float
     """Of a link, one way, in which no core is at work."""
     compute_s: float = 0.0
+    jitter: float = 0.0
+    """A worker computes longer or shorter by up to this share. Without any they stay in step, if they begin together."""
     shared_memory: bool = False
     others_cores: float = 0.0
     """Cores of the one machine that programs of others take, with precedence."""
@@ -48,7 +50,7 @@ class Outcome:
     per_s: float
     """Pushes per second of all workers."""
     push_s: float
-    """Median of a push, from call to result, without `compute_s`."""
+    """Median of a push, from call to result, without computing."""
     ps_busy: float
     worker_busy: float
     """How many cores were at work on the machine of the busiest ps, and of the first worker, on the average; on one
@@ -58,8 +60,9 @@ class Outcome:
 class Measuring:
     """What the workers of one cluster do: wait for all, push until each has pushed often enough."""
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
+    def __init__(self, model: Model, seed: int) -> None:
+        self.model, self.seed = model, seed
+        self.compute = Compute(model.compute_s, model.jitter)
         self.gradients = {name: np.ones(value.shape, np.float32) for name, value in works.params(model.size).items()}
         self.ready = self.begun = self.through = 0
         """How many workers have a session, a first result, and all results that are asked for."""
@@ -85,8 +88,9 @@ class Measuring:
             while self.through < model.workers:
                 began = clock.now()
                 session.push(self.gradients)
+                computed_s = self.compute.step_s(self.seed, f"worker:{server.task}", done)
                 done += 1
-                self._note(done, clock.now() - began)
+                self._note(done, clock.now() - began - computed_s)
 
     def disturb(self, share: float) -> None:
         """A program of others, which takes a share of one core until all workers are through."""
@@ -113,7 +117,7 @@ class Measuring:
         took_s = max(ended - began, 1e-9)  # a model in which nothing costs time takes none
         busy = {name: (after[name] - before[name]) / took_s for name in after}
         return Outcome(
-            self.results / took_s, statistics.median(self.spans) - self.model.compute_s,
+            self.results / took_s, statistics.median(self.spans),
             max(busy[f"ps:{task}"] for task in range(self.model.ps)), busy["worker:0"],
         )  # fmt: skip
 
@@ -123,11 +127,11 @@ def simulated(model: Model, seed: int = 0) -> Outcome:
 
     `pushes` has to be 2 or more.
     """
-    measuring = Measuring(model)
+    measuring = Measuring(model, seed)
     link = min(1e12, model.machines.bytes_per_s)
     with SimulatedCluster(
         measuring.train, ps=model.ps, workers=model.workers, seed=seed, restarts=0,
-        network=Network(model.latency_s, 0.0, link), compute=Compute(model.compute_s),
+        network=Network(model.latency_s, 0.0, link), compute=measuring.compute,
         machines=model.machines, shared_memory=model.shared_memory, piece_nbytes=1 << 20, preempt=0.0,
         clock_offsets=False, trace=False,
     ) as cluster:  # fmt: skip
