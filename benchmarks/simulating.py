@@ -37,7 +37,7 @@ class Model:
     """Of a link, one way, in which no core is at work."""
     compute_s: float = 0.0
     jitter: float = 0.0
-    """A worker computes longer or shorter by up to this share. Without any they stay in step, if they begin together."""
+    """A worker computes longer or shorter by up to this share. Without any, all stay in step if they begin together."""
     shared_memory: bool = False
     others_cores: float = 0.0
     """Cores of the one machine that programs of others take, with precedence."""
