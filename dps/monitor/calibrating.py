@@ -103,7 +103,7 @@ def fitted(
         "processor": platform.machine(), "python": platform.python_version(),
         "others_cores": round(statistics.median(cost["others_cores"] for cost in every), 2),
     }  # fmt: skip
-    sockets, shared_memory = (lanes.get(lane) or next(iter(lanes.values())) for lane in LANES)
+    sockets, shared_memory = (lanes.get(lane) or next(iter(lanes.values())) for lane in ("sockets", "shared_memory"))
     cores = os.cpu_count() or 1
     told = f"{name} ({cores} cores, {about['processor']}, {about['measured']})"
     card = gigabits * 1e9 / 8

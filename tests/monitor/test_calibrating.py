@@ -74,7 +74,13 @@ def test_a_card_without_a_rate_is_refused(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.slow
-def test_a_machine_is_measured_and_its_file_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_machine_is_measured_and_its_file_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With fewer sizes, lanes and ps than usual: each needs a cluster."""
+    monkeypatch.setattr(calibrating, "SIZES", ("small", "1m"))
+    monkeypatch.setattr(calibrating, "LANES", {"sockets": "socket"})
+    monkeypatch.setattr(calibrating, "SPREAD_PS", 2)
     file = tmp_path / "here.json"
     flags = ["--rounds", "1", "--seconds", "0.02", "--card", "25", "--latency", "20"]
     assert main(["bench", "--calibrate", str(file), *flags]) == 0

@@ -53,7 +53,7 @@ class SimulatedRun:
         >>> run.results, run.exit_codes["worker:1"]
         ([0, 1], 0)
         >>> print(run)
-        simulated ... s: no pushes; chief ended with 3 (no error); ps:0 ended with 3 (no error); calibration: ...
+        simulated ... s: no pushes; chief ended with 3 (no error); ...; calibration: shipped ...
         ```
     """
 
