@@ -337,5 +337,7 @@ def simulate(
         faults=faults, **world,
     ) as cluster:  # fmt: skip
         run = cluster.run(until_s)
-    run.calibration = str(used) if used is not None else OWN_MACHINES if "machines" in world else UNCALIBRATED
+    run.calibration = (
+        str(used) if used is not None else OWN_MACHINES if world.get("machines") is not None else UNCALIBRATED
+    )
     return run
