@@ -1,7 +1,7 @@
 """How cost grows past this machine: predicted by the simulator, and how far its predictions lie from the real thing.
 
-    python benchmarks/predict.py                        # about 15 minutes on 2 cores, most of it for 1,000 x 100
-    python benchmarks/predict.py --most 100             # nothing beyond 100 workers; 3 minutes
+    python benchmarks/predict.py                        # about an hour on 2 cores, most of it for 1,000 workers
+    python benchmarks/predict.py --most 100             # nothing beyond 100 workers; 6 minutes
     python benchmarks/predict.py --plot FILE.json       # draw again
 
 1. Measures one worker, as `dps bench --calibrate` does, and makes a calibration of all sizes. In the same rounds 2, 4
