@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import statistics
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -37,8 +36,8 @@ class Model:
     latency_s: float
     """Of a link, one way, in which no core is at work."""
     compute_s: float = 0.0
-    session_s: float = 0.0
-    """CPU seconds of a worker for a push, beside what each message costs."""
+    jitter: float = 0.0
+    """A worker computes longer or shorter by up to this share. Without any, all stay in step if they begin together."""
     shared_memory: bool = False
     others_cores: float = 0.0
     """Cores of the one machine that programs of others take, with precedence."""
@@ -51,18 +50,19 @@ class Outcome:
     per_s: float
     """Pushes per second of all workers."""
     push_s: float
-    """Median of a push, from call to result, without `compute_s`."""
+    """Median of a push, from call to result, without computing."""
     ps_busy: float
     worker_busy: float
-    """Share of the time in which the cores of the busiest ps, and of the first worker, were at work; on one machine
-    both are those of the machine."""
+    """How many cores were at work on the machine of the busiest ps, and of the first worker, on the average; on one
+    machine both are those of the machine."""
 
 
 class Measuring:
     """What the workers of one cluster do: wait for all, push until each has pushed often enough."""
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
+    def __init__(self, model: Model, seed: int) -> None:
+        self.model, self.seed = model, seed
+        self.compute = Compute(model.compute_s, model.jitter)
         self.gradients = {name: np.ones(value.shape, np.float32) for name, value in works.params(model.size).items()}
         self.ready = self.begun = self.through = 0
         """How many workers have a session, a first result, and all results that are asked for."""
@@ -88,8 +88,9 @@ class Measuring:
             while self.through < model.workers:
                 began = clock.now()
                 session.push(self.gradients)
+                computed_s = self.compute.step_s(self.seed, f"worker:{server.task}", done)
                 done += 1
-                self._note(done, clock.now() - began)
+                self._note(done, clock.now() - began - computed_s)
 
     def disturb(self, share: float) -> None:
         """A program of others, which takes a share of one core until all workers are through."""
@@ -114,25 +115,25 @@ class Measuring:
     def outcome(self) -> Outcome:
         (began, before), (ended, after) = self.marks
         took_s = max(ended - began, 1e-9)  # a model in which nothing costs time takes none
-        busy = {name: (after[name] - before[name]) / took_s / self.model.machines.cores for name in after}
+        busy = {name: (after[name] - before[name]) / took_s for name in after}
         return Outcome(
-            self.results / took_s, statistics.median(self.spans) - self.model.compute_s,
+            self.results / took_s, statistics.median(self.spans),
             max(busy[f"ps:{task}"] for task in range(self.model.ps)), busy["worker:0"],
         )  # fmt: skip
 
 
-def simulated(model: Model, seed: int = 0, trace: bool = False) -> tuple[Outcome, Any]:
-    """Let it happen; the figures, and the trace where one is asked for. RuntimeError where a task ended with an error.
+def simulated(model: Model, seed: int = 0) -> Outcome:
+    """Let it happen. RuntimeError where a task ended with an error.
 
     `pushes` has to be 2 or more.
     """
-    measuring = Measuring(model)
+    measuring = Measuring(model, seed)
     link = min(1e12, model.machines.bytes_per_s)
     with SimulatedCluster(
         measuring.train, ps=model.ps, workers=model.workers, seed=seed, restarts=0,
-        network=Network(model.latency_s, 0.0, link), compute=Compute(model.compute_s + model.session_s),
+        network=Network(model.latency_s, 0.0, link), compute=measuring.compute,
         machines=model.machines, shared_memory=model.shared_memory, piece_nbytes=1 << 20, preempt=0.0,
-        clock_offsets=False, trace="all" if trace else False,
+        clock_offsets=False, trace=False,
     ) as cluster:  # fmt: skip
         measuring.cluster = cluster
         for number in range(math.ceil(model.others_cores)):
@@ -141,15 +142,4 @@ def simulated(model: Model, seed: int = 0, trace: bool = False) -> tuple[Outcome
         run = cluster.run(LONGEST_S)
     if run.errors or measuring.through < model.workers:
         raise RuntimeError(f"the simulation of {model} failed: {next(iter(run.errors.items()), 'not all ended')}")
-    return measuring.outcome(), run.trace
-
-
-def messages_of_a_push(model: Model) -> int:
-    """How many messages one worker's push sends to one ps."""
-    one, two = (_sent(replace(model, workers=1, ps=1, pushes=pushes)) for pushes in (2, 12))
-    return max(1, round((two - one) / 10))
-
-
-def _sent(model: Model) -> int:
-    _, trace = simulated(model, trace=True)
-    return sum(e.what == "delivered" and e.process == "worker:0" and e.detail["to"] == "ps:0" for e in trace)
+    return measuring.outcome()

@@ -114,6 +114,10 @@ def parser() -> Parser:
     simulate.add_argument(
         "--compute", type=float, default=0.1, help="virtual seconds that a step computes (default 0.1)"
     )
+    simulate.add_argument(
+        "--calibration", metavar="FILE", default="shipped",
+        help="what messages cost: a file that dps bench has made, or none (default: the documentation's machine)",
+    )  # fmt: skip
     simulate.add_argument("--trace", action="store_true", help="print every event: messages, losses, restarts")
     simulate.add_argument("--save", metavar="FOLDER", help="write the files of the simulated disk to a real folder")
     simulate.set_defaults(run=run_simulate)
@@ -288,7 +292,7 @@ def run_simulate(args: argparse.Namespace) -> int:
     with tell_if_slow(f"simulates {args.ps} ps and {args.workers} workers"):
         run = simulate(
             load(args.function), ps=args.ps, workers=args.workers, seed=args.seed, update=args.update,
-            compute=Compute(args.compute, 0.1),
+            compute=Compute(args.compute, 0.1), calibration=None if args.calibration == "none" else args.calibration,
         )  # fmt: skip
     if args.trace:
         print("\n".join(map(str, run.trace)))

@@ -199,7 +199,7 @@ def test_simulate_runs_a_function_and_prints_what_came_of_it(
     file = str(tmp_path / "program_simulated.py")
     assert exit_code("simulate", f"{file}:train", "--workers", "2", "--update", "sync", "--seed", "4") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("simulated ") and lines[0].endswith("all tasks ended well")
+    assert lines[0].startswith("simulated ") and "; all tasks ended well; calibration: shipped (" in lines[0]
     assert lines[1:] == ["worker:0 returned -3.0", "worker:1 returned -3.0"]
     assert exit_code("simulate", f"{file}:fail") == 1
     assert "worker:0: OSError: disk" in capsys.readouterr().out

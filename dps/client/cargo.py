@@ -268,6 +268,7 @@ class PartsCargo(Cargo):
         run = np.empty(at, np.uint8) if self.run is None else self.run.bytes
         for sent in moved:
             sent.move(run)
+        self.peer.caller.runtime.charge_pass("gather", at)
 
     def messages(self) -> list[Push]:
         """One message. Values in shared memory are named by their place."""

@@ -93,6 +93,7 @@ class Loader:
                 return own
         run = self._take(peer, layout.nbytes)
         gather(self._connection.agreed.plan, layout, gradients, run.flats(layout))
+        self._connection.home.runtime.charge_pass("gather", layout.gradient_nbytes)
         return run
 
     def _own_run(self, peer: PsPeer, gradients: Mapping[int, Gradient]) -> OwnRun | None:

@@ -68,6 +68,7 @@ def copy_steadily(runtime: Runtime, target: Array, source: Array) -> None:
         return
     for at in range(0, len(source), block):
         target[at : at + block] = source[at : at + block]
+        runtime.charge_pass("copy", min(block, len(source) - at))
         runtime.preempt()
 
 

@@ -13,6 +13,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from dps.errors import ConfigError
@@ -106,6 +107,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--rounds", type=int, default=3, help="number of rounds; a figure is the median of theirs")
     made.add_argument("--seconds", type=float, default=0.3, help="least time a figure is sampled in a round")
     made.add_argument("--compare", metavar="FILE", help="print ratios to this earlier --json output")
+    made.add_argument(
+        "--calibrate", metavar="FILE", help="measure what messages cost here, for dps.simulate; half a minute"
+    )
+    made.add_argument("--card", type=float, default=10.0, help="of --calibrate: Gbit/s of a machine's network card")
+    made.add_argument("--latency", type=float, default=50.0, help="of --calibrate: of the network, one way, us")
     made.add_argument("--goals", action="store_true", help="measure the works with goals; say which are met")
     return made
 
@@ -118,6 +124,8 @@ def main(argv: Sequence[str]) -> int:
     """Run the benchmark; returns the exit code."""
     args = _checked(parser().parse_args(argv))
     config.keep_large_blocks()  # like a worker that the launcher or dps.role started
+    if args.calibrate:
+        return calibrated(args)
     settings = goals.settings() if args.goals else _settings(args)
     results = [row for setting, chosen in settings for row in measured(setting, chosen, args.rounds, args.seconds)]
     found: dict[str, Any] = {"machine": _machine(), "results": results}
@@ -133,6 +141,22 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def calibrated(args: argparse.Namespace) -> int:
+    """Measure a calibration, print it and write it."""
+    from dps.monitor import calibrating  # needs dps[sim]
+
+    found = calibrating.calibrate(Path(args.calibrate).stem, args.card, args.latency * 1e-6, args.rounds, args.seconds)
+    try:
+        found.write(args.calibrate)
+    except OSError as error:
+        raise ConfigError(
+            f"--calibrate {args.calibrate}: {error.strerror}; name a file in a folder that is there"
+        ) from None
+    print(calibrating.table(found))
+    print(f"dps.simulate(..., calibration={args.calibrate!r}) uses it")
+    return 0
+
+
 def _checked(args: argparse.Namespace) -> argparse.Namespace:
     args.computing = _milliseconds(args.computing)
     known = {"works": works.WORKS, "forms": FORMS, "transports": TRANSPORTS,
@@ -145,6 +169,10 @@ def _checked(args: argparse.Namespace) -> argparse.Namespace:
     args.sizes = args.sizes.split(",")
     for size in args.sizes:
         works.shapes(size)
+    if args.card <= 0 or args.latency < 0:
+        raise ConfigError(
+            f"--card, --latency: got {args.card:g} Gbit/s and {args.latency:g} us, wanted more than 0, and 0 or more"
+        )
     for name in ("ps", "workers", "rounds", "table_rows", "table_taken"):
         value = getattr(args, name)
         if value is not None and value < 1:

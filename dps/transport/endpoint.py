@@ -265,5 +265,10 @@ class Runtime(Protocol):
     def preempt(self) -> None:
         """A point inside a long pass over memory where the simulator may run other tasks of this process."""
 
+    def charge_pass(self, work: str, nbytes: int, slots: int = 0) -> None:
+        """Stands for a pass over so many bytes of memory: in a simulator that models machines it takes the time that
+        they need, elsewhere it does nothing. `work`: "gather", of gradients into shared memory; "copy", of values out
+        of it; "update", with an optimizer of so many slots."""
+
     def record(self, what: str, **detail: Any) -> None:
         """Add a line to the simulator's trace, if there is one. Values: str, int, float, bool, tuples of these."""

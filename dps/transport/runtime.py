@@ -202,6 +202,9 @@ class RealRuntime:
         """Does nothing: real computing takes real time."""
         return 0.0
 
+    def charge_pass(self, work: str, nbytes: int, slots: int = 0) -> None:
+        """As Runtime.charge_pass: real passes take real time."""
+
     def preempt(self) -> None:
         """Does nothing: the operating system does this."""
 

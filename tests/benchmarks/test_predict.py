@@ -1,23 +1,24 @@
-"""Predicted growth: what the simulated machines cost, how costs are fitted, and a small run with its picture."""
+"""Predictions: what the simulated machines cost, how they grow, slow links, and a small run with its picture."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks import predict
-from benchmarks.service_times import Sample, medians
-from benchmarks.simulating import Model, messages_of_a_push, simulated
-from dps.transport.sim import Handling, Machines
+from benchmarks import predict, predict_links
+from benchmarks.simulating import Model, simulated
+from dps.monitor.setting import Setting
+from dps.transport.sim import Calibration, Handling, LaneCosts, Machines
 
 PS_S, WORKER_S = 0.002, 0.004
 HERE = {"ps": Handling(PS_S), "worker": Handling(WORKER_S / 2, 0.0, WORKER_S / 2)}
 
 
 def rate(workers: int, machines: Machines, ps: int = 1, latency_s: float = 1e-6) -> float:
-    outcome, _ = simulated(Model(workers, ps, "4x16", 20, machines, latency_s))
+    outcome = simulated(Model(workers, ps, "4x16", 20, machines, latency_s))
     return outcome.per_s
 
 
@@ -32,7 +33,7 @@ def test_many_workers_are_bound_by_the_cores_that_they_share() -> None:
 
 def test_many_workers_on_machines_of_their_own_are_bound_by_the_ps() -> None:
     assert rate(8, Machines(1, False, HERE)) == pytest.approx(1 / PS_S, rel=0.1)
-    outcome, _ = simulated(Model(8, 1, "4x16", 20, Machines(1, False, HERE), 1e-6))
+    outcome = simulated(Model(8, 1, "4x16", 20, Machines(1, False, HERE), 1e-6))
     assert outcome.ps_busy > 0.95
     assert outcome.worker_busy < 0.5
 
@@ -46,42 +47,41 @@ def test_a_simulation_gives_the_same_again() -> None:
     assert rate(5, Machines(2, True, HERE)) == rate(5, Machines(2, True, HERE))
 
 
-def test_the_messages_of_a_push_are_counted() -> None:
-    alone = Machines(1, False)
-    assert messages_of_a_push(Model(1, 1, "4k", 2, alone, 1e-6)) == 1
-    assert messages_of_a_push(Model(1, 1, "1x655360", 2, alone, 1e-6)) >= 3  # 2.5 MiB in pieces of 1 MiB at most
-    assert messages_of_a_push(Model(1, 1, "1x655360", 2, alone, 1e-6, shared_memory=True)) == 1
-
-
-def test_costs_are_lines_over_the_size() -> None:
-    ones = [
-        {"size": size, "nbytes": n, "ps_s": 100e-6 + n * 1e-9, "worker_s": 80e-6 + n * 2e-9}
-        for size, n in (("4k", 4096), ("small", 102_400), ("1m", 1 << 20))
-    ]
-    found = predict.fitted(ones, {"worker_s": 80e-6 + 102_400 * 2e-9 + 3 * 30e-6})
-    assert found == predict.Costs(
-        pytest.approx(100e-6), pytest.approx(1e-9), pytest.approx(50e-6), pytest.approx(30e-6), pytest.approx(2e-9)
-    )
-
-
-def test_rounds_in_which_others_were_busy_count_only_where_there_is_no_choice() -> None:
-    samples = [Sample(1, per_s, 0.0, 0.0, 0.0, others) for per_s, others in ((1, 0), (2, 0), (3, 0.1), (9, 1), (9, 1))]
-    assert medians(samples)["per_s"] == 2
-    assert medians(samples[1:])["per_s"] == 6
-    assert (medians(samples)["quiet"], medians(samples)["rounds"]) == (3, 5)
+def test_one_worker_alone_takes_what_was_measured_of_it() -> None:
+    """The sum of worker and ps, less what they do at the same time; through shared memory the bytes count, too."""
+    of = Handling(PS_S / 2, 1e-9, PS_S / 2, 0.0)
+    worker = Handling(WORKER_S / 4, 0.0, WORKER_S / 4, 2e-9, WORKER_S / 2)
+    lane = LaneCosts(of, worker, 0.0)
+    calibration = Calibration("made", 2, lane, lane, (0.0,), 1e9, 0.0)
+    for transport in ("tcp", "socket"):
+        setting = Setting("dense", transport, "1m")
+        outcome = simulated(predict.like_here(setting, calibration, 0.0, 1, 20))
+        assert outcome.per_s == pytest.approx(1 / (PS_S + WORKER_S + 3e-9 * (1 << 20)), rel=0.03)
+    beside = replace(lane, ps=replace(of, beside=0.5), worker=replace(worker, beside=0.5))
+    setting = Setting("dense", "socket", "4k")
+    outcome = simulated(predict.like_here(setting, replace(calibration, sockets=beside), 0.0, 1, 20))
+    assert outcome.per_s == pytest.approx(1 / (PS_S / 2 + WORKER_S / 2 + WORKER_S / 4), rel=0.03)
 
 
 def test_who_is_at_work_all_the_time() -> None:
-    assert [predict.bound(0.95, 0.2), predict.bound(0.4, 0.99), predict.bound(0.4, 0.5)] == ["ps", "workers", "neither"]
+    found = [predict.bound(*busy) for busy in ((0.95, 0.2), (0.4, 0.99), (0.4, 0.5), (0.95, 0.2, 0.97))]
+    assert found == ["ps", "workers", "neither", "the ps's cards"]
 
 
 def test_growth_has_all_points_up_to_the_most() -> None:
-    rows = list(predict.growth(predict.Costs(1e-3, 0.0, 1e-3, 1e-4, 0.0), 10))
+    rows = list(predict.growth(Calibration.shipped(), 10))
     assert [(row["nbytes"], row["ps"], row["x"]) for row in rows] == [
         (102_400, 1, 1), (102_400, 1, 10), (102_400, 10, 1), (102_400, 10, 10),
         (1_048_400, 1, 1), (1_048_400, 1, 10), (1_048_400, 10, 1), (1_048_400, 10, 10),
     ]  # fmt: skip
-    assert all(row["bound"] == "workers" for row in rows)
+    assert all(row["bound"] == "workers" for row in rows if (row["ps"], row["x"]) != (1, 10))
+
+
+def test_a_row_of_slow_links_is_predicted_by_its_links() -> None:
+    """Two ps whose links carry 4 Mbit/s each, one worker: a push of 100 KB takes what half of it needs on a link."""
+    case = predict_links.Case("push", "async", 1, 2, 4, 100_000, 64)
+    link = 4 * 125_000 * predict_links.MOST
+    assert predict_links.predicted(case, 3, Calibration.shipped()) == pytest.approx(2 * link / 1e6, rel=0.1)
 
 
 @pytest.mark.slow

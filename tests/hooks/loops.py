@@ -10,7 +10,7 @@ import numpy as np
 import dps
 from dps.transport.sim import Compute, Network
 
-EXACT: dict[str, Any] = {"compute": Compute(1.0), "network": Network(latency_s=1e-4)}
+EXACT: dict[str, Any] = {"compute": Compute(1.0), "network": Network(latency_s=1e-4), "calibration": None}
 
 
 def session(server: Any, hooks: Sequence[dps.Hook] = (), **settings: Any) -> dps.Session:

@@ -41,7 +41,9 @@ def ended(
 ) -> tuple[SimulatedRun, float]:
     """A run, and the virtual seconds from the end of the last program to that of the last task."""
     network = Network(latency_s=1e-3)
-    run = simulate(train, 20, apart_s, ps=2, workers=workers, update=update, network=network, faults=faults)
+    run = simulate(
+        train, 20, apart_s, ps=2, workers=workers, update=update, network=network, faults=faults, calibration=None
+    )
     return run, run.seconds - max(at for at in run.results if at is not None)
 
 
@@ -67,7 +69,7 @@ def test_a_partition_that_outlasts_all_workers_ends_the_run_with_3_and_their_nam
                 session.push(session.pull())
 
     fault = Partition(("worker:0", "worker:1"), at=1.0, seconds=57.0)
-    run = simulate(works, ps=1, workers=2, compute=Compute(0.1), faults=[fault])
+    run = simulate(works, ps=1, workers=2, compute=Compute(0.1), faults=[fault], calibration=None)
     assert run.exit_codes["chief"] == run.exit_codes["ps:0"] == 3
     assert run.errors["worker:0"].startswith("TaskLost: no worker finished: worker:0 was silent for ")
     assert ", worker:1 was silent for " in run.errors["worker:0"]
@@ -76,12 +78,14 @@ def test_a_partition_that_outlasts_all_workers_ends_the_run_with_3_and_their_nam
 @pytest.mark.parametrize("checkpoint_dir", [None, "run"])
 def test_workers_that_finish_while_the_chief_is_away_wait_for_it(checkpoint_dir: str | None) -> None:
     faults = (Kill("chief", 1.0, restart_after=30.0),)
-    run = simulate(few_steps, checkpoint_dir, ps=1, workers=2, compute=Compute(0.5), faults=faults)
+    run = simulate(few_steps, checkpoint_dir, ps=1, workers=2, compute=Compute(0.5), faults=faults, calibration=None)
     assert run.results == [5, 5] and set(run.exit_codes.values()) == {0} and 31.0 < run.seconds < 35.0
 
 
 def test_a_worker_that_finished_waits_45_s_for_a_chief_that_stays_away(caplog: pytest.LogCaptureFixture) -> None:
-    run = simulate(few_steps, None, ps=1, workers=1, compute=Compute(0.5), faults=[Kill("chief", 1.0, 500.0)])
+    run = simulate(
+        few_steps, None, ps=1, workers=1, compute=Compute(0.5), faults=[Kill("chief", 1.0, 500.0)], calibration=None
+    )
     assert run.results == [5] and run.exit_codes["worker:0"] == 0 and run.exit_codes["ps:0"] == 3
     said = "worker:0: has finished, and waits up to 40 s until the chief at chief:2220 knows"
     assert said in [record.message for record in caplog.records]
@@ -90,5 +94,5 @@ def test_a_worker_that_finished_waits_45_s_for_a_chief_that_stays_away(caplog: p
 def test_where_goodbyes_are_lost_the_run_ends_all_the_same() -> None:
     network = Network(latency_s=1e-3, loss=0.3)
     for seed in range(5):
-        run = simulate(train, 5, 0.0, ps=2, workers=3, update="async", network=network, seed=seed)
+        run = simulate(train, 5, 0.0, ps=2, workers=3, update="async", network=network, seed=seed, calibration=None)
         assert set(run.exit_codes.values()) == {0}

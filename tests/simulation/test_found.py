@@ -29,7 +29,14 @@ def train(server: Any) -> int:
 def test_a_chief_that_stood_still_reads_the_news_before_it_judges(seed: int) -> None:
     stall = Pause("chief", at=0.0001 * (seed % 10), seconds=2.0)
     run = dps.simulate(
-        train, ps=1, workers=2, seed=seed, update="sync", faults=[stall], network=Network(latency_s=1e-4)
+        train,
+        ps=1,
+        workers=2,
+        seed=seed,
+        update="sync",
+        faults=[stall],
+        network=Network(latency_s=1e-4),
+        calibration=None,
     )
     assert run.results == [5, 5] and not run.errors
     assert not [e for e in run.trace if e.what in ("worker lost", "ps lost")]
@@ -95,7 +102,7 @@ def test_a_push_of_a_session_that_was_given_up_is_not_sent_again_as_one_of_the_n
     away = Partition("worker:1", at=0.5 + 0.1 * seed, seconds=8.0)
     run = dps.simulate(
         pushes_each_number_until_it_is_accepted, ps=1, workers=2, seed=seed, faults=[away],
-        network=Network(latency_s=0.01, loss=0.3),
+        network=Network(latency_s=0.01, loss=0.3), calibration=None,
     )  # fmt: skip
     assert not run.errors and run.results[0] == [1.0] * 8
     assert sorted(run.results[1])[:-1] == [1.0] * 7, run.results  # the one that was cut off may have been applied
@@ -183,7 +190,13 @@ def test_a_session_that_came_too_late_to_take_part_joins_again_in_its_next_call(
 
     monkeypatch.setattr(Joining, "_enter", late_once)
     run = dps.simulate(
-        pushes, ps=2, workers=1, seed=1, faults=[Kill("ps:1", 0.9, 0.5)], network=Network(latency_s=0.01)
+        pushes,
+        ps=2,
+        workers=1,
+        seed=1,
+        faults=[Kill("ps:1", 0.9, 0.5)],
+        network=Network(latency_s=0.01),
+        calibration=None,
     )
     assert not run.errors
     (made,), ((step, lost),) = run.results, seen
@@ -217,5 +230,5 @@ def test_a_result_that_was_lost_is_still_there_after_many_more_pushes(monkeypatc
             return [early.result().accepted, *later]
 
     monkeypatch.setattr(ShardReads, "answer_push", answered)
-    done = dps.simulate(program, update="async", network=Network(latency_s=1e-3))
+    done = dps.simulate(program, update="async", network=Network(latency_s=1e-3), calibration=None)
     assert lost and not done.errors and done.results == [[True] * 21]

@@ -67,7 +67,7 @@ def broken(seed: int) -> list[str]:
     network = Network(latency_s=1e-3, loss=draw.choice([0, 0.05]), double=draw.choice([0, 0.05]), reorder=0.05)
     run = dps.simulate(
         work, rounds, workers, ps=draw.randint(1, 3), workers=workers, seed=seed, network=network, faults=faults,
-        compute=Compute(0.2, jitter=0.5),
+        compute=Compute(0.2, jitter=0.5), calibration=None,
     )  # fmt: skip
     if run.errors:
         return [f"seed {seed}: {run.errors}"]

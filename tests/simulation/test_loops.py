@@ -14,7 +14,7 @@ from dps.transport.current import runtime
 from dps.transport.sim import Compute, Network, World
 from tests.simulation.test_runs import happened
 
-EXACT: dict[str, Any] = {"compute": Compute(1.0), "network": Network(latency_s=1e-4)}
+EXACT: dict[str, Any] = {"compute": Compute(1.0), "network": Network(latency_s=1e-4), "calibration": None}
 
 
 def session(server: Any, **settings: Any) -> dps.Session:
@@ -69,7 +69,7 @@ def test_end_is_called_only_when_there_was_no_error_and_running_out_of_data_is_n
             if error is not None:
                 raise error("out")
 
-    run = dps.simulate(train)
+    run = dps.simulate(train, calibration=None)
     assert ("x end" in notes) == ends and bool(run.errors) != ends
 
 
@@ -83,9 +83,9 @@ def test_stopping_at_a_step_counts_the_steps_of_all_workers() -> None:
 
 def test_a_number_of_steps_counts_once_from_the_step_at_session_creation() -> None:
     disk = MemoryStorage()
-    dps.simulate(loop, 3, [], "run", storage=disk)
+    dps.simulate(loop, 3, [], "run", storage=disk, calibration=None)
     hook = dps.StopAtStep(num_steps=4)
-    run = dps.simulate(loop, 100, [hook], "run", storage=disk)
+    run = dps.simulate(loop, 100, [hook], "run", storage=disk, calibration=None)
     assert run.results == [7] and hook.last_step == 7
 
 
@@ -154,7 +154,7 @@ def test_a_number_of_steps_counts_from_the_step_at_session_creation_also_in_a_ru
                 server.runtime.sleep(pause)
         return None
 
-    assert dps.simulate(train, workers=2, compute=Compute(1.0)).results == [(7, 7), None]
+    assert dps.simulate(train, workers=2, compute=Compute(1.0), calibration=None).results == [(7, 7), None]
 
 
 def test_in_bounded_mode_a_worker_that_hangs_no_longer_counts_when_the_deadline_has_passed() -> None:
@@ -171,5 +171,5 @@ def test_in_bounded_mode_a_worker_that_hangs_no_longer_counts_when_the_deadline_
                     server.runtime.sleep(100.0)
             return server.runtime.now() - began
 
-    first, second = dps.simulate(train, workers=2, compute=Compute(0.1)).results
+    first, second = dps.simulate(train, workers=2, compute=Compute(0.1), calibration=None).results
     assert 8.0 < first < 10.0 and second > 100.0

@@ -88,6 +88,7 @@ def one(mode: str, seed: int) -> SimulatedRun:
     return simulate(
         train, 2, draw.randint(1, 4), "run" if draw.random() < 0.7 else None, ps=ps, workers=workers, seed=seed,
         update=update, network=network, faults=faults_before_training(draw, ps), compute=Compute(0.05), tuning=QUICK,
+        calibration=None,
     )  # fmt: skip
 
 
@@ -106,7 +107,9 @@ def test_whatever_is_lost_before_training_the_values_are_the_same(mode: str, see
 def test_a_ps_that_is_lost_while_it_makes_values_makes_them_again(saves: bool) -> None:
     def run(faults: list[Fault]) -> SimulatedRun:
         where = "run" if saves else None
-        return simulate(train, 1, 2, where, ps=2, network=Network(latency_s=1e-3), faults=faults, tuning=QUICK)
+        return simulate(
+            train, 1, 2, where, ps=2, network=Network(latency_s=1e-3), faults=faults, tuning=QUICK, calibration=None
+        )
 
     def times(run: SimulatedRun, what: str) -> list[float]:
         return [event.time_s for event in run.trace if event.what == what]
@@ -131,12 +134,12 @@ def opened(server: Server, timeout_s: float) -> Any:
 
 
 def test_sessions_that_wait_are_told_who_makes_first_values() -> None:
-    run = simulate(opened, 10.0, ps=1, network=Network(latency_s=1e-3), tuning=SLOW)
+    run = simulate(opened, 10.0, ps=1, network=Network(latency_s=1e-3), tuning=SLOW, calibration=None)
     assert "the chief waits for ps:0, which makes first values, " in run.errors["worker:0"]
     assert "% of 0.2 MB" in run.errors["worker:0"]
 
 
 def test_a_ps_may_make_values_for_longer_than_one_answer_may_take() -> None:
     """The chief asks again after two minutes, if the ps has come farther."""
-    run = simulate(opened, 400.0, ps=1, network=Network(latency_s=1e-3), tuning=SLOW)
+    run = simulate(opened, 400.0, ps=1, network=Network(latency_s=1e-3), tuning=SLOW, calibration=None)
     assert run.seconds > 150 and np.array_equal(run.results[0], made(TABLE, "w", (40_000,), "float32"))

@@ -15,7 +15,8 @@ from dps.launch.commands.simulate import SimulatedCluster
 from dps.transport.sim import Compute, Kill, Network
 from dps.transport.sim.world import DiskFull
 
-EXACT: dict[str, Any] = {"compute": Compute(1.0), "network": Network(latency_s=1e-3)}
+WORLD: dict[str, Any] = {"compute": Compute(1.0), "network": Network(latency_s=1e-3)}
+EXACT: dict[str, Any] = {**WORLD, "calibration": None}
 """A step takes a second, everything else next to nothing."""
 
 
@@ -60,7 +61,7 @@ def test_the_first_sessions_values_are_taken_and_those_of_later_ones_ignored() -
         with session(server) as s:
             return float(s.pull()["a"][0])
 
-    assert dps.simulate(train, ps=2, workers=2).results == [1.0, 1.0]
+    assert dps.simulate(train, ps=2, workers=2, calibration=None).results == [1.0, 1.0]
 
 
 def test_the_first_sync_step_waits_for_all_that_are_expected() -> None:
@@ -122,7 +123,7 @@ def test_a_step_that_lacks_a_worker_is_made_with_one_that_comes_later() -> None:
         with session(server, update=dps.SyncReplicas(2, 2)) as s:
             return [s.push(ones()) for _ in range(2)]
 
-    with Joining(train, workers=2, **EXACT) as cluster:
+    with Joining(train, workers=2, **WORLD) as cluster:
         run = cluster.run()
     assert run.results == [[dps.Push(1, True), dps.Push(2, True)]] * 2
     assert [len(event.detail["pushes"]) for event in happened(run, "applied")] == [2, 2]
@@ -139,7 +140,7 @@ def test_a_later_joiner_enters_at_the_next_step() -> None:
                 steps.append(s.push(ones()).step)
             return steps
 
-    with Joining(train, workers=2, **EXACT) as cluster:
+    with Joining(train, workers=2, **WORLD) as cluster:
         run = cluster.run()
     assert not run.errors and run.results[0] == list(range(1, 21))
     late = run.results[1]
@@ -156,7 +157,7 @@ def test_who_waits_for_the_first_values_is_told_from_whom_they_are_to_come() -> 
         except dps.DeadlineExceeded as error:
             return str(error)
 
-    (said,) = dps.simulate(train).results
+    (said,) = dps.simulate(train, calibration=None).results
     assert said.startswith("worker:0: could not join the run at chief:")
     assert "the chief waits for a session that brings variables" in said
 
@@ -172,7 +173,7 @@ def test_the_session_of_the_lowest_living_worker_is_chief_among_them() -> None:
                 found.append(s.is_chief)
         return found
 
-    assert dps.simulate(train, workers=3).results == [[True], [False, True], [False, False]]
+    assert dps.simulate(train, workers=3, calibration=None).results == [[True], [False, True], [False, False]]
 
 
 # -- losses -------------------------------------------------------------------------------------------------------
@@ -364,7 +365,7 @@ def test_only_the_shards_that_changed_move() -> None:
             return [float(values["a"][0]), float(values["b"][0])]
 
     # with two pushes at the step ps nothing moved there; the other one holds b
-    run = dps.simulate(train, ps=2)
+    run = dps.simulate(train, ps=2, calibration=None)
     assert run.results == [[0.0, -1.0]]
     asked = next(i for i, e in enumerate(run.trace) if e.what == "asks")
     assert [e.process for e in run.trace[asked:] if e.what == "pulled"] == ["ps:1"]

@@ -48,7 +48,7 @@ def seconds_of_steps(server: Any, together: bool, **settings: Any) -> list[float
 @pytest.mark.parametrize("ps", [1, 2])
 def test_both_directions_of_a_slow_connection_are_full_at_once(ps: int) -> None:
     apart, together = (
-        min(dps.simulate(seconds_of_steps, both, ps=ps, **SLOW).results[0]) for both in (False, True)
+        min(dps.simulate(seconds_of_steps, both, ps=ps, **SLOW, calibration=None).results[0]) for both in (False, True)
     )  # fmt: skip
     one_way = 4 * SIZE / 1e6
     assert apart > 1.9 * one_way / ps
@@ -58,7 +58,7 @@ def test_both_directions_of_a_slow_connection_are_full_at_once(ps: int) -> None:
 @pytest.mark.parametrize("ps", [1, 2])
 def test_pieces_are_as_short_as_a_slow_connection_needs_them(ps: int) -> None:
     slow = {**SLOW, "network": Network(latency_s=1e-4, bytes_per_s=1e5), "piece_nbytes": 1 << 14}
-    first, *others = dps.simulate(seconds_of_steps, True, ps=ps, **slow).results[0]
+    first, *others = dps.simulate(seconds_of_steps, True, ps=ps, **slow, calibration=None).results[0]
     one_way = 4 * SIZE / 1e5 / ps
     assert first > 1.9 * one_way, "a push of that few pieces is applied when it is whole"
     assert max(others) < 1.1 * one_way
@@ -86,7 +86,9 @@ def test_what_others_push_meanwhile_is_never_seen_in_half() -> None:
     drop = StreamingPull.dropped
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StreamingPull, "dropped", lambda self: (dropped.append(self), drop(self)))
-        found = dps.simulate(pushed_meanwhile, 8, workers=3, **{**SLOW, "compute": Compute(0.04)}).results[0]
+        found = dps.simulate(
+            pushed_meanwhile, 8, workers=3, **{**SLOW, "compute": Compute(0.04)}, calibration=None
+        ).results[0]
     assert sum(early._begun is not None for early in dropped) >= 2, "some answers had begun, and came to nothing"
     assert found and all(least == most for least, most in found)
 
@@ -106,7 +108,7 @@ def bad_gradients(server: Any) -> list[Any]:
 
 
 def test_a_bad_element_at_the_end_of_a_step_means_that_nothing_was_applied() -> None:
-    first, refused, second, last = dps.simulate(bad_gradients, **SLOW).results[0]
+    first, refused, second, last = dps.simulate(bad_gradients, **SLOW, calibration=None).results[0]
     assert (first, second, last) == ({-1.0}, {-3.0}, {-3.0})
     assert refused.startswith("the gradient of v15 has NaN or infinite values (first at element 1023): nothing was")
 
@@ -123,5 +125,7 @@ def steps(server: Any) -> list[float]:
 @pytest.mark.parametrize("at", [0.3, 0.35, 0.4, 0.45])
 def test_a_ps_that_is_killed_in_the_middle_of_a_step_is_rolled_back_from(at: float) -> None:
     """And the values of a step are always those of some number of pushes."""
-    found = dps.simulate(steps, faults=[dps.sim.Kill("ps:0", at=at, restart_after=0.1)], **SLOW).results[0]
+    found = dps.simulate(
+        steps, faults=[dps.sim.Kill("ps:0", at=at, restart_after=0.1)], **SLOW, calibration=None
+    ).results[0]
     assert all(len(values) == 1 for values in found) and found[-1] == {-12.0}

@@ -15,7 +15,8 @@ from dps.launch.clusters.progress import RunProgress
 from dps.process import endings, own_files, telemetry
 from dps.task.server import Server
 from dps.training.update_modes import Update, parse
-from dps.transport.sim import Compute, Network, World
+from dps.transport.sim import Calibration, Compute, Network, World
+from dps.transport.sim.calibration import chosen
 from dps.transport.sim.trace import TraceEvent
 from dps.transport.sim.world import Fault
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CHIEF = "chief:2220"
+UNCALIBRATED = "none, messages and arithmetic take no core"
+OWN_MACHINES = "none, machines were given"
 
 
 @dataclass
@@ -40,6 +43,7 @@ class SimulatedRun:
         restarted: The tasks that were killed and started again.
         files: What the tasks wrote to the simulated disk: the bytes of each file by its path.
         standing: What the sessions told when they opened, for `plot` and `placement`.
+        calibration: What messages and arithmetic cost: the name of the calibration, or why there was none.
 
     Example:
         ```pycon
@@ -49,7 +53,7 @@ class SimulatedRun:
         >>> run.results, run.exit_codes["worker:1"]
         ([0, 1], 0)
         >>> print(run)
-        simulated ... s: no pushes; chief ended with 3 (no error); ps:0 ended with 3 (no error)
+        simulated ... s: no pushes; chief ended with 3 (no error); ...; calibration: shipped ...
         ```
     """
 
@@ -70,6 +74,8 @@ class SimulatedRun:
     """What the tasks wrote to the simulated disk: the bytes of each file by its path."""
     standing: RunProgress = field(repr=False, compare=False, default_factory=RunProgress)
     """What the sessions told when they opened, for `plot` and `placement`."""
+    calibration: str = UNCALIBRATED
+    """What messages and arithmetic cost: the name of the calibration, or why there was none."""
 
     def __str__(self) -> str:
         parts = [f"simulated {self.seconds:.3f} s: {self._learned()}"]
@@ -82,7 +88,7 @@ class SimulatedRun:
         if self.files:
             how = "run.save(folder), or --save FOLDER, writes them to a real one"
             parts.append(f"files on the simulated disk: {len(self.files)}; {how}")
-        return "; ".join(parts)
+        return "; ".join([*parts, f"calibration: {self.calibration}"])
 
     def _learned(self) -> str:
         """Steps and losses."""
@@ -272,12 +278,15 @@ def simulate(
     compute: Compute | None = None,
     faults: Sequence[Fault] = (),
     until_s: float = 3600.0,
+    calibration: Calibration | str | os.PathLike[str] | None = "shipped",
     **world: Any,
 ) -> SimulatedRun:
     """Run `train(server, *args)` on every worker of a simulated cluster: the same result for the same seed.
 
-    Computing takes the virtual time that `compute` says, at each push of a gradient. The program's own clocks, threads
-    and global randomness are not simulated. Blocks until the simulation is over. Needs dps[sim].
+    Computing takes the virtual time that `compute` says, at each push of a gradient. What messages and the arithmetic
+    of a ps take, and what a network card carries, is what a calibration says; each task has such a machine, or with
+    `shared_memory=True` all share one. The result says which calibration it was. The program's own clocks, threads and
+    global randomness are not simulated. Blocks until the simulation is over. Needs dps[sim].
 
     Args:
         train: A function of a `dps.Server`, which is the worker's.
@@ -287,17 +296,20 @@ def simulate(
         seed: Determines delays, losses and the order of simultaneous events.
         update: The update mode; an instance, or "async", "sync", "sync:sum", "bounded:S", "local:H". None: the
             sessions choose it.
-        network: The properties of the links. None: `dps.sim.Network()`.
+        network: The properties of the links. None: those of the calibration; without one, `dps.sim.Network()`.
         compute: How long a step computes. None: no time.
         faults: What fails, and when: `dps.sim.Kill`, `Pause`, `Partition`, `Slow`, `SlowDisk`, `DiskFull`.
         until_s: The latest virtual second of the simulation.
-        world: More arguments of `dps.sim.World`, such as `machines`.
+        calibration: "shipped": that of the documentation's machine. A file that `dps bench --calibrate` has written, or
+            a `dps.sim.Calibration`. None: messages and arithmetic take no core, and cards have no limit.
+        world: More arguments of `dps.sim.World`. With `machines`, no calibration is used.
 
     Returns:
         The outcome.
 
     Raises:
         ValueError: A fault names a task that does not exist.
+        ConfigError: A file is no calibration.
         MissingExtra: greenlet is not installed.
 
     Example:
@@ -315,8 +327,17 @@ def simulate(
         ```
     """
     world.setdefault("piece_nbytes", 1 << 20)
+    used = chosen(calibration) if world.get("machines") is None else None
+    if used is not None:
+        shared_memory = bool(world.get("shared_memory"))
+        world["machines"] = used.machines(shared_memory)
+        network = used.network(shared_memory) if network is None else network
     with SimulatedCluster(
         train, *args, ps=ps, workers=workers, seed=seed, update=update, network=network, compute=compute,
         faults=faults, **world,
     ) as cluster:  # fmt: skip
-        return cluster.run(until_s)
+        run = cluster.run(until_s)
+    run.calibration = (
+        str(used) if used is not None else OWN_MACHINES if world.get("machines") is not None else UNCALIBRATED
+    )
+    return run

@@ -151,6 +151,7 @@ class Draft:
         if isinstance(gradient, RowGradient):
             index, step = self.targets[a], self.step - 1
             memory.update_rows(index, part, start, gradient.rows, gradient.values, t, step, self._scale)
+            self._store.runtime.charge_pass("update", gradient.values.nbytes, len(memory.slots))
             if memory.averages is not None:
                 memory.follow_rows(index, part, start, gradient.rows, self.step)
         else:
@@ -172,10 +173,13 @@ class Draft:
         block = runtime.tuning.block_nbytes // 4
         if not block or memory.by_rows:
             good = memory.update(index, start, gradient, t, before, self._scale)
+            runtime.charge_pass("update", size_of(gradient) * memory.arena.itemsize, len(memory.slots))
         else:
             good = True
             for at in range(0, size_of(gradient), block):
                 good &= memory.update(index, start + at, cut(gradient, at, at + block), t, before, self._scale)
+                nbytes = min(block, size_of(gradient) - at) * memory.arena.itemsize
+                runtime.charge_pass("update", nbytes, len(memory.slots))
                 runtime.preempt()
         if memory.averages is not None:
             memory.follow(index, start, size_of(gradient), self.step)

@@ -11,6 +11,7 @@ Read `world.py` first, then `scheduler.py` (the clock and the tasks) and `fabric
 
 from __future__ import annotations
 
+from dps.transport.sim.calibration import Calibration, LaneCosts
 from dps.transport.sim.machines import Compute, Handling, Machines
 from dps.transport.sim.network import Network
 from dps.transport.sim.process import SimProcess
@@ -19,11 +20,13 @@ from dps.transport.sim.trace import TraceEvent
 from dps.transport.sim.world import DiskFull, Fault, Kill, Partition, Pause, Slow, SlowDisk, World
 
 __all__ = [
+    "Calibration",
     "Compute",
     "DiskFull",
     "Fault",
     "Handling",
     "Kill",
+    "LaneCosts",
     "Machines",
     "Network",
     "Partition",

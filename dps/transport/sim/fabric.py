@@ -13,7 +13,7 @@ from dps.errors import ConfigError, Unavailable
 from dps.transport.endpoint import Connected, Delivery, Disconnected, Event
 from dps.transport.sim.connection import ConnectionState, Cut, InFlight, Port, SimulatedConnection
 from dps.transport.sim.machines import Rack
-from dps.transport.sim.network import Link, LinkDirection, Network
+from dps.transport.sim.network import Link, LinkDirection, Moving, Network
 from dps.transport.sim.scheduler import Scheduler, TaskGroup
 from dps.transport.sim.trace import Trace
 
@@ -237,9 +237,37 @@ class Fabric:
         nbytes = len(message.header)
         for view in message.views:
             nbytes += view.nbytes
-        draw, scheduler = self._draw, self._scheduler
         slow = self._slow(lane) if self.slow else 1.0
-        message.leaves_at, arrives = lane.schedule(scheduler.now, nbytes, slow, draw())
+        if lane.link.cards is None:
+            message.leaves_at, arrives = lane.schedule(self._scheduler.now, nbytes, slow, self._draw())
+            self._carry(message, lane, arrives)
+            return
+        message.leaves_at = inf
+        message.source.in_flight[message] = None
+        queue = lane.link.queue
+        queue.append(Moving(message, nbytes, slow, self._draw()))
+        if len(queue) == 1:
+            self._move_chunk(lane.link)
+
+    def _move_chunk(self, link: Link) -> None:
+        """Move the next bytes that wait for a link's cards."""
+        moving = link.queue[0]
+        leaves, arrives, next_at = link.move_chunk(self._scheduler.now)
+        if not moving.left:
+            link.queue.popleft()
+            message = moving.message
+            lane = message.via.forth if message.outward else message.via.back
+            message.leaves_at = leaves
+            if lane is not None and message.epoch == message.via.epoch:
+                self._carry(message, lane, lane.after_others(arrives))
+            else:
+                self._lose(message, "dropped")
+        if link.queue:
+            self._scheduler.push(next_at, self._move_chunk, link)
+
+    def _carry(self, message: InFlight, lane: LinkDirection, arrives: float) -> None:
+        """Have a message that has been sent arrive, late, twice or never, as the network is."""
+        draw, scheduler = self._draw, self._scheduler
         if not lane.local:
             network = lane.link.network
             if network.loss and draw() < network.loss:
@@ -279,6 +307,7 @@ class Fabric:
 
     def _lose(self, message: InFlight, why: str) -> None:
         self._note_message(message, why)
+        message.source.in_flight.pop(message, None)
         message.source.finish(message.done)
 
     def send_nowhere(self, port: Port, header: bytes, views: list[memoryview]) -> None:

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf, nextafter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dps.transport.sim.connection import InFlight
+
+CHUNK_NBYTES = 1 << 16
+"""How many bytes of one link pass a card before those of another one get their turn: of a message half to one and a
+half times as many, because connections of TCP share a link unevenly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +105,10 @@ class Card:
 
 
 class Link:
-    """The link from one process to another: its properties, and when it will have sent all waiting messages."""
+    """The link from one process to another: its properties, and when it will have sent all waiting messages. With
+    cards: the messages that wait, of which the first one is moving."""
 
-    __slots__ = ("cards", "free_at", "network", "source", "target")
+    __slots__ = ("cards", "free_at", "network", "queue", "source", "target")
 
     def __init__(self, network: Network, source: str, target: str, cards: tuple[Card, Card] | None = None) -> None:
         """`cards`: outward of the source's machine and inward of the target's; other links share them."""
@@ -107,6 +117,29 @@ class Link:
         self.target = target
         self.cards = cards
         self.free_at = 0.0
+        self.queue: deque[Moving] = deque()
+
+    def move_chunk(self, now: float) -> tuple[float, float, float]:
+        """Move the next bytes of the first message. When they leave, when they arrive, and when the next ones may
+        follow: links share a card by turns, and none has more than one chunk on its way."""
+        assert self.cards is not None
+        (out, into), network, message = self.cards, self.network, self.queue[0]
+        nbytes = min(message.left, int(CHUNK_NBYTES * (0.5 + message.draw)))
+        message.left -= nbytes
+        leaves = out.moved_at(now, now + nbytes / network.bytes_per_s * message.slow, nbytes)
+        delay_s = network.latency_s * (1.0 + network.jitter * message.draw) * message.slow
+        way_s = nbytes / min(network.bytes_per_s, out.bytes_per_s)  # from the first byte to the last
+        arrives = into.moved_at(leaves + delay_s - way_s, leaves + delay_s, nbytes)
+        return leaves, arrives, max(leaves, arrives - delay_s)
+
+
+class Moving:
+    """A message that passes network cards. `left`: its bytes that have not left; `draw`: from [0, 1)."""
+
+    __slots__ = ("draw", "left", "message", "slow")
+
+    def __init__(self, message: InFlight, left: int, slow: float, draw: float) -> None:
+        self.message, self.left, self.slow, self.draw = message, left, slow, draw
 
 
 class LinkDirection:
@@ -120,7 +153,8 @@ class LinkDirection:
         self.last_at = 0.0
 
     def schedule(self, now: float, nbytes: int, slow: float, draw: float) -> tuple[float, float]:
-        """When a message of `nbytes` leaves and when it arrives; `draw` is a random number from [0, 1)."""
+        """When a message of `nbytes` leaves and when it arrives, on a link without cards; `draw` is a random number
+        from [0, 1)."""
         if self.local:
             leaves = now
             arrives = now + 1e-6 * (1.0 + draw)
@@ -128,14 +162,13 @@ class LinkDirection:
             link = self.link
             network = link.network
             leaves = max(now, link.free_at) + nbytes / network.bytes_per_s * slow
-            if link.cards is not None:
-                leaves = link.cards[0].moved_at(now, leaves, nbytes)
             link.free_at = leaves
             arrives = leaves + network.latency_s * (1.0 + network.jitter * draw) * slow
-            if link.cards is not None:
-                card = link.cards[1]
-                arrives = card.moved_at(arrives - nbytes / card.bytes_per_s, arrives, nbytes)
+        return leaves, self.after_others(arrives)
+
+    def after_others(self, arrives: float) -> float:
+        """When a message arrives, which is after all earlier ones."""
         if arrives <= self.last_at:
             arrives = nextafter(self.last_at, inf)
         self.last_at = arrives
-        return leaves, arrives
+        return arrives

@@ -75,7 +75,7 @@ class SimRuntime(TaskGroup):
         self.work: MessageCosts | None = None
         """The costs of messages, if machines are modelled."""
         if setting.rack is not None:
-            self.work = MessageCosts(setting.rack, name)
+            self.work = MessageCosts(setting.rack, name, setting.machine.shares)
         self._setting = setting
         self._scheduler = setting.scheduler
         self._ended = ended
@@ -159,7 +159,7 @@ class SimRuntime(TaskGroup):
         seconds, began = setting.compute.step_s(setting.seed, self.name, step), self._scheduler.now
         seconds *= setting.fabric.slow.get(self.name, 1.0)
         if self.work is not None:
-            self.work.cores.spend(seconds)
+            self.work.cores.spend(seconds + self.work.handling.call_s)
         elif seconds > 0:
             self.sleep(seconds)
         return self._scheduler.now - began
@@ -169,6 +169,11 @@ class SimRuntime(TaskGroup):
         setting = self._setting
         if setting.preempt and self._scheduler.draw() < setting.preempt:
             self.sleep(setting.preempt_s * self._scheduler.draw())
+
+    def charge_pass(self, work: str, nbytes: int, slots: int = 0) -> None:
+        """As Runtime.charge_pass, if machines are modelled."""
+        if self.work is not None:
+            self.work.passed(work, nbytes, slots)
 
     def record(self, what: str, **detail: Any) -> None:
         """As Runtime.record."""

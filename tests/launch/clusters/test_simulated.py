@@ -63,12 +63,16 @@ def test_it_says_steps_losses_and_lost_tasks() -> None:
 
 def test_a_task_that_was_started_again_is_named() -> None:
     run = dps.simulate(train, "", 20, ps=2, compute=COMPUTE, faults=[dps.sim.Kill("ps:1", at=0.55)])
-    assert run.restarted == ["ps:1"] and str(run).endswith("no losses; ps:1 was killed and started again")
+    told = f"no losses; ps:1 was killed and started again; calibration: {run.calibration}"
+    assert run.restarted == ["ps:1"] and str(run).endswith(told)
 
 
 def test_it_says_so_if_nothing_was_lost_and_there_is_no_loss() -> None:
     run = dps.simulate(train, "", 5)
-    assert str(run) == f"simulated {run.seconds:.3f} s: step 5, 5 pushes, no losses; all tasks ended well"
+    assert str(run) == (
+        f"simulated {run.seconds:.3f} s: step 5, 5 pushes, no losses; all tasks ended well; "
+        f"calibration: {run.calibration}"
+    )
     assert run.save("never made") == [] and not Path("never made").exists()
 
 

@@ -96,6 +96,25 @@ def test_a_network_card_is_shared_by_all_its_links() -> None:
     assert found == [pytest.approx(at, abs=0.01) for at in (2.0, 3.0, 4.0)]
 
 
+def test_links_of_a_card_take_turns() -> None:
+    """Ten messages of 1 MB at 10 MB/s: all come in the end, not one after the other. Shares differ by up to three."""
+    found = exchanged(Machines(bytes_per_s=1e7), 10, nbytes=1_000_000)
+    assert max(found) == pytest.approx(2.0, rel=0.01)
+    assert min(found) > 1.3
+
+
+def test_tasks_of_one_machine_may_have_cards_of_their_own() -> None:
+    """In network namespaces. Of 1,001 bytes to a ps with 1,001 bytes a second each takes a second."""
+    found = exchanged(Machines(shared=True, cards={"ps:0": 1001.0}), 2)
+    assert found == [pytest.approx(at, abs=0.01) for at in (2.0, 3.0)]
+
+
+def test_what_another_thread_does_beside_delays_nobody_but_takes_a_core() -> None:
+    costs = {"ps": Handling(received_s=0.5, beside=0.4)}
+    assert exchanged(Machines(cores=2, handling=costs), 1) == [pytest.approx(1.3, abs=1e-6)]
+    assert exchanged(Machines(cores=1, handling=costs), 1) == [pytest.approx(1.5, abs=1e-6)]
+
+
 def test_on_one_machine_no_network_card_is_passed() -> None:
     assert exchanged(Machines(shared=True, bytes_per_s=1.0), 2) == [pytest.approx(1.0, abs=1e-6)] * 2
 
@@ -164,4 +183,10 @@ def test_what_nobody_can_have_is_refused() -> None:
         Machines(rested=((2.0, 0.0), (1.0, 0.5)))
     with pytest.raises(ValueError, match="wanted 0 or more"):
         Handling(received_s=-1.0)
+    with pytest.raises(ValueError, match="for beside 0 to 1"):
+        Handling(beside=1.5)
+    with pytest.raises(ValueError, match="cards="):
+        Machines(cards={"ps": 0.0})
+    with pytest.raises(ValueError, match="update_byte_s"):
+        Machines(update_byte_s=(-1.0,))
     assert Machines().bytes_per_s == inf

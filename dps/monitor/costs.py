@@ -1,87 +1,97 @@
-"""What a push costs on this machine: CPU seconds of worker and ps, seconds of a round trip, pushes/s of 1 to 8 workers.
+"""What a push or pull costs on this machine: CPU seconds of worker and ps, seconds of a round trip, calls a second.
 
 CPU seconds are those of all threads of a process, read from /proc (Linux). One cluster holds all workers; in each round
-1, 2, 4, ... of them push in turn, so that all figures see the same machine. In two samples a round one worker
-rests between pushes: what a push takes more then is what caches lose, and many workers wait as long for their turns.
+all loads come in turn, so that all figures see the same machine. In some a worker rests between its calls: what a call
+takes more then is what caches lose, and many workers wait as long for their turns.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dps.monitor.beside import ExtraWorker, workers
 from dps.monitor.setting import Roles, Setting
 from dps.task.server import Server
+from dps.transport.current import runtime
 
 QUIET_CORES = 0.3
 """Up to so many cores taken by other programs a round counts as undisturbed."""
 LEAST_QUIET = 3
 """Rounds; with fewer undisturbed ones all are taken."""
-WORK = "push"
-RESTS = {-1: 1e-3, -4: 4e-3}
-"""Seconds of rest between pushes of one worker, by what stands for it where numbers of workers are asked for."""
+
+
+Costed = Mapping[str, float]
+"""Medians as `medians` gives them."""
+
+
+class CostLoad(NamedTuple):
+    """What one sample measures: so many workers at a work; the only one rests for `rest_s` between its calls."""
+
+    workers: int = 1
+    rest_s: float = 0.0
+    work: str = "push"
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One round with so many workers at work."""
+    """One round of a load."""
 
-    workers: int
+    load: CostLoad
     per_s: float
-    """Pushes per second of all workers."""
+    """Calls per second of all workers."""
     p50_s: float
-    """Of a push of the first worker, from call to result."""
+    """Of a call of the first worker, from begin to result."""
     worker_s: float
     ps_s: float
-    """CPU seconds of a push: of the first worker, and of all ps together."""
+    """CPU seconds of a call: of the first worker, and of all ps together."""
     others_cores: float
     """Cores that other programs kept busy meanwhile."""
 
 
 @dataclass
-class Cluster:
+class MeasuredCluster:
     """A chief, ps and workers as processes; the first worker is this one."""
 
-    push: Callable[[], object]
+    calls: Mapping[str, Callable[[], object]]
+    """Of the first worker, by work."""
     others: list[ExtraWorker]
     ps: list[int]
     """Process ids."""
 
-    def sample(self, count: int, at_least_s: float) -> Sample:
-        """Let `count` workers push for a while; or one of RESTS. Blocks."""
-        rest_s, number = RESTS.get(count, 0.0), count
-        count = max(1, count)
-        for beside in self.others[: count - 1]:
-            beside.begin_work(WORK)
+    def sample(self, load: CostLoad, at_least_s: float) -> Sample:
+        """Let the load's workers work for a while. Blocks."""
+        call, rest_s, others = self.calls[load.work], load.rest_s, self.others[: load.workers - 1]
+        for beside in others:
+            beside.begin_work(load.work)
         for _ in range(5):
-            self.push()
+            call()
         busy, ours, own, theirs = _busy_s(), _ours_s(), cpu_s(os.getpid()), sum(map(cpu_s, self.ps))
-        began, took = time.perf_counter(), list[float]()
-        resting = 0.0
-        while (at := time.perf_counter()) < began + at_least_s or len(took) < 5:
+        now, took, resting_s = runtime().now, list[float](), 0.0
+        began = now()
+        while (at := now()) < began + at_least_s or len(took) < 5:
             if rest_s:
-                before = time.thread_time()
-                time.sleep(rest_s)
-                resting += time.thread_time() - before
-                at = time.perf_counter()
-            self.push()
-            took.append(time.perf_counter() - at)
-        wall = time.perf_counter() - began
-        own, theirs = cpu_s(os.getpid()) - own - resting, sum(map(cpu_s, self.ps)) - theirs
+                before = _thread_s()
+                runtime().sleep(rest_s)
+                resting_s += _thread_s() - before
+                at = now()
+            call()
+            took.append(now() - at)
+        wall = now() - began
+        own, theirs = cpu_s(os.getpid()) - own - resting_s, sum(map(cpu_s, self.ps)) - theirs
         taken = max(0.0, _busy_s() - busy - (_ours_s() - ours)) / wall
-        per_s = len(took) / wall + sum([beside.end_work() for beside in self.others[: count - 1]])
-        return Sample(number, per_s, statistics.median(took), own / len(took), theirs / wall / per_s, taken)
+        per_s = len(took) / wall + sum([beside.end_work() for beside in others])
+        return Sample(load, per_s, statistics.median(took), own / len(took), theirs / wall / per_s, taken)
 
 
 @contextlib.contextmanager
-def cluster(setting: Setting) -> Iterator[Cluster]:
+def cluster(setting: Setting) -> Iterator[MeasuredCluster]:
     """All of a setting's tasks, joined and warm."""
     with Roles() as roles, contextlib.ExitStack() as stack:
         counts = ["--ps", str(setting.ps), "--workers", str(setting.workers)]
@@ -91,20 +101,22 @@ def cluster(setting: Setting) -> Iterator[Cluster]:
         server = stack.enter_context(Server(None, "worker", 0, chief=target, trusted_network=True))
         others = stack.enter_context(workers(target, setting))
         with setting.session(server) as session:
-            push = setting.calls(session)[WORK]
+            calls = setting.calls(session)
             for beside in others:
                 beside.answers.get(timeout=60)
-            yield Cluster(push, others, [process.pid for process in roles.processes[1:]])
+            yield MeasuredCluster(calls, others, [process.pid for process in roles.processes[1:]])
             for beside in others:
                 beside.orders.put("end")
             session.request_stop()
 
 
-def measured(setting: Setting, counts: Sequence[int], rounds: int, at_least_s: float) -> dict[int, dict[str, Any]]:
-    """For each number of workers the medians over the rounds in which other programs were quiet. Blocks."""
+def measured(
+    setting: Setting, loads: Sequence[CostLoad], rounds: int, at_least_s: float
+) -> dict[CostLoad, dict[str, Any]]:
+    """For each load the medians over the rounds in which other programs were quiet. Blocks."""
     with cluster(setting) as running:
-        samples = [running.sample(count, at_least_s) for _ in range(rounds) for count in counts]
-    return {count: medians([s for s in samples if s.workers == count]) for count in counts}
+        samples = [running.sample(load, at_least_s) for _ in range(rounds) for load in loads]
+    return {load: medians([s for s in samples if s.load == load]) for load in loads}
 
 
 def medians(samples: Sequence[Sample]) -> dict[str, Any]:
@@ -124,6 +136,12 @@ def cpu_s(pid: int) -> float:
             with contextlib.suppress(OSError):
                 total += int(Path(f"/proc/{pid}/task/{task}/schedstat").read_text().split()[0])
     return total / 1e9
+
+
+def _thread_s() -> float:
+    """CPU seconds of the calling thread."""
+    used = resource.getrusage(resource.RUSAGE_THREAD)
+    return used.ru_utime + used.ru_stime
 
 
 def _ours_s() -> float:
