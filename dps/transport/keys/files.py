@@ -26,7 +26,7 @@ def new(path: str) -> None:
             if _others(path):
                 raise ConfigError(f"{path} is not empty; wanted a new folder (dps keys rotate adds a set to its keys)")
             os.chmod(path, 0o700)
-    _write(path, _new_set(1))
+    write(path, _new_set(1))
 
 
 def part(path: str, roles: Sequence[str]) -> dict[str, str]:
@@ -55,7 +55,7 @@ def export(path: str, roles: Sequence[str], to: str) -> None:
         if os.path.lexists(to):
             _check_out(path, to)
     files = {name: key.encode() for name, key in sorted(part(path, roles).items())}
-    _write(to, files)
+    write(to, files)
     with _writing(to):
         for name in set(_listed(to)) - files.keys():
             os.unlink(os.path.join(to, name))
@@ -86,7 +86,7 @@ def copy(source: str, to: str) -> None:
         raise ConfigError(
             f"the keys of {source} cannot be copied to {to}: {error.strerror}: {error.filename}"
         ) from None
-    _write(to, files)
+    write(to, files)
     read(to)
 
 
@@ -102,7 +102,7 @@ def rotate(path: str) -> int:
             "the older pair of a role away"
         )
     number = 1 + max(_number(name) for name in _listed(path))
-    _write(path, _new_set(number))
+    write(path, _new_set(number))
     return number
 
 
@@ -157,8 +157,9 @@ def _new_set(number: int) -> dict[str, bytes]:
     return {f"{role}-{number}.{kind}": getattr(pair, key) for role, pair in pairs.items() for kind, key in kinds}
 
 
-def _write(folder: str, files: Mapping[str, bytes]) -> None:
-    """Write keys whole, and all or none, each in the mode that its kind has; a folder that is not there is made."""
+def write(folder: str, files: Mapping[str, bytes]) -> None:
+    """Write keys whole, and all or none, each in the mode that its kind has; a folder that is not there is made. Who
+    reads a key while it is written again sees the old one or the new one. Raises ConfigError."""
     there, written = os.path.isdir(folder), list[str]()
     with _writing(folder):
         try:

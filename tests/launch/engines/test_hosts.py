@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -142,8 +143,9 @@ def test_a_host_process_keeps_keys_and_projects_private_and_removes_them(
     host.handle_order({"do": "keys", "files": {"worker-1.key": "x" * 40, "../outside": "y"}})
     (folder,) = tmp_path.glob("dps-*")
     assert {f.name: f.stat().st_mode & 0o777 for f in (folder / "keys").iterdir()} == {
-        "worker-1.key": 0o600, "outside": 0o600,
+        "worker-1.key": 0o600, "outside": 0o644,
     }  # fmt: skip
+    assert (folder / "keys").stat().st_mode & 0o777 == 0o700
     source = tmp_path / "source"
     (source / ".git").mkdir(parents=True)
     (source / ".git" / "config").write_text("no")
@@ -222,3 +224,29 @@ def test_a_notice_moves_workers_and_ps_and_ends_the_run_where_it_takes_the_chief
         moving.end_evicted()
         assert tasks["chief"].signals == [signal.SIGTERM] and not tasks["worker:0"].signals
         assert moving.may_begin_again and "begins again from its checkpoint" in said[0]
+
+
+def test_a_task_that_starts_while_further_keys_come_reads_whole_ones(tmp_path: Path) -> None:
+    key_files.new(str(tmp_path / "keys"))
+    files = key_files.part(str(tmp_path / "keys"), ["chief"])
+    said: list[Any] = []
+    host = Host(said.append, {})
+    host.handle_order({"do": "keys", "files": files})
+    assert host._folder is not None
+    path, over, seen = os.path.join(host._folder.path, "keys"), threading.Event(), list[str]()
+
+    def read() -> None:
+        while not over.is_set():
+            seen.extend(Path(path, name).read_text().strip() for name in files)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for _ in range(300):
+            host.handle_order({"do": "keys", "files": files})
+    finally:
+        over.set()
+        reader.join()
+        host._folder.remove_folder()
+    assert set(seen) == {text.strip() for text in files.values()} and said == []
+    assert not Path(path).exists()
