@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import gc
 import os
 import shutil
 import sys
@@ -28,12 +27,6 @@ os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="dps-test-state-")  # run
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 CLUSTER_VARIABLES = ("TF_CONFIG", "DPS_", "SLURM_")
-
-
-def pytest_collection_finish() -> None:
-    """The garbage collector walks what all tests consist of no more: that took two fifths of their time."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
