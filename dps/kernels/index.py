@@ -11,6 +11,8 @@ cache lines at the same time.
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ from dps.kernels.rows import prefetch_line
 
 WIDTH = 5
 """Keys of a bucket."""
+HUGE_NBYTES = 1 << 21
 LINE, WORDS = 64, 16
 """Bytes of a bucket, and how many uint32 they are."""
 ROWS, PASSED = 10, 15
@@ -37,10 +40,13 @@ S30, S27, S31, S32, LOW32 = U(30), U(27), U(31), U(32), U(0xFFFFFFFF)
 
 
 def new_lines(buckets: int) -> Any:
-    """A table without keys, int64 (buckets, 8), in memory that nobody has touched."""
-    memory = np.zeros(buckets * LINE + LINE, np.uint8)
-    first = -memory.ctypes.data % LINE
-    return memory[first : first + buckets * LINE].view(np.int64).reshape(buckets, LINE // 8)
+    """A table without keys, int64 (buckets, 8), in memory that nobody has touched. numpy's own may have been used: then
+    a ps fills it with zeros, 1 ms for 2 MB."""
+    memory = mmap.mmap(-1, buckets * LINE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE") and buckets * LINE >= HUGE_NBYTES:
+        with contextlib.suppress(OSError):  # a system without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.int64).reshape(buckets, LINE // 8)
 
 
 @intrinsic
