@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -561,20 +561,22 @@ class Session:
         """
         return self._training.step(grads, loss, timeout, out)
 
-    @contextmanager
-    def step_in_place(self, grads: Any, loss: Any = None, timeout: float | None = None) -> Iterator[Any]:
+    def step_in_place(
+        self, grads: Any, loss: Any = None, timeout: float | None = None
+    ) -> AbstractContextManager[Any]:  # fmt: skip
         """Push gradients, and read the values after the update without a copy where the ps are on this machine.
 
         A `step` whose values are those of a `view`: read-only, and valid inside the block. With the arrays of
-        `gradients` neither way has a copy. Blocks as `step`, before the block.
+        `gradients` neither way has a copy. Blocks as `step`, at the beginning of the block. Without `with` nothing is
+        pushed, and a warning says so.
 
         Args:
             grads: As of `push`. Inside the block the arrays are the caller's again.
             loss: As of `push`.
             timeout: Seconds; None: the session's.
 
-        Yields:
-            The values after the update, in the nesting of params.
+        Returns:
+            A block for `with`, which gives the values after the update, in the nesting of params.
 
         Raises:
             ValueError: As of `push`.
@@ -593,6 +595,10 @@ class Session:
             array([-1.625, -1.625, -1.625], dtype=float32)
             ```
         """
+        return self._training.step_block(self._stepping(grads, loss, timeout))
+
+    @contextmanager
+    def _stepping(self, grads: Any, loss: Any, timeout: float | None) -> Iterator[Any]:
         self._waiter.check_open()
         viewed = self._training.viewed(timeout)
         try:

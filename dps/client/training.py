@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
@@ -19,6 +20,7 @@ from dps.client.waiting import Operation, ThreadGuard, Waiter
 from dps.hooks.hook import Chain
 from dps.hooks.scalars import as_number
 from dps.messages.replies import Push, Reply, Version
+from dps.process.telemetry import log
 from dps.variables.layout import Gradient
 
 if TYPE_CHECKING:
@@ -92,6 +94,30 @@ class Held:
             turns.run("view", self.release)
 
 
+class StepBlock(AbstractContextManager[Any]):
+    """A step in place, which is made when its block begins."""
+
+    __slots__ = ("_began", "_block", "_task")
+
+    def __init__(self, block: AbstractContextManager[Any], task: str) -> None:
+        """`task`: the name of the session's task, for the warning."""
+        self._block, self._task, self._began = block, task, False
+
+    def __enter__(self) -> Any:
+        self._began = True
+        return self._block.__enter__()
+
+    def __exit__(self, *about: Any) -> bool | None:
+        return self._block.__exit__(*about)
+
+    def __del__(self) -> None:
+        if not self._began:
+            log.warning(
+                "%s: step_in_place was called without `with`, and nothing was pushed; "
+                "write: with session.step_in_place(grads) as values", self._task,
+            )  # fmt: skip
+
+
 class PsTraining:
     """These calls, as `dps.Session` documents them. A call belongs to the thread that has the session's turn."""
 
@@ -154,6 +180,10 @@ class PsTraining:
             return self.take(held, timeout)
         self._at_once.note(holds)
         return self._still(holds)
+
+    def step_block(self, block: AbstractContextManager[Any]) -> StepBlock:
+        """A block for the caller of Session.step_in_place."""
+        return StepBlock(block, self._connection.home.name)
 
     def _push_and_pull(
         self, pushing: PushOp | None, gradients: Mapping[int, Gradient], loss: Any, timeout: float | None,

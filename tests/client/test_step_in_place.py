@@ -94,6 +94,16 @@ def test_a_refused_gradient_is_told_before_the_block_and_the_next_step_is_made()
             assert float(read["w"][0, 0]) == -1.0 and s.global_step == 1
 
 
+def test_without_with_a_warning_says_that_nothing_was_pushed(caplog: pytest.LogCaptureFixture) -> None:
+    with trained() as s:
+        s.step_in_place(ones())
+        assert s.global_step == 0 and "worker:0: step_in_place was called without `with`" in caplog.text
+        caplog.clear()
+        with s.step_in_place(ones()):
+            pass
+        assert s.global_step == 1 and "without" not in caplog.text
+
+
 def test_an_error_of_the_block_keeps_no_version() -> None:
     with trained() as s:
         for _ in range(5):
