@@ -96,8 +96,8 @@ def soak(seconds: float, every_s: float, rows: int, folder: str) -> list[Look]:
             _wait_for_calls(started)
             began = last = time.monotonic()
             calls = sum(told.calls for told in started)
-            while time.monotonic() < began + seconds - every_s / 2:
-                time.sleep(every_s)
+            for number in range(1, round(seconds / every_s) + 1):
+                time.sleep(max(0.0, began + number * every_s - time.monotonic()))
                 found = {name: held(process.pid) for name, process in named.items()}
                 gone = [name for name, process in named.items() if process.poll() is not None]
                 if gone:

@@ -123,5 +123,5 @@ def test_the_page_on_performance_opens_with_advice() -> None:
     first, second, *_ = re.findall(r"^## (.+)$", performance, re.M)
     assert first == "Which form for which model" and second == "What a training step costs"
     advice = performance.split("\n## ")[1]
-    names = "pull", "step", "step_in_place", "gradients", "prefetch", "push_async"
+    names = "pull", "step", "view", "step_in_place", "gradients", "prefetch", "push_async"
     assert all(f"`session.{name}`" in advice for name in names)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from dps.actors.caller import Posted
 from dps.client.connection import Connection
@@ -26,6 +26,8 @@ from dps.variables.layout import Gradient
 _staleness = operator.attrgetter("staleness")
 Holds = list[LentVersion]
 """The versions of all shards, in the order of the plan."""
+Reads = Literal["", "copy", "held"]
+"""Whether a push brings the values after it, and in which form."""
 
 
 class Made(NamedTuple):
@@ -59,7 +61,7 @@ class AtOnce:
         self._prepared: tuple[PullMemory, Any] | None = None
         """Memory for the values of the next answers, and the nested arrays in it."""
 
-    def push(self, gradients: Mapping[int, Gradient], loss: Any, reads: str = "") -> Made | PushOp | None:
+    def push(self, gradients: Mapping[int, Gradient], loss: Any, reads: Reads = "") -> Made | PushOp | None:
         """A push, and the values after it if it `reads`: a "copy", or values that are "held": the caller calls
         `hand_over` and releases them. Blocks for a moment. Raises TaskLost when this node was told to end, ValueError
         for NaN that no ps may refuse. In sync values that nobody reads are kept for the next pull: nobody changes them
@@ -182,7 +184,7 @@ class AtOnce:
         usual = small and self._pulls.may_come_with_a_push
         return [connection.peers[ps] for ps in layouts] if usual else []
 
-    def _push(self, peers: Sequence[PsPeer], memories: Sequence[list[int]], reads: str) -> Made | None:
+    def _push(self, peers: Sequence[PsPeer], memories: Sequence[list[int]], reads: Reads) -> Made | None:
         """Send a push of gradients in shared memory; None if a ps did not apply it soon."""
         connection, pushes = self._connection, self._pushes
         lend, epoch = bool(reads) or connection.agreed.mode.has_stable_values, connection.membership.epoch

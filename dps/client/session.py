@@ -561,9 +561,7 @@ class Session:
         """
         return self._training.step(grads, loss, timeout, out)
 
-    def step_in_place(
-        self, grads: Any, loss: Any = None, timeout: float | None = None
-    ) -> AbstractContextManager[Any]:  # fmt: skip
+    def step_in_place(self, grads: Any, loss: Any = None, timeout: float | None = None) -> AbstractContextManager[Any]:
         """Push gradients, and read the values after the update without a copy where the ps are on this machine.
 
         A `step` whose values are those of a `view`: read-only, and valid inside the block. With the arrays of

@@ -121,7 +121,7 @@ class Host:
         from dps.transport.keys.files import write  # here: most runs over hosts have no keys of their own
 
         files = {os.path.basename(name): text.strip().encode("ascii") for name, text in message["files"].items()}
-        write(self._own_path("keys"), files)
+        write(self._own_path("keys"), files, public_mode=0o600)
 
     def _do_project(self, message: Message) -> None:
         self._unpacking = self._unpacking or ProjectUnpacker(self._own_path("project"))

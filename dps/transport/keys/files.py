@@ -157,16 +157,17 @@ def _new_set(number: int) -> dict[str, bytes]:
     return {f"{role}-{number}.{kind}": getattr(pair, key) for role, pair in pairs.items() for kind, key in kinds}
 
 
-def write(folder: str, files: Mapping[str, bytes]) -> None:
-    """Write keys whole, and all or none, each in the mode that its kind has; a folder that is not there is made. Who
-    reads a key while it is written again sees the old one or the new one. Raises ConfigError."""
+def write(folder: str, files: Mapping[str, bytes], public_mode: int = 0o644) -> None:
+    """Write keys whole, and all or none: private ones for this user alone, others in `public_mode`. A folder that is
+    not there is made. Who reads a key while it is written again sees the old one or the new one. Raises
+    ConfigError."""
     there, written = os.path.isdir(folder), list[str]()
     with _writing(folder):
         try:
             os.makedirs(folder, mode=0o700, exist_ok=True)
             for name, key in files.items():
                 written.append(path := os.path.join(folder, name + PART))
-                _write_new(path, key, 0o600 if name.endswith(".key") else 0o644)
+                _write_new(path, key, 0o600 if name.endswith(".key") else public_mode)
             for name in files:
                 path = os.path.join(folder, name)
                 written += [] if os.path.lexists(path) else [path]

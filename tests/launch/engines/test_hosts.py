@@ -143,7 +143,7 @@ def test_a_host_process_keeps_keys_and_projects_private_and_removes_them(
     host.handle_order({"do": "keys", "files": {"worker-1.key": "x" * 40, "../outside": "y"}})
     (folder,) = tmp_path.glob("dps-*")
     assert {f.name: f.stat().st_mode & 0o777 for f in (folder / "keys").iterdir()} == {
-        "worker-1.key": 0o600, "outside": 0o644,
+        "worker-1.key": 0o600, "outside": 0o600,
     }  # fmt: skip
     assert (folder / "keys").stat().st_mode & 0o777 == 0o700
     source = tmp_path / "source"
