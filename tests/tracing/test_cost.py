@@ -44,6 +44,8 @@ class Counter:
         self._code, self._counting = code, False
         self._now = Counts[str]()
         self.calls = 0
+        self.totals: list[int] = []
+        """How many bytecodes each call has run."""
         self.least: dict[str, int] = {}
         """How many bytecodes of each function run in the call with the fewest of them: it may be interrupted."""
 
@@ -65,6 +67,7 @@ class Counter:
         if event == "return" and code is self._code:
             self._counting = False
             self.calls += 1
+            self.totals.append(sum(self._now.values()))
             for function, count in self._now.items():
                 self.least[function] = min(self.least.get(function, count), count)
         return self._inside
