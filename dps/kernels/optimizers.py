@@ -119,7 +119,7 @@ class BoundOptimizer:
         """The scalars of an update, in the arrays' dtype; none where nothing changes."""
         rate = self.optimizer.learning_rate
         lr = (rate if rate.__class__ is float else rate_at(rate, step)) * scale
-        key = (lr, t if self.optimizer.counts_updates else 0)
+        key = (lr, t if self.counts else 0)
         if key != self._scalars[0]:
             self._scalars = key, _cast(self.optimizer.scalars(lr, t), self._number)
         return self._scalars[1]

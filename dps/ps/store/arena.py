@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +92,7 @@ class ArenaMemory:
         """Whether an update to a free buffer is written past the caches."""
         self.looks_itself = self.reversible and self._streams and arena.nbytes >= own.looking_nbytes
         """Whether the pass that writes all values to a free buffer also checks the gradient."""
+        self._all_finite = cpu.all_finite if np.dtype(arena.dtype).char in "fd" else is_finite
         self._scratch: Array | None = None
 
     def _initial_slots(self, more: tuple[str, ...]) -> dict[str, Array]:
@@ -129,7 +131,8 @@ class ArenaMemory:
 
     def is_read(self) -> bool:
         """Whether a reader may be reading the current buffer."""
-        return self.buffers[self.current].leases > 0 or self.buffers[self.current].abandoned
+        buffer = self.buffers[self.current]
+        return buffer.leases > 0 or buffer.abandoned
 
     @property
     def values(self) -> Array:
@@ -178,11 +181,19 @@ class ArenaMemory:
             buffer.values[start:stop] = now[start:stop]
         buffer.missed = []
 
-    def wrote(self, index: int, ranges: list[tuple[int, int]] | None) -> None:
-        """Buffer `index` becomes current; the others have missed the ranges that were written, None: all values."""
+    def wrote_all(self, index: int) -> None:
+        """Note an update of all parts: buffer `index` becomes current, and the others have missed all values."""
+        self.applied.together += 1
         self.current = index
         for buffer in self.buffers:
-            if ranges is None or buffer.missed is None or len(buffer.missed) + len(ranges) > 64:
+            buffer.missed = None
+        self.buffers[index].missed = []
+
+    def wrote(self, index: int, ranges: list[tuple[int, int]]) -> None:
+        """Buffer `index` becomes current; the others have missed the ranges that were written."""
+        self.current = index
+        for buffer in self.buffers:
+            if buffer.missed is None or len(buffer.missed) + len(ranges) > 64:
                 buffer.missed = None
             else:
                 buffer.missed = buffer.missed + ranges
@@ -272,7 +283,7 @@ class ArenaMemory:
     def is_finite(self, gradient: Array) -> bool:
         """Whether no element is NaN or infinite."""
         if gradient.size < self._shared_size:
-            return is_finite(gradient)
+            return self._all_finite(gradient)
         return self.share_pass(gradient.size, lambda start, stop: is_finite(gradient[start:stop]))
 
     def update(self, index: int, start: int, gradient: Array | GradientSum, t: int, step: int, scale: float) -> bool:
@@ -282,26 +293,29 @@ class ArenaMemory:
         if self.by_rows:
             self._update_rows_of_parts(index, start, gradient, t, step, scale)
             return True
-        bound, (gs, n) = self._bound, self._gradients(gradient)
-        assert bound is not None
-        if len(gs) > MOST or (len(gs) > 1 and not self._fused):
+        gs, n = self._gradients(gradient)
+        if len(gs) > 1 and (len(gs) > MOST or not self._fused):
             gs = self._reduced(gs, n)
-        if len(gs) == 1 and not self.only_fused and (index == self.current or not self._streams):
+        current = self.current
+        if len(gs) == 1 and not self.only_fused and (index == current or not self._streams):
             n = 0
-        out, w, slots = self.buffers[index].given, self.buffers[self.current].given, self._ordered
+        out, w, slots = self.buffers[index].given, self.buffers[current].given, self._ordered
         size = gs[0].size
         if size < out.size:
             out, w = out[start : start + size], w[start : start + size]
-            slots = [None if slot is None else slot[start : start + size] for slot in slots]
+            slots = _cut(slots, start, start + size)
         if size < self._shared_size:
-            return bound.apply(out, w, slots, gs, n, t, step, scale)
+            return self._bound.apply(out, w, slots, gs, n, t, step, scale)  # type: ignore[union-attr]  # it is trained
+        return self.share_pass(size, partial(self._update_piece, out, w, slots, gs, (n, t, step, scale)))
 
-        def piece(begin: int, end: int) -> bool:
-            cut = [None if slot is None else slot[begin:end] for slot in slots]
-            part = tuple(g[begin:end] for g in gs)
-            return bound.apply(out[begin:end], w[begin:end], cut, part, n, t, step, scale)
-
-        return self.share_pass(size, piece)
+    def _update_piece(
+        self, out: Array, w: Array, slots: list[Array | None], gs: tuple[Array, ...],
+        how: tuple[int, int, int, float], begin: int, end: int,
+    ) -> bool:  # fmt: skip
+        """One thread's piece of a shared pass. `how`: the divisor, and what else an update needs."""
+        assert self._bound is not None
+        part = tuple(g[begin:end] for g in gs)
+        return self._bound.apply(out[begin:end], w[begin:end], _cut(slots, begin, end), part, *how)
 
     @property
     def may_take_pieces(self) -> bool:
@@ -384,3 +398,8 @@ class ArenaMemory:
 
     def close(self) -> None:
         """The shard has ended: nothing reads or writes here any more, except readers with leases."""
+
+
+def _cut(slots: list[Array | None], start: int, stop: int) -> list[Array | None]:
+    """Elements `start` to `stop` of each slot, as views."""
+    return [None if slot is None else slot[start:stop] for slot in slots]

@@ -50,6 +50,9 @@ class Draft:
     recorded first; then it is written and published without interruption, and nobody takes a hold in between.
     """
 
+    listener: DraftListener | None = None
+    _begun = _closed = False
+
     def __init__(
         self, store: Drafting, targets: Mapping[int, int], parts: Collection[int] | None, step: int, scale: float,
         reversible: bool, values: Collection[int] = (),
@@ -60,14 +63,13 @@ class Draft:
         self.reversible, self.values = reversible, values
         self.counter = store.counter + 1
         """The version that it will be."""
-        self.listener: DraftListener | None = None
-        self._before = store.counter, store.step
-        self._begun = self._closed = False
+        self._step_before = store.step
 
     @property
     def is_valid(self) -> bool:
         """Whether the shard still has the version from which the draft is made."""
-        return not self._closed and self._before == (self._store.counter, self._store.step)
+        store = self._store
+        return not self._closed and (self.counter, self._step_before) == (store.counter + 1, store.step)
 
     def write_range(self, number: int, start: int, gradient: Array | GradientSum) -> None:
         """Write a range of arena `number`, from element `start` on. The gradient was checked."""
@@ -88,8 +90,9 @@ class Draft:
                 elif isinstance(of_part, RowGradient):
                     table.apply(of_part, self.step, self._scale, max(self._store.step, self.step - 1))
         else:
+            arenas, run = self._store.arenas, update.run
             for number in self.targets:
-                memory, gradient = self._store.arenas[number], update.run[number]
+                memory, gradient = arenas[number], run[number]
                 if memory.optimizer is None:  # only values are set there
                     continue
                 if isinstance(gradient, GradientPieces):

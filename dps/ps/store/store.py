@@ -190,7 +190,7 @@ class Store:
         first variable that has it comes back as a sentence, and the shard is as it was: values, slots, counts and
         version. So it is if a keyed table has no room for new keys.
         """
-        if update.is_empty:
+        if update.run is None and update.is_empty:
             record(self.counter)
             self.step = step
             return ""
@@ -201,7 +201,7 @@ class Store:
                 return ""
             if problem := self.problem(update):
                 return problem
-        if update.run is not None:
+        elif update.run is not None:  # what came in pieces was checked
             update.run = self._put_together(update.run)
         draft = self.open_draft(step, scale, update.parts if update.run is None else None, values=update.values or ())
         assert draft is not None, "an irreversible draft can always be opened"
@@ -244,11 +244,7 @@ class Store:
         trained or not. `reversible`: to free buffers; None if optimizers have slots, a GPU has the values, another
         such draft is open, or no free buffer would remain for others.
         """
-        places = self.layout.place
-        some = None if parts is None else [places[n][0] for n in parts if n in places]  # not those of keyed tables
-        written = self._trained if some is None else {a: self.arenas[a] for a in some}
-        if values:
-            written = {**written, **{places[n][0]: self.arenas[places[n][0]] for n in values}}
+        written = self._trained if parts is None and not values else self._written(parts, values)
         targets: dict[int, int] = {}
         with self._lock:
             for a, memory in written.items():
@@ -258,13 +254,22 @@ class Store:
                 if index is None:
                     return None
                 targets[a] = index
-            for a, index in targets.items() if reversible else ():
-                buffer = self.arenas[a].buffers[index]
-                buffer.drafted, buffer.missed = True, None
-        for a, index in targets.items() if parts is not None or values else ():
-            if index != self.arenas[a].current and (parts is not None or a not in self._trained):
-                self.arenas[a].catch_up(index)
+            if reversible:
+                for a, index in targets.items():
+                    buffer = self.arenas[a].buffers[index]
+                    buffer.drafted, buffer.missed = True, None
+        if written is not self._trained:
+            for a, index in targets.items():
+                if index != self.arenas[a].current and (parts is not None or a not in self._trained):
+                    self.arenas[a].catch_up(index)
         return Draft(self, targets, parts, step, scale, reversible, values)
+
+    def _written(self, parts: Collection[int] | None, values: Collection[int]) -> dict[int, ArenaMemory]:
+        """The arenas that an update of these parts and values writes, by number."""
+        places = self.layout.place
+        updated = None if parts is None else [places[n][0] for n in parts if n in places]  # not those of keyed tables
+        written = dict(self._trained) if updated is None else {a: self.arenas[a] for a in updated}
+        return written | {places[n][0]: self.arenas[places[n][0]] for n in values}
 
     def end_draft(self, draft: Draft, published: bool) -> None:
         """End a draft: the version that it wrote becomes the current one, or is dropped."""
@@ -276,8 +281,7 @@ class Store:
                 if not published:
                     continue
                 if draft.parts is None and memory.optimizer is not None:
-                    memory.applied.together += 1
-                    memory.wrote(index, None)
+                    memory.wrote_all(index)
                 else:
                     memory.wrote_parts(index, draft.parts or (), draft.values)
             if published:
