@@ -17,8 +17,8 @@ from dps import optim
 
 PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
 PLACES = [
-    "dps.ps.server", "dps.ps.modes.asynchronous", "dps.ps.modes.sync", "dps.ps.modes.quorum", "dps.ps.modes.together",
-    "dps.ps.intake.intake", "dps.ps.store.store", "dps.ps.store.draft", "dps.client.local",
+    "dps.ps.server", "dps.ps.modes.asynchronous", "dps.ps.modes.sync", "dps.ps.modes.quorum",
+    "dps.ps.modes.whole_pushes", "dps.ps.intake.intake", "dps.ps.store.store", "dps.ps.store.draft", "dps.client.local",
 ]  # fmt: skip
 """The modules of the classes in the table, and of `receive` as the handler finds it."""
 
@@ -61,11 +61,13 @@ def two_pushes(server: Any, about: dict[str, Any]) -> None:
     [
         ("async, complete push", dps.Async(), {"optimizer": optim.Adagrad(0.1)}, {}),
         ("async, while the push arrives", dps.Async(), {}, {}),
-        ("async, small", dps.Async(), {}, {"shared_memory": True}),
+        ("async, admitted", dps.Async(), {}, {"shared_memory": True}),
         ("bounded", dps.Bounded(1), {}, {}),
+        ("bounded, admitted", dps.Bounded(1), {}, {"shared_memory": True}),
         ("sync, step ps, or the only ps", dps.SyncReplicas(1, 1), {}, {}),
         ("sync, other ps", dps.SyncReplicas(), {}, {"ps": 2}),
         ("sync, small, one ps", dps.SyncReplicas(), {}, {}),
+        ("sync, admitted, one ps", dps.SyncReplicas(), {}, {"shared_memory": True}),
         ("local", dps.Local(1), {}, {}),
         ("assigned values, async and bounded", dps.Async(), {"assigns": True}, {}),
     ],

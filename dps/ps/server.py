@@ -350,10 +350,10 @@ class PsActor(Actor):
             ledger.record_times(message.times)
         if message.released:
             shard.reading.release_below(sender.incarnation, message.released)
-        if shard.mode.at_once(message, ledger, sender):
+        if (verdict := shard.pushes.take_push(message, ledger, sender)) in ("apply", "keep"):
             return
         shard.reading.lending.record_wish(sender.incarnation, sender.request, message.lend)
-        if ledger.is_complete(number):
+        if verdict == "again":
             shard.mode.answer_repeated(ledger, number, sender)
         else:
             came = receive(message, ledger, shard.layout, shard.checks_finite, shard.mode.open_intake, shard.tables)

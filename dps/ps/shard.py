@@ -16,6 +16,7 @@ from dps.ps.intake.credit import Credits
 from dps.ps.intake.ledger import Ledger
 from dps.ps.modes.counting import StepCounts
 from dps.ps.modes.mode import Mode
+from dps.ps.modes.whole_pushes import WholePushes
 from dps.ps.serving.reading import ShardReads
 from dps.ps.serving.saving import Saving
 from dps.ps.store.store import Store
@@ -53,6 +54,8 @@ class Shard:
         self.ledgers: dict[int, Ledger] = {}
         self.members: Members | None = None
         """The newest list of sessions; None while the shard has no first values."""
+        self.settles = False
+        """Whether sessions are to complete their pushes and join again."""
         self.saving = Saving(self.store, plan, ps, node, self._results, lambda: self.counted)
         self._outcomes: dict[int, tuple[int, list[Any]]] = {}
         """What became of the pushes of sessions that have ended, and under which version of the members."""
@@ -68,6 +71,7 @@ class Shard:
         self.counts = {"applied": 0, "dropped": 0, "refused": 0, "pulls": 0, "copied_pulls": 0, "aborted": 0}
         self.credits = Credits(self.layout.gradient_nbytes, node.runtime.tuning)
         self.reading = ShardReads(self)
+        self.pushes = WholePushes(self)
         self._versions: PublishedVersions | None = None
 
     @property
@@ -132,7 +136,7 @@ class Shard:
         """Admit new sessions. The mode forgets those that have ended, when it may."""
         if self.members is not None and message.version <= self.members.version:
             return
-        self.members = message
+        self.members, self.settles = message, message.settles
         self.node.tickets.admit("sessions", message.tickets)
         for incarnation, name, task, _ in message.live:
             if incarnation not in self.ledgers:
@@ -163,7 +167,7 @@ class Shard:
         done = sorted([incarnation, ledger.done] for incarnation, ledger in self.ledgers.items() if ledger.done)
         return done, self._digest & DIGEST
 
-    def record_result(self, ledger: Ledger, result: Pushed) -> Pushed:
+    def commit_push(self, ledger: Ledger, result: Pushed) -> Pushed:
         """Record a push's result on this shard."""
         ledger.record_result(result)
         self.counts[result.status] += 1

@@ -162,7 +162,7 @@ class NodeCalls:
         shard = self._ps.shard
         if shard is not None and shard is not self._shard:
             self._shard = shard
-            self._taps.tap(shard, "record_result", self._through_record)
+            self._taps.tap(shard, "commit_push", self._through_record)
             self._taps.tap(shard.store, "apply_update", partial(self._through_update, "apply"))
             self._taps.tap(shard.store, "open_draft", self._through_draft)
 

@@ -13,7 +13,7 @@ from dps.messages.sessions import APPLIED, SHARED, Pull, Push, Pushed, SharedVal
 from dps.training.update_modes import Async
 from dps.transport.current import runtime
 from tests.ps.test_modes import sender
-from tests.ps.test_together import LAYOUT, Ps
+from tests.ps.test_whole_pushes import LAYOUT, Ps
 from tests.tuned import tune
 
 

@@ -17,11 +17,11 @@ from dps.client import at_once, pushing, waiting
 from dps.client import loading as assigning
 from dps.errors import CheckpointError
 from dps.messages.replies import Push
-from dps.ps import server, shard
+from dps.ps import server
 from dps.ps.intake import ledger
 from dps.ps.intake import ledger as staged
 from dps.ps.modes import asynchronous as modes
-from dps.ps.modes import clocks, quorum, sync, together
+from dps.ps.modes import clocks, quorum, sync, whole_pushes
 from dps.ps.modes import quorum as tokens
 from dps.ps.modes.combine import combined
 from dps.ps.serving import lookups as answers
@@ -228,15 +228,15 @@ def test_a_push_that_goes_the_ordinary_way_under_another_number_is_caught(
 
 
 def test_a_kept_push_that_stays_kept_when_it_is_reported_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def keep(self: together.Together, staged: Any, sender: Any) -> int | None:
-        for push in [push for push in self.kept if push[1] == staged.push.incarnation and push[2] < staged.push.number]:
-            del self.kept[push]
-        return kept(self, staged, sender)
+    def admit(books: Any, row: Any, number: int, step: int, is_whole: bool) -> str:
+        books.kept = [push for push in books.kept if push.row is not row or push.number >= number]
+        if number == row.done + 1 and is_whole and books.wanted:
+            return "apply" if len(books.kept) + 1 == books.wanted else "keep"
+        return admitted(books, row, number, step, is_whole)
 
-    kept, wants = together.Together.keep, quorum.Quorum.together
-    monkeypatch.setattr(together.Together, "keep", keep)
-    monkeypatch.setattr(together.Together, "taken", lambda self: list(self.kept.values()))
-    monkeypatch.setattr(quorum.Quorum, "together", lambda self, who, *_: wants(self, who, self._next[who], self.step))
+    admitted: Any = whole_pushes.admit_push
+    monkeypatch.setattr(whole_pushes, "admit_push", admit)
+    monkeypatch.setattr(whole_pushes.WholePushes, "_end_keeping", lambda self: list(self.books.kept))
     caught("steps", "applied twice", 51)
 
 
@@ -252,44 +252,53 @@ def test_a_sum_that_is_divided_and_a_mean_that_is_not_are_caught(
 
 
 def test_kept_pushes_that_are_never_reported_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sync.SyncMode, "_report_kept", lambda self: None)
+    monkeypatch.setattr(whole_pushes.WholePushes, "stage_kept", lambda self: None)
     caught("steps", "a push took more than", 5)
 
 
 def test_a_step_in_one_go_that_does_not_wait_for_its_last_push_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hasty(self: together.Together, staged: Any, sender: Any) -> int | None:
-        missing = keep(self, staged, sender)
-        return 0 if missing == 1 else missing
+    def hasty(books: Any, *given: Any) -> str:
+        verdict: str = admitted(books, *given)
+        return "apply" if verdict == "keep" and len(books.kept) + 2 == books.wanted else verdict
 
-    keep = together.Together.keep
-    monkeypatch.setattr(together.Together, "keep", hasty)
+    admitted: Any = whole_pushes.admit_push
+    monkeypatch.setattr(whole_pushes, "admit_push", hasty)
     caught("steps", "is below the quota")
 
 
-def test_a_push_at_once_of_which_no_result_is_kept_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    at_once, decide = modes.AsyncMode.at_once, shard.Shard.record_result
+def test_an_admitted_push_of_which_no_result_is_recorded_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forget(self: modes.AsyncMode, pushes: Any, step: int, counter: int) -> None:
+        done = pushes[0].row.done
+        commit(self, pushes, step, counter)
+        pushes[0].row.done = done  # the answer leaves, and the push that comes again is a new one
 
-    def forgetful(self: modes.AsyncMode, *given: Any) -> bool:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(shard.Shard, "record_result", lambda self, ledger, result: result)
-            return at_once(self, *given)
-
-    monkeypatch.setattr(modes.AsyncMode, "at_once", forgetful)
-    assert shard.Shard.record_result is decide
+    commit = modes.AsyncMode.commit_pushes
+    monkeypatch.setattr(modes.AsyncMode, "commit_pushes", forget)
+    monkeypatch.setattr(ledger.Ledger, "is_complete", lambda self, number: number <= self.done or number in self.staged)
     caught("at once", "applied twice")
 
 
-def test_a_push_at_once_ahead_of_others_that_are_staged_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    at_once = modes.AsyncMode.at_once
+def test_a_push_that_is_admitted_ahead_of_others_that_are_staged_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    take = whole_pushes.WholePushes.take_push
 
-    def hasty(self: modes.AsyncMode, push: Any, ledger: Any, sender: Any) -> bool:
+    def hasty(self: whole_pushes.WholePushes, push: Any, row: Any, sender: Any) -> str:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ledger, "done", push.number - 1)
-            patch.setattr(ledger, "staged", {})
-            return at_once(self, push, ledger, sender)
+            patch.setattr(row, "done", push.number - 1)
+            patch.setattr(row, "staged", {})
+            return take(self, push, row, sender)
 
-    monkeypatch.setattr(modes.AsyncMode, "at_once", hasty)
+    monkeypatch.setattr(whole_pushes.WholePushes, "take_push", hasty)
     caught("at once", "applied twice", 105)
+
+
+def test_a_push_that_is_admitted_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgetful(books: Any, row: Any, number: int, step: int, is_whole: bool) -> str:
+        verdict: str = admitted(books, row, number, step, is_whole)
+        return "apply" if verdict == "again" and is_whole and books.wanted == 1 and not books.is_sync else verdict
+
+    admitted: Any = whole_pushes.admit_push
+    monkeypatch.setattr(whole_pushes, "admit_push", forgetful)
+    caught("at once", "applied twice")
 
 
 @pytest.mark.parametrize("mode", ["at once", "async"])

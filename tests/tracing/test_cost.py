@@ -30,7 +30,7 @@ ON_THE_WAY = (
     "client/session.py::Session.push", "client/training.py::PsTraining.push",
     "client/training.py::PsTraining._gradients",
     "actors/node.py::Node._hand_over", "actors/node.py::Node._handle", "actors/actor.py::Actor.handle",
-    "ps/server.py::PsActor.on_Push", "ps/store/store.py::Store.apply_update", "ps/shard.py::Shard.record_result",
+    "ps/server.py::PsActor.on_Push", "ps/store/store.py::Store.apply_update", "ps/shard.py::Shard.commit_push",
     "ps/store/draft.py::Draft.write", "ps/store/draft.py::Draft.publish",
 )  # fmt: skip
 """What a trace taps, what calls it, and what it calls. What else runs depends on what other pushes have left behind."""

@@ -30,6 +30,8 @@ class Ledger:
         self.staged: dict[int, Staged] = {}
         """The pushes that are complete."""
         self.results: dict[int, Pushed] = {}
+        self.kept = 0
+        """The number of the push that waits for others, and is not staged; 0: there is none."""
         self.done = 0
         """All numbers up to this one have results."""
         self.applied = 0
@@ -51,8 +53,8 @@ class Ledger:
         return number <= self.done or number in self.results
 
     def is_complete(self, number: int) -> bool:
-        """Whether a push needs no more messages: it is staged, or has its result."""
-        return number in self.staged or number <= self.done or number in self.results
+        """Whether a push needs no more messages: it is kept or staged, or has its result."""
+        return number <= self.done or number in self.staged or number in self.results or number == self.kept
 
     def check_reach(self, number: int) -> None:
         """Raise Aborted for a push whose number may not be staged now."""

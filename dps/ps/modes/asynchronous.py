@@ -15,13 +15,11 @@ from dps.messages.sessions import (
     APPLIED,
     DROPPED,
     REFUSED,
-    SHARED,
     STEP_PS,
     CountSteps,
     Decide,
     Exchange,
     Pull,
-    Push,
     Pushed,
     Report,
     Token,
@@ -36,12 +34,12 @@ from dps.ps.serving.long_waits import Waits
 from dps.ps.serving.streaming_pull import StreamingPull
 from dps.ps.shard import Shard
 from dps.ps.store.draft import Draft
-from dps.ps.store.gradients import Gradient
 from dps.training.update_modes import Async, Bounded
 from dps.transport.tuning import ORDINARY
 
 if TYPE_CHECKING:
     from dps.ps.modes.holding import HeldPushes
+    from dps.ps.modes.whole_pushes import KeptPush
 
 
 class EarlyDraftBackoff:
@@ -83,10 +81,9 @@ class AsyncMode:
         self._assigned: deque[int] = deque(maxlen=MOST_ASSIGNED)
         """The last versions that only set values, in rising order."""
         self._backoff = EarlyDraftBackoff(shard.node.runtime.tuning.store.most_skipped)
-        self._settings_are_plain = settings == Async() and shard.is_small
-        """Whether the settings ignore a push's staleness, and a push can be applied without staging."""
-        self._is_plain_now = self._settings_are_plain
-        """Whether this is so now: not while pushes are held back."""
+        self._wanted = int(settings == Async())
+        """1 if the settings ignore a push's staleness, so that the next push can be applied without staging."""
+        shard.pushes.books.wanted = self._wanted
         self._held: HeldPushes | None = None
         self._cuts: deque[str] = deque(maxlen=16)
         """The last cuts for which pushes were held back."""
@@ -110,22 +107,25 @@ class AsyncMode:
             if asker is not None:
                 self.shard.reading.answer_push(asker, result)
 
-    def at_once(self, push: Push, ledger: Ledger, sender: Sender) -> bool:
-        """Apply and answer a push that is the next of its session, and finite, if the settings ignore its staleness."""
-        shard, store, layout = self.shard, self.shard.store, self.shard.layout
-        is_next = push.number == ledger.done + 1 and not ledger.staged
-        is_run = push.form == SHARED and not push.offsets and push.nbytes == layout.gradient_nbytes
-        if not (self._is_plain_now and is_next and is_run):
-            return False
-        run = ledger.memory.flats(push.parts, layout)
-        step, staleness = self._step(push.step, push.counted_by), self._staleness(push.counter)
-        gradient, about = Gradient(run, {}, checked=not shard.checks_finite), (step, staleness, False, push.counted_by)
-        if store.apply_update(gradient, step, record=partial(self._record_applied, ledger, push.number, *about)):
-            return False
-        ledger.received += push.nbytes
-        shard.reading.answer_push(sender, ledger.results[push.number], push.lend, now=True)
-        shard.reading.answer_waiting()
-        return True
+    def accept_unusual(self, staged: Staged, sender: Sender) -> None:
+        self.accept_push(staged, sender)
+
+    def begin_wait(self, push: KeptPush) -> None:
+        raise AssertionError("one push makes an update")
+
+    def step_of(self, pushes: list[KeptPush]) -> int:
+        push = pushes[0].push
+        return self._step(push.step, push.counted_by)
+
+    def commit_pushes(self, pushes: list[KeptPush], step: int, counter: int) -> None:
+        (kept,) = pushes
+        push = kept.push
+        self._record_applied(
+            kept.row, kept.number, step, self._staleness(push.counter), False, push.counted_by, counter
+        )
+
+    def settle(self) -> None:
+        """Does nothing: no call waits for a step."""
 
     def open_intake(self, push: PushOf) -> Intake:
         """The pieces of a session's next push are applied as they come, if that is possible. If no other session can
@@ -189,7 +189,7 @@ class AsyncMode:
             if self._held is not None:
                 self._held.end_hold()
             self._cuts.append(cut)
-            self._is_plain_now = False
+            self.shard.pushes.books.wanted = 0
             self._held = HeldPushes(self.shard, cut, self._resume)
         return [[incarnation, ledger.done] for incarnation, ledger in self.shard.ledgers.items()]
 
@@ -211,7 +211,7 @@ class AsyncMode:
 
     def _resume(self) -> None:
         """Pushes are not held back any more: apply those that were."""
-        self._held, self._is_plain_now = None, self._settings_are_plain
+        self._held, self.shard.pushes.books.wanted = None, self._wanted
         for ledger in self.shard.ledgers.values():
             self._apply_staged(ledger)
         self.shard.reading.answer_waiting()
@@ -260,15 +260,15 @@ class AsyncMode:
             store.counter,
             staged.problem,
             credit=credit,
-            settles=self._is_settling,
+            settles=self.shard.settles,
         )
-        return self.shard.record_result(ledger, result)
+        return self.shard.commit_push(ledger, result)
 
     def _assign_values(self, ledger: Ledger, staged: Staged) -> Pushed:
         """Set values. The step does not change, because nothing was learned, and no option looks at the staleness."""
         number, store = staged.push.number, self.shard.store
         if staged.problem:
-            self.shard.record_result(ledger, Pushed(number, REFUSED, store.step, 0, store.counter, staged.problem))
+            self.shard.commit_push(ledger, Pushed(number, REFUSED, store.step, 0, store.counter, staged.problem))
         else:
             store.apply_update(staged.sound(), store.step, record=partial(self._record_assigned, ledger, number))
         return ledger.results[number]
@@ -313,8 +313,8 @@ class AsyncMode:
         if counted_by == shard.ps and not shard.is_step_ps:
             self._counting.count_push(ledger, number)
         ledger.applied += 1
-        shard.record_result(
-            ledger, Pushed(number, APPLIED, step, staleness, counter, "", credit=credit, settles=self._is_settling)
+        shard.commit_push(
+            ledger, Pushed(number, APPLIED, step, staleness, counter, "", credit=credit, settles=shard.settles)
         )
         pushes = ((ledger.task, ledger.incarnation, number),)
         shard.node.runtime.record("applied", epoch=shard.epoch, counter=counter, step=step, pushes=pushes)
@@ -336,12 +336,6 @@ class AsyncMode:
             log.warning("%s: %s is answered only after the update: %s", self.shard.node.name, ledger.name, error)
         else:
             del self._askers[ledger.incarnation, number]
-
-    @property
-    def _is_settling(self) -> bool:
-        """Whether sessions are to complete their pushes and join again."""
-        members = self.shard.members
-        return members is not None and members.settles
 
     @property
     def _is_alone(self) -> bool:
@@ -378,7 +372,6 @@ class BoundedMode(AsyncMode):
 
     def __init__(self, shard: Shard, settings: Bounded) -> None:
         super().__init__(shard, Async())
-        self._is_plain_now = self._settings_are_plain = False  # results are counted
         self.clocks = Clocks(settings.staleness)
         self._waits = Waits(shard.node, shard.ledgers)
         self._timed: set[tuple[int, int]] = set()
@@ -423,10 +416,18 @@ class BoundedMode(AsyncMode):
         """With one ps an applied push is an acknowledged one. With more, only the session knows, and tells the step
         ps."""
         result = super()._apply_push(ledger, staged)
+        self._advance_clock(ledger, staged.push.clock)
+        return result
+
+    def commit_pushes(self, pushes: list[KeptPush], step: int, counter: int) -> None:
+        super().commit_pushes(pushes, step, counter)
+        self._advance_clock(pushes[0].row, pushes[0].push.clock)
+
+    def _advance_clock(self, ledger: Ledger, clock: int) -> None:
+        """A push has its result. `clock`: as of the message."""
         if self.shard.is_step_ps:
             alone = len(self.shard.plan.ps) == 1
-            self.clocks.record_pushes(ledger.incarnation, ledger.applied if alone else staged.push.clock)
-        return result
+            self.clocks.record_pushes(ledger.incarnation, ledger.applied if alone else clock)
 
     def standstill(self) -> dict[str, Any]:
         return self._waits.standstill(self.clocks.slowest())

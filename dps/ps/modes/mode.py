@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dps.actors.ref import Sender
 from dps.messages.runs import Members
-from dps.messages.sessions import CountSteps, Decide, Exchange, Pull, Push, Report
+from dps.messages.sessions import CountSteps, Decide, Exchange, Pull, Report
 from dps.ps.intake.intake import Intake, PushOf, Staged
 from dps.ps.intake.ledger import Ledger
+
+if TYPE_CHECKING:
+    from dps.ps.modes.whole_pushes import KeptPush
 
 
 class Mode(Protocol):
@@ -29,8 +32,20 @@ class Mode(Protocol):
     def accept_push(self, staged: Staged, sender: Sender) -> None:
         """A push is complete. It may be unchecked (`Gradient.checked`) if it lies in the session's memory."""
 
-    def at_once(self, push: Push, ledger: Ledger, sender: Sender) -> bool:
-        """Apply and answer a small push in shared memory that needs no staging; False if it has to be staged."""
+    def accept_unusual(self, staged: Staged, sender: Sender) -> None:
+        """As `accept_push`, of a push that was kept and cannot be applied with the others that were."""
+
+    def begin_wait(self, push: KeptPush) -> None:
+        """A push is kept, because others of its update are missing, in sync."""
+
+    def step_of(self, pushes: list[KeptPush]) -> int:
+        """All pushes of the next update are here: the step that they make."""
+
+    def commit_pushes(self, pushes: list[KeptPush], step: int, counter: int) -> None:
+        """Record the results of kept pushes that will be version `counter`, step `step`."""
+
+    def settle(self) -> None:
+        """Kept pushes were applied and answered."""
 
     def answer_repeated(self, ledger: Ledger, number: int, sender: Sender) -> None:
         """A push that is complete or decided was sent again: answer it as far as that is possible."""

@@ -185,8 +185,8 @@ class Quorum:
             number += 1
         return actions + self._take_actions() if actions or self._waiting else actions
 
-    def made_at_once(self, pushes: Sequence[PushId]) -> None:
-        """The next step was made of as many sound pushes as `together` says, one of each session. This has the
+    def record_step(self, pushes: Sequence[PushId]) -> None:
+        """The next step was made of as many sound pushes as `undisturbed` says, one of each worker. This has the
         effect of `report_push` for all of them, and their tokens are granted."""
         for _, incarnation, number in pushes:
             self._next[incarnation] = number + 1
@@ -194,11 +194,11 @@ class Quorum:
 
     # -- questions --------------------------------------------------------------------------------------------
 
-    def together(self, incarnation: int, number: int, step: int) -> int:
-        """The number of pushes that make the next step, one of each worker, if nothing is under way and this is the
-        next push of a member, and of the current step; else 0."""
-        if step != self.step or number != self._next.get(incarnation, 1) or incarnation not in self.members:
-            return 0
+    @property
+    def undisturbed(self) -> int:
+        """The number of pushes that make the next step, one of each worker, if nothing is under way; else 0. It changes
+        with events alone. While it is not 0, the ended sessions are forgotten, and no push of a member is reported that
+        has no result."""
         busy = self._held or self._waiting or self._reports or self._entering or self._excused or self._leaving
         ready = self._usual and self._started and not (busy or self._absent or self.tokens.left)
         return len(self.counted) if ready else 0

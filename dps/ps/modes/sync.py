@@ -18,7 +18,6 @@ from dps.messages.sessions import (
     Decide,
     Exchange,
     Pull,
-    Push,
     Pushed,
     PushHeld,
     Report,
@@ -29,7 +28,7 @@ from dps.ps.intake.ledger import Ledger
 from dps.ps.modes.combine import assigned, combined
 from dps.ps.modes.exchanges import Exchanges
 from dps.ps.modes.quorum import Decision, Grant, PushId, Quorum, QuorumMember
-from dps.ps.modes.together import Together
+from dps.ps.modes.whole_pushes import KeptPush
 from dps.ps.serving.long_waits import LongWaits, Waits
 from dps.ps.shard import Shard
 from dps.training.update_modes import SyncReplicas
@@ -72,9 +71,10 @@ class SyncMode:
         """On the step ps."""
         self._cuts: list[str] = []
         """The last cuts that were ordered."""
-        self._together: Together | None = None
-        if self.quorum and not self._others:
-            self._together = Together(shard, self.quorum, self._keep_granted, settings.reduction)
+        self._pushes, self._books = shard.pushes, shard.pushes.books
+        self._books.is_sync, self._books.is_mean = True, settings.reduction == "mean"
+        self._keeps_pushes = shard.is_small and not self._others
+        """Whether pushes may be kept for their step and not reported."""
         self._exchanges: Exchanges | None = None
         if self.quorum is not None:
             self._exchanges = Exchanges(self.quorum, self._has_pushed, self._answer_exchange)
@@ -88,37 +88,38 @@ class SyncMode:
         return Gathering(push, self.shard.layout, self.shard.checks_finite)
 
     def accept_push(self, staged: Staged, sender: Sender) -> None:
-        together = self._together
-        missing = None if together is None else together.keep(staged, sender)
-        if together is None or missing is None:
-            self._report_kept()
-            self._report_one(staged, sender)
-        elif missing:
-            self._waits.begin_wait(staged.push.incarnation, staged.push.number)
-            if len(together.kept) == 1:
-                self._long_waits.add_wait(partial(self._report_late, staged.push.step))
-        else:
-            self._waits.end_waits([push[1:] for push in together.kept])
-            if not together.make():
-                self._report_kept()
-        self._settle_exchanges()
+        ledger = self.shard.ledgers[staged.push.incarnation]
+        if not (self._books.wanted and self._pushes.take_staged(staged, ledger, sender)):
+            self._pushes.stage_kept()
+            self.accept_unusual(staged, sender)
+            self.settle()
 
-    def at_once(self, push: Push, ledger: Ledger, sender: Sender) -> bool:
-        """A push waits for those of the others."""
-        return False
+    def begin_wait(self, push: KeptPush) -> None:
+        self._waits.begin_wait(push.incarnation, push.number)
+        if len(self._books.kept) == 1:
+            self._long_waits.add_wait(partial(self._report_late, self._books.step))
+        self.settle()
 
-    def _report_kept(self) -> None:
-        """Report the pushes that are kept for a step in one go, because something unusual has happened."""
-        if self._together is not None:
-            for staged, sender in self._together.taken():
-                self._report_one(staged, sender)
+    def step_of(self, pushes: list[KeptPush]) -> int:
+        if len(pushes) > 1:
+            self._waits.end_waits([push[1:3] for push in pushes])
+        return self._books.step + 1
+
+    def commit_pushes(self, pushes: list[KeptPush], step: int, counter: int) -> None:
+        assert self.quorum is not None
+        chosen = tuple([push[:3] for push in pushes])
+        self.quorum.record_step(chosen)
+        self._books.step = step
+        self._record_step(chosen, step, counter)
+        for push in pushes:  # it may ask again
+            self._keep_granted(push.incarnation, push.row.results[push.number])
 
     def _report_late(self, step: int) -> None:
         """The step takes long: tell the sessions that wait for whom they wait."""
         if self.shard.store.step == step and not self.shard.ended:
-            self._report_kept()
+            self._pushes.stage_kept()
 
-    def _report_one(self, staged: Staged, sender: Sender) -> None:
+    def accept_unusual(self, staged: Staged, sender: Sender) -> None:
         staged.check_finite(self.shard.store)
         if self.shard.store.tables and not staged.problem:
             staged.problem = self._full_text(staged)
@@ -157,7 +158,7 @@ class SyncMode:
         self.shard.node.answer(sender, self._held_answer(key[1]))
 
     def answer_repeated(self, ledger: Ledger, number: int, sender: Sender) -> None:
-        self._report_kept()
+        self._pushes.stage_kept()
         result = self._granted.get((sender.incarnation, number)) if self.quorum else ledger.results.get(number)
         if result is not None:
             self.shard.reading.answer_push(sender, result)
@@ -166,7 +167,7 @@ class SyncMode:
         self._say_held((sender.incarnation, number))
 
     def answer_enter(self, sender: Sender) -> None:
-        self._report_kept()
+        self._pushes.stage_kept()
         if self.quorum is None:
             self.shard.node.answer(sender, Token(self.shard.store.step))
             return
@@ -182,7 +183,7 @@ class SyncMode:
         """Does nothing, because a step's set says what a gradient was computed from."""
 
     def set_members(self, message: Members) -> None:
-        self._report_kept()
+        self._pushes.stage_kept()
         if self.quorum is None:
             self._own_all_but({incarnation for incarnation, *_ in message.live})
         else:
@@ -190,7 +191,7 @@ class SyncMode:
                 incarnation: QuorumMember(task, name, worker) for incarnation, name, task, worker in message.live
             }
             self._carry_out(self.quorum.set_members(members, message.waiting, message.gone, message.absent))
-            self._settle_exchanges()
+            self.settle()
 
     def _own_all_but(self, live: set[int]) -> None:
         """Copy the pushes of sessions that have ended. Their memory may soon be that of their next incarnations, but
@@ -204,7 +205,7 @@ class SyncMode:
 
     def _missing(self) -> list[str]:
         """The workers that the next step waits for."""
-        self._report_kept()
+        self._pushes.stage_kept()
         return [] if self.quorum is None else self.quorum.missing()
 
     @property
@@ -212,7 +213,7 @@ class SyncMode:
         return max(self.shard.store.step, 0 if self.quorum is None else self.quorum.step)
 
     def waiting_for(self) -> str:
-        self._report_kept()
+        self._pushes.stage_kept()
         if self.quorum is None:
             return f"{self.shard.node.name} waits for the step ps, ps:{self.shard.step_ps}"
         shortage, missing = self.quorum.shortage(), self.quorum.missing()
@@ -236,14 +237,15 @@ class SyncMode:
             self._waits.end_waits([(sender.incarnation, EXCHANGE)])
         self.shard.node.answer(sender, message)
 
-    def _settle_exchanges(self) -> None:
+    def settle(self) -> None:
         if self._exchanges is not None and self._exchanges.open:
             self._exchanges.settle_calls()
 
     def _has_pushed(self, incarnation: int) -> bool:
         """Whether a push of this session for the next step is complete."""
-        kept = () if self._together is None else self._together.kept
-        return any(key[1] == incarnation for key in kept) or bool(self.quorum and self.quorum.has_pushed(incarnation))
+        ledger = self.shard.ledgers.get(incarnation)
+        is_kept = ledger is not None and ledger.kept > 0
+        return is_kept or bool(self.quorum and self.quorum.has_pushed(incarnation))
 
     # -- decisions --------------------------------------------------------------------------------------------
 
@@ -252,7 +254,7 @@ class SyncMode:
         if self.quorum is None:
             raise ValueError(f"{self.shard.node.name} is not the step ps; that is ps:{self.shard.step_ps}")
         self._report_to_quorum(self.quorum, message.ps, message.pushes)
-        self._settle_exchanges()
+        self.settle()
 
     def count_steps(self, message: CountSteps, sender: Sender) -> None:
         raise ProtocolError(f"ps:{message.ps} counts {message.pushes} pushes as steps; in sync the step ps counts all")
@@ -268,7 +270,7 @@ class SyncMode:
 
     def schedule_cut(self, cut: str) -> None:
         """Copy the shard between two steps, the same two on every ps: the step ps numbers the cut as a decision."""
-        self._report_kept()
+        self._pushes.stage_kept()
         if self.quorum is not None and cut not in self._cuts:
             self._cuts = [*self._cuts[-MOST_CUTS:], cut]
             self._issue_decision(Decision(self.quorum.step), cut)
@@ -309,6 +311,9 @@ class SyncMode:
         shard.node.ask(shard.peers[ps], message, shard.node.runtime.tuning.modes.peer_s, answered)
 
     def _carry_out(self, actions: list[Decision | Grant]) -> None:
+        """Do what follows from an event of the quorum."""
+        if self.quorum is not None and self._keeps_pushes:
+            self._books.wanted, self._books.step = self.quorum.undisturbed, self.quorum.step
         if actions:  # before the update, which is no waiting for others
             self._waits.end_waits([(a.incarnation, a.number) for a in actions if isinstance(a, Grant)])
         for action in actions:
@@ -369,14 +374,14 @@ class SyncMode:
         shard = self.shard
         shard.node.runtime.record("applied", epoch=shard.epoch, counter=counter, step=step, pushes=chosen)
         for _, incarnation, number in chosen:
-            shard.record_result(shard.ledgers[incarnation], Pushed(number, APPLIED, step, 0, counter, ""))
+            shard.commit_push(shard.ledgers[incarnation], Pushed(number, APPLIED, step, 0, counter, ""))
 
     def _record_undone(self, push: PushId, status: str, reason: str = "") -> None:
         """A push that is part of no step."""
         ledger, store = self.shard.ledgers.get(push[1]), self.shard.store
         if ledger is not None:
             result = Pushed(push[2], status, store.step, 0, store.counter, reason)
-            self._answer_result(push[1], self.shard.record_result(ledger, result))
+            self._answer_result(push[1], self.shard.commit_push(ledger, result))
 
     def _answer_result(self, incarnation: int, result: Pushed) -> None:
         """Answer the session that waits for a result on this shard. On the step ps it is told its token instead."""

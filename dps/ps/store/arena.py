@@ -181,19 +181,11 @@ class ArenaMemory:
             buffer.values[start:stop] = now[start:stop]
         buffer.missed = []
 
-    def wrote_all(self, index: int) -> None:
-        """Note an update of all parts: buffer `index` becomes current, and the others have missed all values."""
-        self.applied.together += 1
+    def wrote(self, index: int, ranges: list[tuple[int, int]] | None) -> None:
+        """Buffer `index` becomes current; the others have missed the ranges that were written, None: all values."""
         self.current = index
         for buffer in self.buffers:
-            buffer.missed = None
-        self.buffers[index].missed = []
-
-    def wrote(self, index: int, ranges: list[tuple[int, int]]) -> None:
-        """Buffer `index` becomes current; the others have missed the ranges that were written."""
-        self.current = index
-        for buffer in self.buffers:
-            if buffer.missed is None or len(buffer.missed) + len(ranges) > 64:
+            if ranges is None or buffer.missed is None or len(buffer.missed) + len(ranges) > 64:
                 buffer.missed = None
             else:
                 buffer.missed = buffer.missed + ranges

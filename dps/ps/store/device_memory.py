@@ -69,11 +69,7 @@ class DeviceMemory(ArenaMemory):
         """Whether readers prevent an update in place: never, because they have copies."""
         return False
 
-    def wrote_all(self, index: int) -> None:
-        self.applied.together += 1
-        self._stale = True
-
-    def wrote(self, index: int, ranges: list[tuple[int, int]]) -> None:
+    def wrote(self, index: int, ranges: list[tuple[int, int]] | None) -> None:
         self._stale = True
 
     # -- gradients on the GPU ---------------------------------------------------------------------------------

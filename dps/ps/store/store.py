@@ -281,7 +281,8 @@ class Store:
                 if not published:
                     continue
                 if draft.parts is None and memory.optimizer is not None:
-                    memory.wrote_all(index)
+                    memory.applied.together += 1
+                    memory.wrote(index, None)
                 else:
                     memory.wrote_parts(index, draft.parts or (), draft.values)
             if published:

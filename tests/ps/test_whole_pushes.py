@@ -24,8 +24,9 @@ from dps.messages.sessions import (
     PushStatus,
     Token,
 )
+from dps.ps.intake.ledger import Ledger
+from dps.ps.modes import whole_pushes
 from dps.ps.modes.sync import SyncMode
-from dps.ps.modes.together import Together
 from dps.ps.server import PsActor
 from dps.training.update_modes import SyncReplicas, to_wire
 from dps.transport.current import runtime
@@ -63,6 +64,11 @@ class Node(Desk):
         self.answer(sender, message)
 
 
+def nothing_is_usual(books: Any, row: Ledger, number: int, step: int, is_whole: bool) -> str:
+    """As `admit_push`, of books in which something unusual is always under way."""
+    return "again" if row.is_complete(number) else "unusual"
+
+
 class Ps:
     """A ps with two variables of zeros in one arena, and workers 0 and 1, whose incarnations are 1 and 2."""
 
@@ -90,17 +96,15 @@ class Ps:
         self.node.handle("ps", Members(1, version, live, [], [], 0), Sender("chief", 2, "chief", 0))
 
     def _note_steps(self) -> None:
-        together = getattr(self.shard.mode, "_together", None)
-        if together is not None:
-            make = together.make
+        pushes, apply = self.shard.pushes, self.shard.pushes._apply
 
-            def noted() -> bool:
-                made: bool = make()
-                if made:
-                    self.together.append(self.shard.store.step)
-                return made
+        def noted(kept: Any) -> None:
+            before = self.shard.store.step
+            apply(kept)
+            if before < self.shard.store.step:
+                self.together.append(self.shard.store.step)
 
-            together.make = noted
+        pushes._apply = noted
 
     def step(
         self, incarnation: int, value: float, ordinary: bool = False, number: int | None = None, released: int = 0,
@@ -117,7 +121,7 @@ class Ps:
         message = Push(1, number, step, 0, SHARED, LAYOUT.gradient_nbytes, [], place, 0, True, released)
         with pytest.MonkeyPatch.context() as patch:
             if ordinary:
-                patch.setattr(Together, "keep", lambda *_: None)
+                patch.setattr(whole_pushes, "admit_push", nothing_is_usual)
             self.node.handle("ps", message, sender(incarnation, 10 * number))
         return self.node.take()
 

@@ -1,0 +1,161 @@
+"""Admits, applies and answers pushes of whole gradients, the same way in every update mode.
+
+In the usual case a push is the next of its session, and nothing else is under way. Then `admit_push` decides by the
+shard's books alone: `Books`, and a `Ledger` for each session. The push is kept until as many are here as make the next
+update: 1 in async and bounded mode, in sync one of each worker. One pass applies them, and `Shard.commit_push` records
+each result. Whatever is not usual goes to the update mode, as a push that is staged. Before anything else asks the
+quorum, `stage_kept` hands it the kept pushes, so that the books are as if each had been reported when it came.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+from dps.actors.ref import Sender
+from dps.messages.sessions import SHARED, Push
+from dps.ps.intake.intake import PushOf, Staged
+from dps.ps.intake.ledger import Ledger
+from dps.ps.modes.combine import combined_runs
+from dps.ps.store.gradients import Gradient
+from dps.transport.wire import Array
+
+if TYPE_CHECKING:
+    from dps.ps.shard import Shard
+
+Verdict: TypeAlias = Literal["apply", "keep", "again", "unusual"]
+
+
+class KeptPush(NamedTuple):
+    """A push that waits for the others of its update. They are summed in the order of task, incarnation, number."""
+
+    task: int
+    incarnation: int
+    number: int
+    row: Ledger
+    push: Push | PushOf
+    run: list[Array]
+    """The gradient of each arena; in the session's memory, unless the push is staged."""
+    sender: Sender
+    lend: bool | None
+    """As of `ShardReads.answer_push`."""
+    staged: Staged | None = None
+    """The push, if it came in pieces. Then it was checked."""
+
+
+class Books:
+    """What `admit_push` asks about the shard. The update mode writes all of it but `kept`."""
+
+    __slots__ = ("is_mean", "is_sync", "kept", "nbytes", "step", "wanted")
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        """Bytes of a gradient of all that is trained."""
+        self.wanted = 0
+        """How many pushes make the next update; 0 while something unusual is under way."""
+        self.is_sync = False
+        """Whether a push must have been computed at `step`."""
+        self.step = 0
+        self.is_mean = False
+        """Whether the sum of the pushes is divided by their number."""
+        self.kept: list[KeptPush] = []
+
+
+def admit_push(books: Books, row: Ledger, number: int, step: int, is_whole: bool) -> Verdict:
+    """Decide about a message of a push that was computed at `step`. `is_whole`: it has all of a gradient. Changes
+    nothing.
+
+    - "again": the push has its result, or waits for it.
+    - "unusual", unless all of this holds: number = done + 1; no other push of the session is here; it is whole;
+      wanted > 0; in sync step = the shard's.
+    - "apply": kept + 1 = wanted.
+    - "keep": kept + 1 < wanted.
+    """
+    if number != row.done + 1 or row.kept or row.staged or row.arriving:
+        return "again" if row.is_complete(number) else "unusual"
+    wanted = books.wanted
+    if not is_whole or not wanted or (books.is_sync and step != books.step):
+        return "unusual"
+    return "apply" if len(books.kept) + 1 == wanted else "keep"
+
+
+class WholePushes:
+    """The pushes of one shard that `admit_push` admits. Runs on the node's thread."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard, self._layout, self._reading = shard, shard.layout, shard.reading
+        self._checks = shard.checks_finite
+        self.books = Books(shard.layout.gradient_nbytes)
+
+    def take_push(self, push: Push, row: Ledger, sender: Sender) -> Verdict:
+        """Take a push in the session's memory, if it is admitted. Returns the verdict: after "again" and "unusual" the
+        caller goes on. Raises as `Borrowed.flats`; then nothing has changed."""
+        number, books = push.number, self.books
+        is_whole = push.form == SHARED and push.nbytes == books.nbytes and not push.offsets
+        verdict = admit_push(books, row, number, push.step, is_whole)
+        if verdict == "apply" or verdict == "keep":
+            run = row.memory.flats(push.parts, self._layout)
+            row.received += push.nbytes
+            self._keep_or_apply(KeptPush(row.task, row.incarnation, number, row, push, run, sender, push.lend), verdict)
+        return verdict
+
+    def take_staged(self, staged: Staged, row: Ledger, sender: Sender) -> bool:
+        """Take a push that has come in pieces and is staged, if it is admitted."""
+        gradient, push = staged.gradient, staged.push
+        if gradient is None or gradient.run is None or not gradient.checked or staged.problem:
+            return False
+        del row.staged[push.number]
+        verdict = admit_push(self.books, row, push.number, push.step, True)
+        if verdict == "apply" or verdict == "keep":
+            self._keep_or_apply(KeptPush(*push[:3], row, push, gradient.flats(), sender, None, staged), verdict)
+            return True
+        row.staged[push.number] = staged
+        return False
+
+    def stage_kept(self) -> None:
+        """Hand the kept pushes to the update mode one by one, in the order in which they came."""
+        if self.books.kept:
+            self._stage(self._end_keeping())
+
+    def _keep_or_apply(self, push: KeptPush, verdict: Verdict) -> None:
+        if verdict == "keep":
+            self.books.kept.append(push)
+            push.row.kept = push.number
+            self._shard.mode.begin_wait(push)
+        elif self.books.kept:
+            self._apply(sorted([*self._end_keeping(), push]))
+        else:
+            self._apply([push])
+
+    def _end_keeping(self) -> list[KeptPush]:
+        kept, self.books.kept = self.books.kept, []
+        for push in kept:
+            push.row.kept = 0
+        return kept
+
+    def _apply(self, pushes: list[KeptPush]) -> None:
+        """Apply the pushes of one update and answer them. If a gradient is not finite, they are staged instead."""
+        mode, store, reading = self._shard.mode, self._shard.store, self._reading
+        if len(pushes) == 1:
+            update = Gradient(pushes[0].run, {}, checked=not self._checks or pushes[0].staged is not None)
+        else:
+            update = combined_runs([push.run for push in pushes], self.books.is_mean)
+            update.checked = not self._checks or None not in [push.staged for push in pushes]
+        step = mode.step_of(pushes)
+        if store.apply_update(update, step, record=partial(mode.commit_pushes, pushes, step)):
+            self._stage(pushes)
+            return
+        for push in pushes:  # one by one: the first are at work again while the last are answered
+            reading.answer_push(push.sender, push.row.results[push.number], push.lend, True)
+        reading.answer_waiting()
+        mode.settle()
+
+    def _stage(self, pushes: list[KeptPush]) -> None:
+        for kept in pushes:
+            push, staged = kept.push, kept.staged
+            if staged is None:
+                self._reading.lending.record_wish(kept.incarnation, kept.sender.request, bool(kept.lend))
+                of = PushOf(*kept[:3], push.step, push.counter, push.clock, push.counted_by)
+                staged = Staged(of, Gradient(kept.run, {}, borrowed=True, checked=not self._checks))
+            kept.row.stage_push(staged, 0)
+            self._shard.mode.accept_unusual(staged, kept.sender)
