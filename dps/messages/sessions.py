@@ -303,17 +303,18 @@ class Pushed(Message, kind=24, roles=ANSWER):
         """The usual case: a push that was applied, with values of one arena or none."""
         if self.status != APPLIED or self.reason:
             return None
-        about = self.number, self.step, self.staleness, self.counter, self.credit | self.settles << 1
-        if not self.lent:
-            return *about, *NOT_LENT
-        if len(self.lent) != 3:
+        about, lent = (self.number, self.step, self.staleness, self.counter, self.credit | self.settles << 1), self.lent
+        if not lent:
+            return about + NOT_LENT
+        if len(lent) != 3:
             return None
-        counter, step, memories = self.lent
-        if memories.__class__ is not list or len(memories) != 1 or memories[0].__class__ is not list:
+        counter, step, memories = lent
+        if memories.__class__ is not list or len(memories) != 1:
             return None
-        if not memories[0] or not memories[0][-1]:
+        (name,) = memories
+        if name.__class__ is not list or not name or not name[-1]:
             return None
-        return *about, counter, step, *memories[0]
+        return (*about, counter, step, *name)
 
     @classmethod
     def expanded(

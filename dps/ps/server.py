@@ -358,7 +358,7 @@ class PsActor(Actor):
         else:
             came = receive(message, ledger, shard.layout, shard.checks_finite, shard.mode.open_intake, shard.tables)
             if isinstance(came, Staged):
-                shard.mode.accept_push(came, sender)
+                shard.pushes.accept_staged(came, ledger, sender)
                 if (key := (sender.incarnation, number)) in shard.credits.held:
                     self._return_credit(shard, key)
             else:

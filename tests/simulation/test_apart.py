@@ -9,6 +9,7 @@ import pytest
 from dps.chief import checkpoints
 from dps.client import pushing
 from dps.messages.sessions import STEP_PS
+from dps.ps.intake.intake import PushOf
 from dps.ps.modes import asynchronous, counting
 from dps.transport.message import changed
 from tests.seeds import cut
@@ -76,9 +77,10 @@ def test_a_push_that_two_ps_count_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
     recorded: Any = asynchronous.AsyncMode._record_applied
 
     def record(self: asynchronous.AsyncMode, *about: Any) -> None:
-        *first, counted_by, counter = about
-        by = self.shard.ps if counted_by != STEP_PS else counted_by
-        recorded(self, *first, by, counter)
+        row, push, *more = about
+        by = self.shard.ps if push.counted_by != STEP_PS else STEP_PS
+        of = PushOf(row.task, row.incarnation, push.number, push.step, push.counter, push.clock, by)
+        recorded(self, row, of, *more)
 
     monkeypatch.setattr(asynchronous.AsyncMode, "_record_applied", record)
     caught("was counted 2 times")

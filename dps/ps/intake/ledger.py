@@ -90,12 +90,14 @@ class Ledger:
 
     def record_result(self, result: Pushed) -> None:
         """Keep a result, and free the push's memory."""
-        self.results[result.number] = result
+        results, done = self.results, self.done
+        results[result.number] = result
         if self.arriving or self.staged:
             self.discard_push(result.number)
-        while self.done + 1 in self.results:
-            self.done += 1
-            self.results.pop(self.done - self.window, None)
+        while done + 1 in results:
+            done += 1
+            results.pop(done - self.window, None)
+        self.done = done
 
     def discard_push(self, number: int) -> None:
         """Forget all messages of a push."""

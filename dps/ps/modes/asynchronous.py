@@ -20,6 +20,7 @@ from dps.messages.sessions import (
     Decide,
     Exchange,
     Pull,
+    Push,
     Pushed,
     Report,
     Token,
@@ -107,9 +108,6 @@ class AsyncMode:
             if asker is not None:
                 self.shard.reading.answer_push(asker, result)
 
-    def accept_unusual(self, staged: Staged, sender: Sender) -> None:
-        self.accept_push(staged, sender)
-
     def begin_wait(self, push: KeptPush) -> None:
         raise AssertionError("one push makes an update")
 
@@ -118,11 +116,7 @@ class AsyncMode:
         return self._step(push.step, push.counted_by)
 
     def commit_pushes(self, pushes: list[KeptPush], step: int, counter: int) -> None:
-        (kept,) = pushes
-        push = kept.push
-        self._record_applied(
-            kept.row, kept.number, step, self._staleness(push.counter), False, push.counted_by, counter
-        )
+        self._record_applied(pushes[0].row, pushes[0].push, step, False, counter)
 
     def settle(self) -> None:
         """Does nothing: no call waits for a step."""
@@ -288,7 +282,7 @@ class AsyncMode:
         draft, staged.draft = staged.draft, None
         push = staged.push
         step = self._step(push.step, push.counted_by)
-        about = ledger, push.number, step, staleness, credit, push.counted_by
+        about = ledger, push, step, credit
         if draft is not None:
             self._backoff.record_try(draft.is_valid)
             try:
@@ -305,27 +299,25 @@ class AsyncMode:
             record = self._record_and_answer
         return self.shard.store.apply_update(gradient, step, scale, partial(record, *about))
 
-    def _record_applied(
-        self, ledger: Ledger, number: int, step: int, staleness: int, credit: bool, counted_by: int, counter: int
-    ) -> None:
-        """A push will be, or is, version `counter`."""
-        shard = self.shard
-        if counted_by == shard.ps and not shard.is_step_ps:
+    def _record_applied(self, ledger: Ledger, push: Push | PushOf, step: int, credit: bool, counter: int) -> None:
+        """A push will be version `counter`."""
+        shard, number = self.shard, push.number
+        if push.counted_by == shard.ps and not shard.is_step_ps:
             self._counting.count_push(ledger, number)
         ledger.applied += 1
+        staleness = self._staleness(push.counter)
         shard.commit_push(
             ledger, Pushed(number, APPLIED, step, staleness, counter, "", credit=credit, settles=shard.settles)
         )
         pushes = ((ledger.task, ledger.incarnation, number),)
         shard.node.runtime.record("applied", epoch=shard.epoch, counter=counter, step=step, pushes=pushes)
 
-    def _record_and_answer(
-        self, ledger: Ledger, number: int, step: int, staleness: int, credit: bool, counted_by: int, counter: int
-    ) -> None:
+    def _record_and_answer(self, ledger: Ledger, push: Push | PushOf, step: int, credit: bool, counter: int) -> None:
         """Answer a large push before the pass that applies it, because its memory is not the session's. Later requests
         of the session are handled after the pass. If the ps is lost in between, it loses all that it has applied.
         """
-        self._record_applied(ledger, number, step, staleness, credit, counted_by, counter)
+        self._record_applied(ledger, push, step, credit, counter)
+        number = push.number
         asker = self._askers.get((ledger.incarnation, number))
         if asker is None or self.shard.reading.lending.is_wanted(asker.incarnation, asker.request):
             return

@@ -30,10 +30,8 @@ class Mode(Protocol):
         """Open the intake of a push that comes in pieces."""
 
     def accept_push(self, staged: Staged, sender: Sender) -> None:
-        """A push is complete. It may be unchecked (`Gradient.checked`) if it lies in the session's memory."""
-
-    def accept_unusual(self, staged: Staged, sender: Sender) -> None:
-        """As `accept_push`, of a push that was kept and cannot be applied with the others that were."""
+        """A push is staged, and not admitted by `admit_push`. It may be unchecked (`Gradient.checked`) if it lies in
+        the session's memory."""
 
     def begin_wait(self, push: KeptPush) -> None:
         """A push is kept, because others of its update are missing, in sync."""
@@ -45,7 +43,7 @@ class Mode(Protocol):
         """Record the results of kept pushes that will be version `counter`, step `step`."""
 
     def settle(self) -> None:
-        """Kept pushes were applied and answered."""
+        """A push was kept, or applied, or handed to `accept_push`."""
 
     def answer_repeated(self, ledger: Ledger, number: int, sender: Sender) -> None:
         """A push that is complete or decided was sent again: answer it as far as that is possible."""

@@ -87,18 +87,10 @@ class SyncMode:
         """Pieces are copied into one run, for the pass that sums it with others."""
         return Gathering(push, self.shard.layout, self.shard.checks_finite)
 
-    def accept_push(self, staged: Staged, sender: Sender) -> None:
-        ledger = self.shard.ledgers[staged.push.incarnation]
-        if not (self._books.wanted and self._pushes.take_staged(staged, ledger, sender)):
-            self._pushes.stage_kept()
-            self.accept_unusual(staged, sender)
-            self.settle()
-
     def begin_wait(self, push: KeptPush) -> None:
         self._waits.begin_wait(push.incarnation, push.number)
         if len(self._books.kept) == 1:
             self._long_waits.add_wait(partial(self._report_late, self._books.step))
-        self.settle()
 
     def step_of(self, pushes: list[KeptPush]) -> int:
         if len(pushes) > 1:
@@ -119,7 +111,7 @@ class SyncMode:
         if self.shard.store.step == step and not self.shard.ended:
             self._pushes.stage_kept()
 
-    def accept_unusual(self, staged: Staged, sender: Sender) -> None:
+    def accept_push(self, staged: Staged, sender: Sender) -> None:
         staged.check_finite(self.shard.store)
         if self.shard.store.tables and not staged.problem:
             staged.problem = self._full_text(staged)

@@ -9,6 +9,7 @@ quorum, `stage_kept` hands it the kept pushes, so that the books are as if each 
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
@@ -43,22 +44,20 @@ class KeptPush(NamedTuple):
     """The push, if it came in pieces. Then it was checked."""
 
 
+@dataclass(slots=True)
 class Books:
     """What `admit_push` asks about the shard. The update mode writes all of it but `kept`."""
 
-    __slots__ = ("is_mean", "is_sync", "kept", "nbytes", "step", "wanted")
-
-    def __init__(self, nbytes: int) -> None:
-        self.nbytes = nbytes
-        """Bytes of a gradient of all that is trained."""
-        self.wanted = 0
-        """How many pushes make the next update; 0 while something unusual is under way."""
-        self.is_sync = False
-        """Whether a push must have been computed at `step`."""
-        self.step = 0
-        self.is_mean = False
-        """Whether the sum of the pushes is divided by their number."""
-        self.kept: list[KeptPush] = []
+    nbytes: int
+    """Bytes of a gradient of all that is trained."""
+    wanted: int = 0
+    """How many pushes make the next update; 0 while something unusual is under way."""
+    is_sync: bool = False
+    """Whether a push must have been computed at `step`."""
+    step: int = 0
+    is_mean: bool = False
+    """Whether the sum of the pushes is divided by their number."""
+    kept: list[KeptPush] = field(default_factory=list)
 
 
 def admit_push(books: Books, row: Ledger, number: int, step: int, is_whole: bool) -> Verdict:
@@ -99,18 +98,19 @@ class WholePushes:
             self._keep_or_apply(KeptPush(row.task, row.incarnation, number, row, push, run, sender, push.lend), verdict)
         return verdict
 
-    def take_staged(self, staged: Staged, row: Ledger, sender: Sender) -> bool:
-        """Take a push that has come in pieces and is staged, if it is admitted."""
+    def accept_staged(self, staged: Staged, row: Ledger, sender: Sender) -> None:
+        """Take a push that is staged, if it has come in pieces in sync and is admitted. Otherwise the mode takes it."""
         gradient, push = staged.gradient, staged.push
-        if gradient is None or gradient.run is None or not gradient.checked or staged.problem:
-            return False
-        del row.staged[push.number]
-        verdict = admit_push(self.books, row, push.number, push.step, True)
-        if verdict == "apply" or verdict == "keep":
-            self._keep_or_apply(KeptPush(*push[:3], row, push, gradient.flats(), sender, None, staged), verdict)
-            return True
-        row.staged[push.number] = staged
-        return False
+        if self.books.is_sync and staged.in_pieces and gradient is not None:
+            del row.staged[push.number]
+            verdict = admit_push(self.books, row, push.number, push.step, True)
+            if verdict == "apply" or verdict == "keep":
+                self._keep_or_apply(KeptPush(*push[:3], row, push, gradient.flats(), sender, None, staged), verdict)
+                return
+            row.staged[push.number] = staged
+        self.stage_kept()
+        self._shard.mode.accept_push(staged, sender)
+        self._shard.mode.settle()
 
     def stage_kept(self) -> None:
         """Hand the kept pushes to the update mode one by one, in the order in which they came."""
@@ -126,6 +126,7 @@ class WholePushes:
             self._apply(sorted([*self._end_keeping(), push]))
         else:
             self._apply([push])
+        self._shard.mode.settle()
 
     def _end_keeping(self) -> list[KeptPush]:
         kept, self.books.kept = self.books.kept, []
@@ -148,7 +149,6 @@ class WholePushes:
         for push in pushes:  # one by one: the first are at work again while the last are answered
             reading.answer_push(push.sender, push.row.results[push.number], push.lend, True)
         reading.answer_waiting()
-        mode.settle()
 
     def _stage(self, pushes: list[KeptPush]) -> None:
         for kept in pushes:
@@ -158,4 +158,4 @@ class WholePushes:
                 of = PushOf(*kept[:3], push.step, push.counter, push.clock, push.counted_by)
                 staged = Staged(of, Gradient(kept.run, {}, borrowed=True, checked=not self._checks))
             kept.row.stage_push(staged, 0)
-            self._shard.mode.accept_unusual(staged, kept.sender)
+            self._shard.mode.accept_push(staged, kept.sender)

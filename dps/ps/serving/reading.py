@@ -191,15 +191,14 @@ class ShardReads:
     def _record_pull(self, sender: Sender, record: bool = False, lent: int = 0) -> None:
         """Note that a pull is answered with the current version. `record`: with its values. `lent`: so many bytes, in
         place."""
-        ledger = self._shard.ledgers[sender.incarnation]
-        ledger.pulled = self._shard.store.counter
+        shard, incarnation = self._shard, sender.incarnation
+        ledger, counter = shard.ledgers[incarnation], shard.store.counter
+        ledger.pulled = counter
         ledger.sent += lent
-        self._shard.counts["pulls"] += 1
-        self._shard.mode.record_pull(ledger)
+        shard.counts["pulls"] += 1
+        shard.mode.record_pull(ledger)
         if record:
-            self._shard.node.runtime.record(
-                "pulled", incarnation=sender.incarnation, epoch=self._shard.epoch, counter=self._shard.store.counter
-            )  # fmt: skip
+            shard.node.runtime.record("pulled", incarnation=incarnation, epoch=shard.epoch, counter=counter)
 
     def lend_version(self, sender: Sender) -> Hold | None:
         """Lend the values to a reader on this machine; None if they have to be sent."""
@@ -209,12 +208,14 @@ class ShardReads:
         return hold
 
     def answer_push(self, sender: Sender, result: Pushed, lend: bool | None = None, now: bool = False) -> None:
-        """Tell a push's result, with the values where its sender wants them (`lend`; None: as it has said) and they can
-        be lent. `now`: before the end of this turn."""
+        """Tell a push's result, with the values where its sender wants them (`lend`; None: as it has said, maybe for an
+        answer that was told before) and they can be lent. `now`: before the end of this turn."""
+        hold = None
         if lend is None:
             lend = self.lending.is_wanted(sender.incarnation, sender.request)
+            hold = self.lending.lent(sender.incarnation, sender.request)
         if lend and result.status != REFUSED:
-            hold = self.lending.lent(sender.incarnation, sender.request) or self.lend_version(sender)
+            hold = hold or self.lend_version(sender)
             if hold is not None:
                 result = changed(result, lent=[hold.counter, hold.step, hold.memories])
         if now:

@@ -80,16 +80,17 @@ class Store:
     def hold_shared(self) -> Hold | None:
         """`hold` of all arenas for others on this machine, by the names of its memories; None, too, if they cannot read
         all of it in place."""
+        buffers, names = list[Buffer](), list[list[int]]()
         with self._lock:
-            buffers = self._leasable(self.arenas)
-            if buffers is None:
-                return None
-            names = [buffer.memory.name for buffer in buffers if buffer.memory is not None]
-            if len(names) < len(buffers):
-                return None
+            for memory in self.arenas:
+                buffer = memory.buffers[memory.current]
+                if buffer.memory is None or (self.leases_on and not memory.may_lease()):
+                    return None
+                buffers.append(buffer)
+                names.append(buffer.memory.name)
             return Hold(self.counter, self.step, [], names, buffers if self.leases_on else (), self._lock)
 
-    def _leasable(self, memories: list[ArenaMemory], sparing: bool = False) -> list[Buffer] | None:
+    def _leasable(self, memories: list[ArenaMemory], sparing: bool) -> list[Buffer] | None:
         """The buffers of the current version; None if one may not be leased."""
         for memory in memories if self.leases_on else ():
             if not memory.may_lease(sparing):
