@@ -55,6 +55,7 @@ from dps.ps.intake.receiving import receive
 from dps.ps.modes.asynchronous import AsyncMode, BoundedMode
 from dps.ps.modes.mode import Mode
 from dps.ps.modes.sync import SyncMode
+from dps.ps.modes.whole_pushes import TAKEN
 from dps.ps.serving.saving import restore
 from dps.ps.shard import Shard
 from dps.ps.store.memory import check_device
@@ -350,7 +351,7 @@ class PsActor(Actor):
             ledger.record_times(message.times)
         if message.released:
             shard.reading.release_below(sender.incarnation, message.released)
-        if (verdict := shard.pushes.take_push(message, ledger, sender)) in ("apply", "keep"):
+        if (verdict := shard.pushes.take_push(message, ledger, sender)) in TAKEN:
             return
         shard.reading.lending.record_wish(sender.incarnation, sender.request, message.lend)
         if verdict == "again":

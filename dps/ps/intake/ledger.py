@@ -38,8 +38,6 @@ class Ledger:
         """The number of those pushes that were applied and had a gradient; not counted in sync mode."""
         self.counted = 0
         """The number of those pushes that count here as steps, on a ps that is not the step ps."""
-        self.pulled = 0
-        """Version counter that the session last pulled."""
         self.received = self.sent = 0
         """Bytes of its pushes, and of the values that it was sent or lent."""
         self.rate = 0.0

@@ -246,17 +246,8 @@ class AsyncMode:
             if not staged.problem:
                 return ledger.results[number]
         status = REFUSED if staged.problem else DROPPED
-        result = Pushed(
-            number,
-            status,
-            store.step,
-            staleness,
-            store.counter,
-            staged.problem,
-            credit=credit,
-            settles=self.shard.settles,
-        )
-        return self.shard.commit_push(ledger, result)
+        about, settles = (number, status, store.step, staleness, store.counter, staged.problem), self.shard.settles
+        return self.shard.commit_push(ledger, Pushed(*about, credit=credit, settles=settles))
 
     def _assign_values(self, ledger: Ledger, staged: Staged) -> Pushed:
         """Set values. The step does not change, because nothing was learned, and no option looks at the staleness."""

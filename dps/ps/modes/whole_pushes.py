@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dps.ps.shard import Shard
 
 Verdict: TypeAlias = Literal["apply", "keep", "again", "unusual"]
+TAKEN = ("apply", "keep")
 
 
 class KeptPush(NamedTuple):
@@ -92,9 +93,9 @@ class WholePushes:
         number, books = push.number, self.books
         is_whole = push.form == SHARED and push.nbytes == books.nbytes and not push.offsets
         verdict = admit_push(books, row, number, push.step, is_whole)
-        if verdict == "apply" or verdict == "keep":
+        if verdict in TAKEN:
             run = row.memory.flats(push.parts, self._layout)
-            row.received += push.nbytes
+            row.received += books.nbytes
             self._keep_or_apply(KeptPush(row.task, row.incarnation, number, row, push, run, sender, push.lend), verdict)
         return verdict
 
@@ -104,7 +105,7 @@ class WholePushes:
         if self.books.is_sync and staged.in_pieces and gradient is not None:
             del row.staged[push.number]
             verdict = admit_push(self.books, row, push.number, push.step, True)
-            if verdict == "apply" or verdict == "keep":
+            if verdict in TAKEN:
                 self._keep_or_apply(KeptPush(*push[:3], row, push, gradient.flats(), sender, None, staged), verdict)
                 return
             row.staged[push.number] = staged
@@ -136,19 +137,20 @@ class WholePushes:
 
     def _apply(self, pushes: list[KeptPush]) -> None:
         """Apply the pushes of one update and answer them. If a gradient is not finite, they are staged instead."""
-        mode, store, reading = self._shard.mode, self._shard.store, self._reading
+        mode, first = self._shard.mode, pushes[0]
         if len(pushes) == 1:
-            update = Gradient(pushes[0].run, {}, checked=not self._checks or pushes[0].staged is not None)
+            update = Gradient(first.run, {}, False, not self._checks or first.staged is not None)
         else:
             update = combined_runs([push.run for push in pushes], self.books.is_mean)
             update.checked = not self._checks or None not in [push.staged for push in pushes]
         step = mode.step_of(pushes)
-        if store.apply_update(update, step, record=partial(mode.commit_pushes, pushes, step)):
+        if self._shard.store.apply_update(update, step, 1.0, partial(mode.commit_pushes, pushes, step)):
             self._stage(pushes)
             return
+        answer = self._reading.answer_push
         for push in pushes:  # one by one: the first are at work again while the last are answered
-            reading.answer_push(push.sender, push.row.results[push.number], push.lend, True)
-        reading.answer_waiting()
+            answer(push.sender, push.row.results[push.number], push.lend, True)
+        self._reading.answer_waiting()
 
     def _stage(self, pushes: list[KeptPush]) -> None:
         for kept in pushes:

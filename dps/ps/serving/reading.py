@@ -192,13 +192,12 @@ class ShardReads:
         """Note that a pull is answered with the current version. `record`: with its values. `lent`: so many bytes, in
         place."""
         shard, incarnation = self._shard, sender.incarnation
-        ledger, counter = shard.ledgers[incarnation], shard.store.counter
-        ledger.pulled = counter
+        ledger = shard.ledgers[incarnation]
         ledger.sent += lent
         shard.counts["pulls"] += 1
         shard.mode.record_pull(ledger)
         if record:
-            shard.node.runtime.record("pulled", incarnation=incarnation, epoch=shard.epoch, counter=counter)
+            shard.node.runtime.record("pulled", incarnation=incarnation, epoch=shard.epoch, counter=shard.store.counter)
 
     def lend_version(self, sender: Sender) -> Hold | None:
         """Lend the values to a reader on this machine; None if they have to be sent."""

@@ -295,19 +295,16 @@ class ArenaMemory:
         size = gs[0].size
         if size < out.size:
             out, w = out[start : start + size], w[start : start + size]
-            slots = _cut(slots, start, start + size)
+            slots = [None if slot is None else slot[start : start + size] for slot in slots]
         if size < self._shared_size:
             return self._bound.apply(out, w, slots, gs, n, t, step, scale)  # type: ignore[union-attr]  # it is trained
         return self.share_pass(size, partial(self._update_piece, out, w, slots, gs, (n, t, step, scale)))
 
-    def _update_piece(
-        self, out: Array, w: Array, slots: list[Array | None], gs: tuple[Array, ...],
-        how: tuple[int, int, int, float], begin: int, end: int,
-    ) -> bool:  # fmt: skip
+    def _update_piece(self, out: Array, w: Array, slots: Any, gs: Any, how: Any, begin: int, end: int) -> bool:
         """One thread's piece of a shared pass. `how`: the divisor, and what else an update needs."""
         assert self._bound is not None
-        part = tuple(g[begin:end] for g in gs)
-        return self._bound.apply(out[begin:end], w[begin:end], _cut(slots, begin, end), part, *how)
+        cut, part = [None if s is None else s[begin:end] for s in slots], tuple(g[begin:end] for g in gs)
+        return self._bound.apply(out[begin:end], w[begin:end], cut, part, *how)
 
     @property
     def may_take_pieces(self) -> bool:
@@ -390,8 +387,3 @@ class ArenaMemory:
 
     def close(self) -> None:
         """The shard has ended: nothing reads or writes here any more, except readers with leases."""
-
-
-def _cut(slots: list[Array | None], start: int, stop: int) -> list[Array | None]:
-    """Elements `start` to `stop` of each slot, as views."""
-    return [None if slot is None else slot[start:stop] for slot in slots]

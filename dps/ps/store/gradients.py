@@ -134,13 +134,6 @@ def not_finite(arena: Arena, gradient: Array, start: int) -> str:
     return ""
 
 
-def arrays_of(gradient: Array | GradientPieces | GradientSum) -> tuple[Array, ...]:
-    """The gradients that it is made of, each of all of its arena."""
-    if isinstance(gradient, GradientPieces):
-        return (gradient.array(),)
-    return gradient.arrays if isinstance(gradient, GradientSum) else (gradient,)
-
-
 def size_of(gradient: Array | GradientSum) -> int:
     """How many elements the gradient is for."""
     return gradient.arrays[0].size if isinstance(gradient, GradientSum) else gradient.size

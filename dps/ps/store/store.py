@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from dps.ps.store.arena import ArenaMemory
 from dps.ps.store.draft import Draft
-from dps.ps.store.gradients import Gradient, GradientPieces, GradientSum, RowGradient, arrays_of, not_finite
+from dps.ps.store.gradients import Gradient, GradientPieces, GradientSum, RowGradient, not_finite
 from dps.ps.store.hold import Buffer, Hold
 from dps.ps.store.memory import memory_of
 from dps.ps.store.table import KeyedTable
@@ -69,9 +70,10 @@ class Store:
         """
         numbers = range(len(self.arenas)) if arenas is None else arenas
         with self._lock:
-            buffers = self._leasable([self.arenas[number] for number in numbers], sparing and self.is_large)
-            if buffers is None:
+            memories, sparing = [self.arenas[number] for number in numbers], sparing and self.is_large
+            if self.leases_on and not all(memory.may_lease(sparing) for memory in memories):
                 return None
+            buffers = [memory.buffers[memory.current] for memory in memories]
             values = [NOTHING] * len(self.arenas)
             for number, buffer in zip(numbers, buffers, strict=True):
                 values[number] = _read_only(buffer.values)
@@ -89,13 +91,6 @@ class Store:
                 buffers.append(buffer)
                 names.append(buffer.memory.name)
             return Hold(self.counter, self.step, [], names, buffers if self.leases_on else (), self._lock)
-
-    def _leasable(self, memories: list[ArenaMemory], sparing: bool) -> list[Buffer] | None:
-        """The buffers of the current version; None if one may not be leased."""
-        for memory in memories if self.leases_on else ():
-            if not memory.may_lease(sparing):
-                return None
-        return [memory.buffers[memory.current] for memory in memories]
 
     def hold_draft(self, draft: Draft) -> Hold | None:
         """Hold the version that a reversible draft will be, for those who know which ranges of it are written.
@@ -301,13 +296,14 @@ class Store:
         return run
 
     def problem(self, update: Gradient) -> str:
-        """The first variable whose gradient is not finite in a run, as a sentence; "" if there is none. Gradients of
-        parts are checked when they arrive."""
+        """The first variable whose gradient is not finite in a run, as a sentence; "" if there is none. Parts and
+        pieces are checked when they arrive."""
         assert update.run is not None, "parts come checked"
         for a, memory in self._trained.items():
-            for gradient in arrays_of(update.run[a]):
-                if not memory.is_finite(gradient):
-                    return not_finite(memory.arena, memory.on_host(gradient), 0)
+            gradient: Any = update.run[a]
+            for array in gradient.arrays if isinstance(gradient, GradientSum) else (gradient,):
+                if not memory.is_finite(array):
+                    return not_finite(memory.arena, memory.on_host(array), 0)
         return ""
 
     def close(self) -> None:
