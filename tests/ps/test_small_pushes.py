@@ -10,7 +10,7 @@ import pytest
 from dps.actors.answers import Waiting
 from dps.errors import Aborted, ProtocolError, Unavailable
 from dps.messages.sessions import APPLIED, SHARED, Pull, Push, Pushed, SharedValues
-from dps.training.update_modes import Async
+from dps.training.update_modes import Async, Bounded
 from dps.transport.current import runtime
 from tests.ps.test_modes import sender
 from tests.ps.test_whole_pushes import LAYOUT, Ps
@@ -118,3 +118,24 @@ def test_what_is_lent_stays_as_it_is_while_pushes_come() -> None:
         told(ps, push_of(ps.memories[1].name, number))
     np.testing.assert_array_equal(runtime().attach(shown.memories[0]), before)
     assert ps.values == [-3.0] * 6
+
+
+@pytest.mark.parametrize("update", [Async(), Bounded(3)])
+def test_no_push_is_admitted_while_pushes_are_held_back(update: Any) -> None:
+    ps = Ps(update)
+    ps.memories[1].array.view(np.float32)[:] = 1.0
+    assert ps.shard.mode.hold_pushes("cut of a version") == [[1, 1], [2, 1]]
+    ps.node.handle("ps", push_of(ps.memories[1].name, 2), sender(1, 50))
+    assert ps.values == [0.0] * 6 and not ps.node.take()
+    ps.shard.mode.resume_pushes("cut of a version")
+    ((_, answer),) = ps.node.take()
+    assert (answer.number, answer.status) == (2, APPLIED) and ps.values == [-1.0] * 6
+    assert told(ps, push_of(ps.memories[1].name, 3)).number == 3 and ps.node.answered_now == 1
+
+
+def test_a_push_of_a_large_shard_is_admitted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    tune(monkeypatch, small_nbytes=0)
+    ps = Ps(Async())
+    ps.memories[1].array.view(np.float32)[:] = 2.0
+    assert told(ps, push_of(ps.memories[1].name, 2)).status == APPLIED and ps.values == [-2.0] * 6
+    assert ps.node.answered_now == 1 and not ps.shard.is_small
