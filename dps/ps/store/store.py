@@ -270,19 +270,19 @@ class Store:
     def end_draft(self, draft: Draft, published: bool) -> None:
         """End a draft: the version that it wrote becomes the current one, or is dropped."""
         with self._lock:
+            if draft.reversible:
+                for a, index in draft.targets.items():
+                    self.arenas[a].buffers[index].drafted = False
+            if not published:
+                return
             for a, index in draft.targets.items():
                 memory = self.arenas[a]
-                if draft.reversible:
-                    memory.buffers[index].drafted = False
-                if not published:
-                    continue
                 if draft.parts is None and memory.optimizer is not None:
                     memory.applied.together += 1
                     memory.wrote(index, None)
                 else:
                     memory.wrote_parts(index, draft.parts or (), draft.values)
-            if published:
-                self.counter, self.step = draft.counter, draft.step
+            self.counter, self.step = draft.counter, draft.step
 
     def _put_together(
         self, run: Sequence[Array | GradientPieces | GradientSum]
