@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import numba
 import numpy as np
 
-from dps.kernels.cuda_loops import indented
-from dps.kernels.device import cuda, gpu_function, gpu_kernel, launch, simulated
+from dps.kernels.cuda_loops import indented, kernel
+from dps.kernels.device import gpu_function, launch, simulated
 from dps.kernels.layers_cpu import ACTIVATIONS
 
 CODES = {name: code for code, name in enumerate(ACTIVATIONS)}
@@ -127,9 +127,9 @@ def tiled(layout: str, tile: Tile, dtype: str) -> Product:
         if m and n:
             inner = left.shape[1 if layout[0] == "n" else 0]
             blocks = -(-m // tile.rows), -(-n // tile.cols)
-            kernel = _kernel(layout, tile, dtype, bias is not None, activation)
+            tiles = _kernel(layout, tile, dtype, bias is not None, activation)
             launch(
-                kernel, blocks, tile.threads, stream, out, left, right, right if bias is None else bias, inner,
+                tiles, blocks, tile.threads, stream, out, left, right, right if bias is None else bias, inner,
                 nbytes=nbytes,
             )  # fmt: skip
 
@@ -138,12 +138,11 @@ def tiled(layout: str, tile: Tile, dtype: str) -> Product:
 
 @cache
 def _kernel(layout: str, tile: Tile, dtype: str, with_bias: bool, activation: int) -> Any:
-    names = {
-        "put": _putter(dtype), "cuda": cuda, "kind": numba.from_dtype(np.dtype(dtype)), "unsigned": np.uint32,
-        "zero": np.dtype(dtype).type(0), "__name__": __name__,
-    }  # fmt: skip
-    exec(compile(ProductText(layout, tile).kernel(with_bias, activation), __file__, "exec"), names)
-    return gpu_kernel(names["_tiled_product"])
+    number = np.dtype(dtype)
+    return kernel(
+        ProductText(layout, tile).kernel(with_bias, activation), "_tiled_product", __name__,
+        kind=numba.from_dtype(number), put=_putter(dtype), unsigned=np.uint32, zero=number.type(0),
+    )  # fmt: skip
 
 
 @cache
