@@ -20,7 +20,7 @@ help:
 	@echo "make engines   runs over SSH, on Slurm and on Ray, on daemons of this machine (needs root, openssh-server, Slurm)"
 	@echo "make fuzz      changed messages at everything that decodes them, for an hour (FUZZ_MINUTES=60)"
 	@echo "make docs      the documentation, into build/site"
-	@echo "make check     style, types and layers"
+	@echo "make check     style, types, layers, and the rules for code and pages"
 	@echo "make clean     remove what was built, the environment too"
 
 demo: $(VENV)/ready-demo
@@ -28,7 +28,7 @@ demo: $(VENV)/ready-demo
 
 # Three at a time on two cores: tests that start processes wait for them half of the time.
 test: $(VENV)/ready-dev
-	@$(BIN)/python -m pytest -n 3 -m "not slow and not site and not nightly"
+	@$(BIN)/python -m pytest -n 3 -m "not slow and not site and not nightly and not rules"
 
 examples: $(VENV)/ready-dev
 	@$(BIN)/python -m pytest -n 3 --dist loadfile -m "slow and not alone and not nightly"
@@ -71,6 +71,7 @@ check: $(VENV)/ready-dev
 		$(BIN)/mypy --no-error-summary --strict --explicit-package-bases benchmarks/*.py benchmarks/micro benchmarks/peers/run.py \
 		tests/chaos/*.py
 	@echo "== import-linter"; $(BIN)/lint-imports >$(VENV)/import-linter.log 2>&1 || { cat $(VENV)/import-linter.log; exit 1; }
+	@echo "== rules for code and pages"; $(BIN)/python -m pytest -q -n 2 -m "rules and not slow" $$(grep -l "mark\.rules" tests/test_*.py)
 	@echo "== all checks passed"
 
 $(VENV)/ready-venv:

@@ -1,4 +1,4 @@
-"""The seeds of tests in the simulator, in chunks: half of them with `make test`, the others with `make examples`.
+"""The seeds of tests in the simulator, in chunks: a quarter of them with `make test`, the others with `make examples`.
 `make nightly` runs 300.
 
 DPS_SEEDS says how many instead, all with `make test`, and DPS_FIRST_SEED which is the first.
@@ -17,7 +17,7 @@ FIRST = int(os.environ.get("DPS_FIRST_SEED", "0"))
 def counts(usual: int = 26) -> tuple[int, int]:
     """How many seeds there are, and after how many of them they are `slow`."""
     seeds = int(os.environ.get("DPS_SEEDS", usual))
-    return seeds, seeds if "DPS_SEEDS" in os.environ else seeds // 2
+    return seeds, seeds if "DPS_SEEDS" in os.environ else seeds // 4
 
 
 def cut(seeds: int, quick: int, chunk: int) -> list[Any]:

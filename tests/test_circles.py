@@ -7,6 +7,10 @@ from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.rules
+
 ROOT = Path(__file__).parent.parent
 
 

@@ -35,6 +35,8 @@ import yaml  # type: ignore[import-untyped]
 import dps
 from dps import cli, errors, role
 
+pytestmark = pytest.mark.rules
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md"])

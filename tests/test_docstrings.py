@@ -18,6 +18,8 @@ import yaml  # type: ignore[import-untyped]
 
 import dps
 
+pytestmark = pytest.mark.rules
+
 ROOT = Path(__file__).parents[1]
 API = ROOT / "docs" / "api"
 

@@ -13,6 +13,10 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.rules
+
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "dps").rglob("*.py"))
 LINES, PARAMETERS, ATTRIBUTES = 500, 9, 12

@@ -12,6 +12,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.rules
+
 ROOT = Path(__file__).parents[1]
 API = ROOT / "docs" / "api"
 

@@ -11,6 +11,8 @@ import pytest
 
 import dps
 
+pytestmark = pytest.mark.rules
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 EXISTS = (ROOT / "docs" / "what-exists.md").read_text(encoding="utf-8")

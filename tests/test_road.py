@@ -11,6 +11,10 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.rules
+
 ROOT = Path(__file__).parents[1]
 ON_PS = "dps/ps"
 IN_CLIENT = "dps/client"

@@ -21,6 +21,8 @@ import pytest
 
 import dps
 
+pytestmark = pytest.mark.rules
+
 ROOT = Path(__file__).parents[1]
 DPS = ROOT / "dps"
 LOOSE = {"__init__", "__main__", "errors", "cli", "role"}

@@ -5,6 +5,10 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.rules
+
 ROOT = Path(__file__).parents[1]
 
 REAL_MEMORY = {

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.rules
+
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "docs" / "semantics-coverage.md"
 SECTIONS = [

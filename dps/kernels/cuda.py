@@ -13,10 +13,9 @@ import math
 from functools import cache
 from typing import Any, TypeAlias
 
-import numpy as np
-
+from dps.kernels.cuda_loops import kernel, names, over_elements, over_rows
 from dps.kernels.cuda_rowwise import adagrad_rowwise, adagrad_rowwise_rows
-from dps.kernels.device import cuda, gpu_kernel, gpu_rule, launch_each, to_device, to_host
+from dps.kernels.device import gpu_kernel, gpu_rule, launch_each, launch_rows, shared_flag, wait
 from dps.kernels.passes import PassText, Rule, defined
 from dps.training.optimizers import mul
 
@@ -56,17 +55,17 @@ class CudaPasses:
     def rows(self, w: Array, *arguments: Any, stream: Stream = 0) -> None:
         """`arguments`: slots, rows, g, scalars."""
         kernel, g = self._made(arguments, 2)[1], arguments[self._n_slots + 1]
-        launch_each(kernel, g.size, stream, w, *(a for a in arguments if a is not None))
+        launch_rows(kernel, g.size, stream, w, *(a for a in arguments if a is not None))
 
     def _made(self, arguments: tuple[Any, ...], gradients: int) -> tuple[Any, Any]:
         """The kernels for the slots and scalars that are there. `gradients`: how many arguments lie between these."""
         values = arguments[: self._n_slots] + arguments[self._n_slots + gradients :]
         absent = tuple(name for name, value in zip(self._names, values, strict=True) if value is None)
         if absent not in self._kernels:
-            text, names = PassText(self._rule, absent), {"cuda": cuda, "rule": self._gpu_rule}
+            text, known = PassText(self._rule, absent), names(rule=self._gpu_rule)
             self._kernels[absent] = (
-                gpu_kernel(defined(dense_text(text), "dense", self._rule, names)),
-                gpu_kernel(defined(rows_text(text), "rows", self._rule, names)),
+                gpu_kernel(defined(dense_text(text), "dense", self._rule, known)),
+                gpu_kernel(defined(rows_text(text), "rows", self._rule, known)),
             )
         return self._kernels[absent]
 
@@ -79,43 +78,37 @@ def passes(rule: Rule) -> CudaPasses:
 
 def dense_text(of: PassText) -> str:
     """The text of the kernel of `CudaPasses.dense`."""
-    return f"""
-def dense({of.arguments("out", "w", gradient="g")}):
-    for i in range(cuda.grid(1), w.size, cuda.gridsize(1)):
-        {of.update("w[i]", "{}[i]", "g[i]")}
-        out[i] = new_w
-        {of.each("{0}[i] = new_{0}")}
-"""
+    return over_elements(
+        f"dense({of.arguments('out', 'w', gradient='g')})", "w.size",
+        ["w{k}, g{k} = w[{i}], g[{i}]", of.each("{0}{{k}} = {0}[{{i}}]")],
+        [of.update("w{k}", "{}{{k}}", "g{k}"), "out[{i}] = new_w", of.each("{0}[{{i}}] = new_{0}")],
+    )  # fmt: skip
 
 
 def rows_text(of: PassText) -> str:
     """The text of the kernel of `CudaPasses.rows`."""
-    return f"""
-def rows({of.arguments("w", gradient="rows, g")}):
-    dim = w.shape[1]
-    for k in range(cuda.grid(1), rows.size * dim, cuda.gridsize(1)):
-        i, j = k // dim, k % dim
-        r = rows[i]
-        {of.update("w[r, j]", "{}[r, j]", "g[i, j]")}
-        w[r, j] = new_w
-        {of.each("{0}[r, j] = new_{0}")}
-"""
+    return over_rows(
+        f"rows({of.arguments('w', gradient='rows, g')})", "rows.size", "w.shape[1]",
+        ["r{k} = size(rows[{i}])", "w{k}, g{k} = w[r{k}, {j}], g[{i}, {j}]", of.each("{0}{{k}} = {0}[r{{k}}, {{j}}]")],
+        [of.update("w{k}", "{}{{k}}", "g{k}"), "w[r{k}, {j}] = new_w", of.each("{0}[r{{k}}, {{j}}] = new_{0}")],
+    )  # fmt: skip
 
 
 def all_finite(a: Array, stream: Stream = 0) -> bool:
     """Whether no element is inf or nan. True for no elements."""
     if a.size == 0:
         return True
-    found = to_device(np.zeros(1, np.int32), stream)
+    found = shared_flag()
+    found[0] = 0
     launch_each(_not_finite, a.size, stream, found, a)
-    return not to_host(found, stream=stream)[0]
+    wait(stream)
+    return not found[0]
 
 
-@gpu_kernel
-def _not_finite(found: Array, a: Array) -> None:
-    for i in range(cuda.grid(1), a.size, cuda.gridsize(1)):
-        if not math.isfinite(a[i]):
-            found[0] = 1  # all threads write the same value
+_not_finite = kernel(
+    over_elements("_not_finite(found, a)", "a.size", ["a{k} = a[{i}]"], ["if not isfinite(a{k}): found[0] = 1"], 8),
+    "_not_finite", __name__, isfinite=math.isfinite,
+)  # fmt: skip
 
 
 def follow(average: Array, w: Array, share: Scalar, stream: Stream = 0) -> None:
@@ -123,34 +116,39 @@ def follow(average: Array, w: Array, share: Scalar, stream: Stream = 0) -> None:
     launch_each(_follow, w.size, stream, average, w, share)
 
 
-@gpu_kernel
-def _follow(average: Array, w: Array, share: Scalar) -> None:
-    for i in range(cuda.grid(1), w.size, cuda.gridsize(1)):
-        average[i] -= mul(average[i] - w[i], share)
+_follow = kernel(
+    over_elements(
+        "_follow(average, w, share)", "w.size", ["w{k}, average{k} = w[{i}], average[{i}]"],
+        ["average[{i}] = average{k} - mul(average{k} - w{k}, share)"],
+    ),
+    "_follow", __name__, mul=mul,
+)  # fmt: skip
 
 
 def follow_rows(average: Array, w: Array, rows: Rows, share: Scalar, stream: Stream = 0) -> None:
     """`follow` on the named rows."""
-    launch_each(_follow_rows, rows.size * w.shape[1], stream, average, w, rows, share)
+    launch_rows(_follow_rows, rows.size * w.shape[1], stream, average, w, rows, share)
 
 
-@gpu_kernel
-def _follow_rows(average: Array, w: Array, rows: Rows, share: Scalar) -> None:
-    dim = w.shape[1]
-    for k in range(cuda.grid(1), rows.size * dim, cuda.gridsize(1)):
-        i, j = k // dim, k % dim
-        r = rows[i]
-        average[r, j] -= mul(average[r, j] - w[r, j], share)
+_follow_rows = kernel(
+    over_rows(
+        "_follow_rows(average, w, rows, share)", "rows.size", "w.shape[1]",
+        ["r{k} = size(rows[{i}])", "w{k}, average{k} = w[r{k}, {j}], average[r{k}, {j}]"],
+        ["average[r{k}, {j}] = average{k} - mul(average{k} - w{k}, share)"],
+    ),
+    "_follow_rows", __name__, mul=mul,
+)  # fmt: skip
 
 
 def gather(table: Array, rows: Rows, out: Array, stream: Stream = 0) -> None:
     """out[i] = table[rows[i]]; `out` has shape (len(rows), dim). The row numbers were checked before."""
-    launch_each(_gather, out.size, stream, table, rows, out)
+    launch_rows(_gather, out.size, stream, table, rows, out)
 
 
-@gpu_kernel
-def _gather(table: Array, rows: Rows, out: Array) -> None:
-    dim = table.shape[1]
-    for k in range(cuda.grid(1), rows.size * dim, cuda.gridsize(1)):
-        i, j = k // dim, k % dim
-        out[i, j] = table[rows[i], j]
+_gather = kernel(
+    over_rows(
+        "_gather(table, rows, out)", "rows.size", "table.shape[1]",
+        ["x{k} = table[size(rows[{i}]), {j}]"], ["out[{i}, {j}] = x{k}"],
+    ),
+    "_gather", __name__,
+)  # fmt: skip

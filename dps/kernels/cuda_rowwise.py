@@ -1,6 +1,6 @@
 """Adagrad with one accumulator per row, on CUDA: see `dps.kernels.rowwise`.
 
-First each thread adds up one row, in the same order as the CPU; then each thread updates one element.
+First the threads of a block add up rows, in the same order as the lanes of a CPU; then each updates elements.
 """
 
 from __future__ import annotations
@@ -11,7 +11,17 @@ from typing import Any, TypeAlias
 import numpy as np
 from numba import from_dtype
 
-from dps.kernels.device import cuda, gpu_function, gpu_kernel, launch_each
+from dps.kernels.cuda_loops import kernel, over_rows
+from dps.kernels.device import (
+    MOST_BLOCKS_OF_ROWS,
+    THREADS,
+    cuda,
+    gpu_function,
+    gpu_kernel,
+    launch,
+    launch_rows,
+    simulated,
+)
 from dps.kernels.vectors import LINE
 from dps.training.optimizers import mul, sqrt
 
@@ -26,8 +36,8 @@ def adagrad_rowwise(
     stream: Stream = 0,
 ) -> None:  # fmt: skip
     """row_accumulator += mean of g**2 over the row; out = w - lr * g / (sqrt(row_accumulator) + epsilon)."""
-    launch_each(_accumulate(str(g.dtype))[0], w.shape[0], stream, row_accumulator, g, dim)
-    launch_each(_update, w.size, stream, out, w, row_accumulator, g, lr, epsilon)
+    _accumulate(False, stream, row_accumulator, g, dim)
+    launch_rows(_update, w.size, stream, out, w, row_accumulator, g, lr, epsilon)
 
 
 def adagrad_rowwise_rows(
@@ -35,59 +45,85 @@ def adagrad_rowwise_rows(
     stream: Stream = 0,
 ) -> None:  # fmt: skip
     """`adagrad_rowwise` on the named rows."""
-    launch_each(_accumulate(str(g.dtype))[1], rows.size, stream, row_accumulator, rows, g, dim)
-    launch_each(_update_rows, g.size, stream, w, row_accumulator, rows, g, lr, epsilon)
+    _accumulate(True, stream, row_accumulator, rows, g, dim)
+    launch_rows(_update_rows, g.size, stream, w, row_accumulator, rows, g, lr, epsilon)
+
+
+def _accumulate(named: bool, stream: Stream, *arguments: Any) -> None:
+    """Add the mean square of each row, or of each named row, to its accumulator."""
+    g = arguments[-2]
+    lanes = LINE // g.dtype.itemsize
+    at_once = 1 if simulated() else THREADS // lanes
+    if g.shape[0]:
+        kernel, threads = _accumulator(str(g.dtype), lanes, at_once)[named], lanes * at_once
+        blocks = min(-(-g.shape[0] // at_once), MOST_BLOCKS_OF_ROWS)
+        launch(kernel, blocks, threads, stream, *arguments, nbytes=threads * g.dtype.itemsize)
 
 
 @cache
-def _accumulate(dtype: str) -> tuple[Any, Any]:
-    """The kernels that add the mean square of all rows, and of the named rows, to their accumulators."""
-    number, sums = from_dtype(np.dtype(dtype)), LINE // np.dtype(dtype).itemsize  # as many as the lanes of a CPU vector
+def _accumulator(dtype: str, lanes: int, at_once: int) -> tuple[Any, Any]:
+    """The kernels of `_accumulate`, for all rows and for named ones. A block handles `at_once` rows together, with one
+    thread for each lane of a CPU's vector."""
+    number, zero = from_dtype(np.dtype(dtype)), np.dtype(dtype).type(0)
 
     @gpu_function
-    def sum_of_row(g: Array, i: int) -> Scalar:
-        s = cuda.local.array(sums, number)
-        for k in range(sums):
-            s[k] = 0
-        whole = g.shape[1] // sums * sums
-        for j in range(whole):
-            s[j % sums] += mul(g[i, j], g[i, j])
-        half = sums // 2
+    def sum_of_row(partial: Array, g: Array, i: int, inside: bool) -> Scalar:
+        """The sum of squares of a row, for the thread of its first lane. All threads of the block call this."""
+        thread = cuda.threadIdx.x
+        lane, whole, total = thread % lanes, g.shape[1] // lanes * lanes, zero
+        if inside:
+            for j in range(lane, whole, lanes):
+                total += mul(g[i, j], g[i, j])
+        partial[thread] = total
+        half = lanes // 2
         while half > 0:
-            for k in range(half):
-                s[k] += s[k + half]
+            cuda.syncthreads()
+            if lane < half:
+                partial[thread] += partial[thread + half]
             half //= 2
-        total = s[0]
-        for j in range(whole, g.shape[1]):
-            total += mul(g[i, j], g[i, j])
+        total = partial[thread]
+        cuda.syncthreads()  # before `partial` is used again
+        if inside and lane == 0:
+            for j in range(whole, g.shape[1]):
+                total += mul(g[i, j], g[i, j])
         return total
 
     @gpu_kernel
     def of_all(row_accumulator: Array, g: Array, dim: Scalar) -> None:
-        for i in range(cuda.grid(1), g.shape[0], cuda.gridsize(1)):
-            row_accumulator[i] = row_accumulator[i] + sum_of_row(g, i) / dim
+        partial = cuda.shared.array(0, number)
+        rows = g.shape[0]
+        for first in range(cuda.blockIdx.x * at_once, rows, cuda.gridDim.x * at_once):
+            i = first + cuda.threadIdx.x // lanes
+            total = sum_of_row(partial, g, i, i < rows)
+            if i < rows and cuda.threadIdx.x % lanes == 0:
+                row_accumulator[i] = row_accumulator[i] + total / dim
 
     @gpu_kernel
     def of_rows(row_accumulator: Array, rows: Rows, g: Array, dim: Scalar) -> None:
-        for i in range(cuda.grid(1), rows.size, cuda.gridsize(1)):
-            r = rows[i]
-            row_accumulator[r] = row_accumulator[r] + sum_of_row(g, i) / dim
+        partial = cuda.shared.array(0, number)
+        for first in range(cuda.blockIdx.x * at_once, rows.size, cuda.gridDim.x * at_once):
+            i = first + cuda.threadIdx.x // lanes
+            total = sum_of_row(partial, g, i, i < rows.size)
+            if i < rows.size and cuda.threadIdx.x % lanes == 0:
+                r = rows[i]
+                row_accumulator[r] = row_accumulator[r] + total / dim
 
     return of_all, of_rows
 
 
-@gpu_kernel
-def _update(out: Array, w: Array, row_accumulator: Array, g: Array, lr: Scalar, epsilon: Scalar) -> None:
-    dim = w.shape[1]
-    for k in range(cuda.grid(1), w.shape[0] * dim, cuda.gridsize(1)):
-        i, j = k // dim, k % dim
-        out[i, j] = w[i, j] - mul(lr, g[i, j]) / (sqrt(row_accumulator[i]) + epsilon)
-
-
-@gpu_kernel
-def _update_rows(w: Array, row_accumulator: Array, rows: Rows, g: Array, lr: Scalar, epsilon: Scalar) -> None:
-    dim = w.shape[1]
-    for k in range(cuda.grid(1), rows.size * dim, cuda.gridsize(1)):
-        i, j = k // dim, k % dim
-        r = rows[i]
-        w[r, j] = w[r, j] - mul(lr, g[i, j]) / (sqrt(row_accumulator[r]) + epsilon)
+_update = kernel(
+    over_rows(
+        "_update(out, w, row_accumulator, g, lr, epsilon)", "w.shape[0]", "w.shape[1]",
+        ["w{k}, g{k}, a{k} = w[{i}, {j}], g[{i}, {j}], row_accumulator[{i}]"],
+        ["out[{i}, {j}] = w{k} - mul(lr, g{k}) / (sqrt(a{k}) + epsilon)"],
+    ),
+    "_update", __name__, mul=mul, sqrt=sqrt,
+)  # fmt: skip
+_update_rows = kernel(
+    over_rows(
+        "_update_rows(w, row_accumulator, rows, g, lr, epsilon)", "rows.size", "w.shape[1]",
+        ["r{k} = size(rows[{i}])", "w{k}, g{k}, a{k} = w[r{k}, {j}], g[{i}, {j}], row_accumulator[r{k}]"],
+        ["w[r{k}, {j}] = w{k} - mul(lr, g{k}) / (sqrt(a{k}) + epsilon)"],
+    ),
+    "_update_rows", __name__, mul=mul, sqrt=sqrt,
+)  # fmt: skip

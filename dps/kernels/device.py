@@ -32,12 +32,16 @@ cuda: Any = numba.cuda
 HAND_OVER_S = 1e-5
 """How long a thread of the simulator keeps the GIL while others wait; with Python's 5 ms a barrier takes 10 ms."""
 THREADS = 256
-MOST_BLOCKS = 4096
-"""Enough to fill the largest GPU several times. For larger arrays each thread handles several elements."""
+MOST_BLOCKS = 32768
+"""Enough to fill the largest GPU many times. For larger arrays each thread handles several elements."""
+MOST_BLOCKS_OF_ROWS = 4096
+"""Fewer, because a thread that handles elements of rows begins with two divisions."""
 SIMULATED_THREADS = 4
 """Few, because a thread of the simulator is a Python thread, and each launch makes new ones."""
 
 _one_launch = threading.Lock()
+_flags: dict[tuple[int, int], Any] = {}
+"""By thread and GPU. They are kept: a thread that no GPU belongs to must not free such memory."""
 
 cuda.config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # small arrays have few blocks, and need no more
 
@@ -139,9 +143,21 @@ def to_host(array: Any, out: Any = None, stream: Any = 0) -> Any:
     return out
 
 
-def wait() -> None:
-    """Block until the active GPU has finished all its work. Raises the error of a failed kernel."""
-    cuda.synchronize()
+def wait(stream: Any = None) -> None:
+    """Block until the active GPU has finished all its work, or that of one stream (0: the default one). Raises the
+    error of a failed kernel."""
+    if stream is None or simulated():
+        cuda.synchronize()
+    else:
+        (stream or cuda.default_stream()).synchronize()
+
+
+def shared_flag() -> Any:
+    """A number in pinned memory of the host that kernels write to without a copy; one for each thread and GPU."""
+    key = threading.get_ident(), 0 if simulated() else int(cuda.current_context().device.id)
+    if key not in _flags:
+        _flags[key] = cuda.mapped_array(1, np.int32)
+    return _flags[key]
 
 
 # ---- kernels ----
@@ -188,11 +204,16 @@ if not simulated():  # there the functions of `dps.training.optimizers` run as t
         return lambda x, limit, then, other: then if x > limit else other
 
 
-def launch_each(kernel: Any, n: int, stream: Any, *arguments: Any) -> None:
+def launch_each(kernel: Any, n: int, stream: Any, *arguments: Any, most_blocks: int = MOST_BLOCKS) -> None:
     """Start a kernel whose threads share `n` elements in a grid-stride loop; does nothing if `n` is 0."""
-    threads, most = (SIMULATED_THREADS, 2) if simulated() else (THREADS, MOST_BLOCKS)
+    threads, most = (SIMULATED_THREADS, 2) if simulated() else (THREADS, most_blocks)
     if n:
         launch(kernel, min(-(-n // threads), most), threads, stream, *arguments)
+
+
+def launch_rows(kernel: Any, n: int, stream: Any, *arguments: Any) -> None:
+    """`launch_each` for a kernel over the elements of rows."""
+    launch_each(kernel, n, stream, *arguments, most_blocks=MOST_BLOCKS_OF_ROWS)
 
 
 def launch(kernel: Any, blocks: Any, threads: int, stream: Any, *arguments: Any, nbytes: int = 0) -> None:

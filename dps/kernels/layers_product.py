@@ -14,7 +14,8 @@ from typing import Any, Protocol
 import numba
 import numpy as np
 
-from dps.kernels.device import cuda, gpu_function, gpu_kernel, launch, simulated
+from dps.kernels.cuda_loops import indented, kernel
+from dps.kernels.device import gpu_function, launch, simulated
 from dps.kernels.layers_cpu import ACTIVATIONS
 
 CODES = {name: code for code, name in enumerate(ACTIVATIONS)}
@@ -85,8 +86,9 @@ class Tile:
 
 
 def padding(depth: int) -> int:
-    """Padding values after each row of a tile, so that a warp that writes by depth has no bank conflicts."""
-    return max(32 // depth, 1)
+    """Padding values after each row of a tile: a multiple of 4, so that four neighbours stay aligned, and few threads
+    of a warp that writes by depth want one bank."""
+    return max(32 // depth, 4)
 
 
 LARGE = Tile(rows=128, cols=128, depth=8, thread_rows=8, thread_cols=8)
@@ -117,8 +119,7 @@ def product(layout: str, out: Any, inner: int) -> Product:
 
 @cache
 def tiled(layout: str, tile: Tile, dtype: str) -> Product:
-    """The tiled product for one layout, tile and dtype. The kernel is compiled at its first call."""
-    with_bias, without = (_kernel(tile, layout[0] == "n", layout[1] == "t", bias, dtype) for bias in (True, False))
+    """The tiled product for one layout, tile and dtype. Kernels are compiled at their first calls."""
     nbytes = 2 * sum(tile.stage_sizes) * np.dtype(dtype).itemsize
 
     def start(out: Any, left: Any, right: Any, bias: Any, activation: int, stream: Any) -> None:
@@ -126,143 +127,193 @@ def tiled(layout: str, tile: Tile, dtype: str) -> Product:
         if m and n:
             inner = left.shape[1 if layout[0] == "n" else 0]
             blocks = -(-m // tile.rows), -(-n // tile.cols)
-            kernel, bias = (without, right) if bias is None else (with_bias, bias)
-            launch(kernel, blocks, tile.threads, stream, out, left, right, bias, activation, inner, nbytes=nbytes)
+            tiles = _kernel(layout, tile, dtype, bias is not None, activation)
+            launch(
+                tiles, blocks, tile.threads, stream, out, left, right, right if bias is None else bias, inner,
+                nbytes=nbytes,
+            )  # fmt: skip
 
     return start
 
 
-def _kernel(tile: Tile, left_by_depth: bool, right_by_depth: bool, with_bias: bool, dtype: str) -> Any:
-    """The kernel. An operand is stored "by depth" if neighbours in memory differ in the inner dimension.
+@cache
+def _kernel(layout: str, tile: Tile, dtype: str, with_bias: bool, activation: int) -> Any:
+    number = np.dtype(dtype)
+    return kernel(
+        ProductText(layout, tile).kernel(with_bias, activation), "_tiled_product", __name__,
+        kind=numba.from_dtype(number), put=_putter(dtype), unsigned=np.uint32, zero=number.type(0),
+    )  # fmt: skip
 
-    Both tiles are stored as [stage][depth][outer], so that in the inner loop the threads of a warp read neighbouring
-    values, or all the same value. While one stage is multiplied, the next is loaded from global memory to registers and
-    then written to the other stage, so one barrier per iteration is enough. Shared memory is allocated at the launch
-    ("dynamic"), because in the simulator two threads sometimes both allocate the other kind.
-    """
-    rows, cols, depth, thread_rows, thread_cols = tile.rows, tile.cols, tile.depth, tile.thread_rows, tile.thread_cols
-    down, across = rows // thread_rows, cols // thread_cols
-    left_loads, right_loads = rows * depth // tile.threads, cols * depth // tile.threads
-    kind, zero = numba.from_dtype(np.dtype(dtype)), np.dtype(dtype).type(0)
-    fetch_left, keep_left = _loader(rows, depth, tile.threads, left_by_depth, zero)
-    fetch_right, keep_right = _loader(cols, depth, tile.threads, right_by_depth, zero)
-    left_stage, right_stage = tile.stage_sizes
-    first_right = 2 * left_stage
-    multiply = _multiplier(tile, kind)
+
+@cache
+def _putter(dtype: str) -> Any:
+    """A function that writes one activated value of a product, if its column is one of `out`."""
     activated, _ = activations(dtype)
-    add_bias = _bias_adder(tile, with_bias)
 
-    @gpu_kernel
-    def tiled_product(out: Any, left: Any, right: Any, bias: Any, activation: int, inner: int) -> None:
-        tiles = cuda.shared.array(0, kind)
-        sums = cuda.local.array((thread_rows, thread_cols), kind)
-        next_left = cuda.local.array(left_loads, kind)
-        next_right = cuda.local.array(right_loads, kind)
-        thread = cuda.threadIdx.x
-        first_row, first_col = cuda.blockIdx.x * rows, cuda.blockIdx.y * cols
-        m, n = out.shape
-        for i in range(thread_rows):
-            for j in range(thread_cols):
-                sums[i, j] = zero
-        fetch_left(next_left, left, first_row, m, 0, inner, thread)
-        fetch_right(next_right, right, first_col, n, 0, inner, thread)
-        keep_left(tiles, 0, next_left, thread)
-        keep_right(tiles, first_right, next_right, thread)
-        cuda.syncthreads()
-        stage = 0
-        for begin in range(depth, inner + depth, depth):
-            if begin < inner:
-                fetch_left(next_left, left, first_row, m, begin, inner, thread)
-                fetch_right(next_right, right, first_col, n, begin, inner, thread)
-            left_at, right_at = (
-                stage * left_stage + thread // across,
-                first_right + stage * right_stage + thread % across,
-            )
-            multiply(sums, tiles, left_at, right_at)
-            stage = 1 - stage
-            if begin < inner:
-                keep_left(tiles, stage * left_stage, next_left, thread)
-                keep_right(tiles, first_right + stage * right_stage, next_right, thread)
-            cuda.syncthreads()
-        first_row, first_col = first_row + thread // across, first_col + thread % across
-        add_bias(sums, bias, first_col, n)
-        for i in range(thread_rows):
-            for j in range(thread_cols):
-                row, col = first_row + i * down, first_col + j * across
-                if row < m and col < n:
-                    out[row, col] = activated(sums[i, j], activation) if activation else sums[i, j]
+    @gpu_function
+    def put(out: Any, row: int, col: int, total: Any, activation: int) -> None:
+        if col < out.shape[1]:
+            out[row, col] = activated(total, activation) if activation else total
 
-    return tiled_product
+    return put
 
 
-def _loader(outer: int, depth: int, threads: int, by_depth: bool, zero: Any) -> tuple[Any, Any]:
-    """Functions that load one tile of (depth, outer): `fetch` to registers, `keep` from there to shared memory.
+@dataclass(frozen=True)
+class Operand:
+    """One side of a product, as its text reads it. It is stored "by depth" if neighbours in memory differ in the inner
+    dimension, else they differ in the outer one: the rows of `left`, the columns of `right`.
 
-    Neighbouring threads read neighbouring values. Values outside the matrix are 0.
+    Both are kept in shared memory as [stage][depth][outer]. A thread multiplies `own` values of the outer dimension,
+    in groups of neighbours, which one instruction reads from shared memory.
     """
-    loads, pitch = outer * depth // threads, outer + padding(depth)
 
-    @gpu_function
-    def fetch(registers: Any, source: Any, first: int, end: int, begin: int, inner: int, thread: int) -> None:
-        for i in range(loads):
-            n = thread + i * threads
-            if by_depth:
-                o, d = first + n // depth, begin + n % depth
-                registers[i] = source[o, d] if o < end and d < inner else zero
-            else:
-                o, d = first + n % outer, begin + n // outer
-                registers[i] = source[d, o] if o < end and d < inner else zero
+    name: str
+    by_depth: bool
+    outer: int
+    depth: int
+    threads: int
+    own: int
+    base: int
+    """The position of the first stage in shared memory."""
 
-    @gpu_function
-    def keep(tiles: Any, first: int, registers: Any, thread: int) -> None:
-        for i in range(loads):
-            n = thread + i * threads
-            if by_depth:
-                tiles[first + n % depth * pitch + n // depth] = registers[i]
-            else:
-                tiles[first + n // outer * pitch + n % outer] = registers[i]
+    @property
+    def pitch(self) -> int:
+        return self.outer + padding(self.depth)
 
-    return fetch, keep
+    @property
+    def loads(self) -> int:
+        """How many values a thread loads of a tile; neighbouring threads read neighbouring values."""
+        return self.outer * self.depth // self.threads
+
+    def offset(self, i: int) -> int:
+        """Of a thread's i-th value, from its first one."""
+        group = math.gcd(self.own, 4)
+        return i // group * (group * self.outer // self.own) + i % group
+
+    def position(self, i: int) -> tuple[str, str]:
+        """The outer and the inner position, within the tile, of the i-th value that a thread loads."""
+        width, step = self.depth if self.by_depth else self.outer, i * self.threads
+        if self.threads % width:
+            slow, fast = f"(thread + {step}) // {width}", f"(thread + {step}) % {width}"
+        else:
+            slow, fast = f"thread // {width} + {step // width}", f"thread % {width}"
+        return (slow, fast) if self.by_depth else (fast, slow)
+
+    def prepare(self, first: str, end: str) -> list[str]:
+        """Where a thread's loads and reads begin. Loads beyond the matrix repeat its last row or column: no result
+        that is kept depends on them."""
+        lines = []
+        for i in range(self.loads):
+            outer, inner = self.position(i)
+            lines.append(f"{self.name}_outer_{i} = min({first} + {outer}, {end} - 1)")
+            lines.append(f"{self.name}_inner_{i} = {inner}")
+            lines.append(f"{self.name}_kept_{i} = {self.base} + ({inner}) * {self.pitch} + {outer}")
+        return lines
+
+    def fetch(self, within: bool) -> list[str]:
+        """Load a tile from global memory to registers; what lies beyond the inner dimension is 0."""
+        lines = []
+        for i in range(self.loads):
+            depth = f"begin + {self.name}_inner_{i}"
+            index = f"{self.name}_outer_{i}, {depth}" if self.by_depth else f"{depth}, {self.name}_outer_{i}"
+            otherwise = "" if within else f" if {depth} < inner else zero"
+            lines.append(f"{self.name}_next_{i} = {self.name}[{index}]{otherwise}")
+        return lines
+
+    def keep(self, stage: int) -> list[str]:
+        """Write the registers to shared memory."""
+        at = stage * self.depth * self.pitch
+        return [f"tiles[{self.name}_kept_{i} + {at}] = {self.name}_next_{i}" for i in range(self.loads)]
+
+    def read(self, stage: int) -> list[str]:
+        """Read a thread's values of one depth."""
+        at = self.base + stage * self.depth * self.pitch
+        return [
+            f"{self.name}_{i} = tiles[{self.name}_at + d * {self.pitch} + {at + self.offset(i)}]"
+            for i in range(self.own)
+        ]
 
 
-def _multiplier(tile: Tile, kind: Any) -> Any:
-    """sums += left.T @ right for one stage. Each operand is read from shared memory once per depth.
+class ProductText:
+    """The text of a product's kernel. Sums and loaded values are variables of their own, one for each: arrays that a
+    loop indexes lie in memory where the compiler does not unroll the loop, and not in registers.
 
-    A thread's rows and columns are strided, so that a warp reads adjacent values. `left` and `right` are the positions
-    of the thread's first row and column in `tiles`.
+    While one stage is multiplied, the next is loaded from global memory to registers and then written to the other
+    stage, so one barrier for each is enough. Shared memory is allocated at the launch ("dynamic"), because in the
+    simulator two threads sometimes both allocate the other kind.
     """
-    depth, thread_rows, thread_cols = tile.depth, tile.thread_rows, tile.thread_cols
-    down, across = tile.rows // thread_rows, tile.cols // thread_cols
-    left_pitch, right_pitch = tile.rows + padding(depth), tile.cols + padding(depth)
 
-    @gpu_function
-    def multiply(sums: Any, tiles: Any, left: int, right: int) -> None:
-        of_right = cuda.local.array(thread_cols, kind)
-        for d in range(depth):
-            for j in range(thread_cols):
-                of_right[j] = tiles[right + d * right_pitch + j * across]
-            for i in range(thread_rows):
-                of_left = tiles[left + d * left_pitch + i * down]
-                for j in range(thread_cols):
-                    sums[i, j] += of_left * of_right[j]
+    def __init__(self, layout: str, tile: Tile) -> None:
+        self._tile = tile
+        first_right = 2 * tile.stage_sizes[0]
+        self._left = Operand("left", layout[0] == "n", tile.rows, tile.depth, tile.threads, tile.thread_rows, 0)
+        self._right = Operand(
+            "right", layout[1] == "t", tile.cols, tile.depth, tile.threads, tile.thread_cols, first_right
+        )
+        self._operands = (self._left, self._right)
 
-    return multiply
+    def kernel(self, with_bias: bool, activation: int) -> str:
+        """The whole text, for a launch with `tile.threads` threads a block, and blocks of (rows, cols) of `out`."""
+        tile, across = self._tile, self._tile.cols // self._tile.thread_cols
+        alignment = "" if simulated() else ", alignment=16"
+        lines = [
+            f"tiles = cuda.shared.array(0, kind{alignment})",
+            "thread = unsigned(cuda.threadIdx.x)",  # then the compiler knows that no index is negative
+            f"first_row, first_col = cuda.blockIdx.x * {tile.rows}, cuda.blockIdx.y * {tile.cols}",
+            "m, n = out.shape",
+            f"left_at = thread // {across} * {math.gcd(tile.thread_rows, 4)}",
+            f"right_at = thread % {across} * {math.gcd(tile.thread_cols, 4)}",
+            *self._left.prepare("first_row", "m"),
+            *self._right.prepare("first_col", "n"),
+            *(f"{s} = zero" for row in self._sums() for s in row),
+            "begin = 0",
+            *self._fetch(),
+            *self._keep(0),
+            "cuda.syncthreads()",
+            "while True:",
+            *indented(self._multiplied(0) + self._multiplied(1)),
+            *self._finish(with_bias, activation),
+        ]
+        return "\n".join(["def _tiled_product(out, left, right, bias, inner):", *indented(lines), ""])
 
+    def _sums(self) -> list[list[str]]:
+        return [[f"s_{i}_{j}" for j in range(self._tile.thread_cols)] for i in range(self._tile.thread_rows)]
 
-def _bias_adder(tile: Tile, with_bias: bool) -> Any:
-    """sums += bias for a thread's columns from `first` on; without a bias it does nothing, and `bias` is any array."""
-    thread_rows, thread_cols = tile.thread_rows, tile.thread_cols
-    across = tile.cols // thread_cols
+    def _fetch(self) -> list[str]:
+        inside, edge = ([line for o in self._operands for line in o.fetch(within)] for within in (True, False))
+        return [f"if begin + {self._tile.depth} <= inner:", *indented(inside), "else:", *indented(edge)]
 
-    @gpu_function
-    def add_bias(sums: Any, bias: Any, first: int, n: int) -> None:
-        for j in range(thread_cols):
-            if first + j * across < n:
-                for i in range(thread_rows):
-                    sums[i, j] += bias[first + j * across]
+    def _keep(self, stage: int) -> list[str]:
+        return [line for operand in self._operands for line in operand.keep(stage)]
 
-    @gpu_function
-    def no_bias(sums: Any, bias: Any, first: int, n: int) -> None:
-        return
+    def _multiplied(self, stage: int) -> list[str]:
+        """One stage: its product, while the next is on its way."""
+        reads = self._left.read(stage) + self._right.read(stage)
+        products = [f"{s} += left_{i} * right_{j}" for i, row in enumerate(self._sums()) for j, s in enumerate(row)]
+        return [
+            f"begin += {self._tile.depth}",
+            "more = begin < inner",
+            "if more:",
+            *indented(self._fetch()),
+            f"for d in range({self._tile.depth}):",
+            *indented(reads + products),
+            "if not more:",
+            "    break",
+            *self._keep(1 - stage),
+            "cuda.syncthreads()",
+        ]
 
-    return add_bias if with_bias else no_bias
+    def _finish(self, with_bias: bool, activation: int) -> list[str]:
+        """Add the bias, and write the activated sums that lie in `out`."""
+        lines = []
+        cols, rows = range(self._tile.thread_cols), range(self._tile.thread_rows)
+        for j in cols:
+            lines.append(f"col_{j} = first_col + right_at + {self._right.offset(j)}")
+            if with_bias:
+                lines.append(f"bias_{j} = bias[col_{j}] if col_{j} < n else zero")
+        for i in rows:
+            lines += [f"row = first_row + left_at + {self._left.offset(i)}", "if row < m:"]
+            for j in cols:
+                total = f"s_{i}_{j} + bias_{j}" if with_bias else f"s_{i}_{j}"
+                lines += indented([f"put(out, row, col_{j}, {total}, {activation})"])
+        return lines

@@ -193,6 +193,7 @@ def test_a_session_belongs_to_the_process_that_opened_it(attack: Attack) -> None
     unharmed(attack)
 
 
+@pytest.mark.slow
 def test_a_task_whose_process_lives_is_not_replaced_and_its_end_is_nobody_else_s_to_report(attack: Attack) -> None:
     chief, address = Ref(attack.worker.target, CHIEF), attack.worker.address
     attack.caller.connect(chief.address, runtime().secret())

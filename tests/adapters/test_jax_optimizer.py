@@ -19,6 +19,8 @@ optax = pytest.importorskip("optax", reason='needs optax: pip install "dps[jax]"
 jnp = jax.numpy
 
 STEPS = 100
+NEAR = 1e-6 if jax.default_backend() == "cpu" else 1e-3
+"""Between losses of about 1; a GPU multiplies float32 as TF32."""
 BETA2 = 1 - 2**-10
 """Adam's 0.999, but exact in float32. Of 0.999 itself optax computes `1 - beta2**t` in float32, 1e-5 off at first."""
 RULES: dict[str, tuple[dps.optim.Optimizer, Any]] = {
@@ -115,7 +117,7 @@ def test_the_loss_curve_is_that_of_plain_optax_with_clipping_in_front(name: str)
         got, values = trained(clipped(opt), opt.pull())
         assert opt.session.global_step == STEPS
         assert units_away(values, opt.pull()) <= 1
-    assert np.abs(np.subtract(got, wanted)).max() <= 1e-6
+    assert np.abs(np.subtract(got, wanted)).max() <= NEAR
     assert got[-1] < 0.7 * got[0]
 
 
@@ -131,7 +133,7 @@ def test_the_loss_curve_of_adam_with_its_usual_betas_is_that_of_optax_in_double_
     with doubles(True):
         wide = jax.tree.map(lambda leaf: jnp.asarray(leaf, "float64"), params())
         wanted, _ = trained(clipped(optax.adam(0.002)), wide)
-    assert np.abs(np.subtract(got, wanted)).max() <= 1e-6
+    assert np.abs(np.subtract(got, wanted)).max() <= NEAR
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -36,6 +36,7 @@ def train(server: Any, compressor: Any, partitioner: Any = None, steps: int = 8)
         return flat(s.pull())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compressor", ALL, ids=repr)
 def test_sync_bits_do_not_depend_on_ps_parts_and_where_these_are(compressor: Compressor) -> None:
     """One ps, two, and two with parts; within a process and by tcp; and the simulator with small messages."""
@@ -105,6 +106,7 @@ def test_a_reader_may_pull_packed_and_without_compression_nothing_is_counted() -
     assert traffic is not None and (traffic.pulled, traffic.pulled_plain) == (16, 32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("casts", [None, {"table": Float16()}], ids=repr)
 @pytest.mark.parametrize("optimizer", [dps.optim.SGD(0.5), dps.optim.Adam(0.1)], ids=lambda o: o.name)
 def test_pulls_of_what_changed_are_the_values_that_a_plain_pull_gives(optimizer: Any, casts: Any) -> None:

@@ -223,6 +223,7 @@ with dps.Server.from_env() as server, dps.Session(
 """
 
 
+@pytest.mark.slow
 def test_an_evaluator_is_a_task_that_tf_config_names(tmp_path: Path) -> None:
     (tmp_path / "evaluate.py").write_text(PROGRAM)
     (tmp_path / "train.py").write_text(TRAINER)

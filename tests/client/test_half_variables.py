@@ -73,12 +73,14 @@ def check(values: Any, workers: int, name: str) -> None:
             np.testing.assert_allclose(wide(got), wanted, rtol=2 * step, atol=step / 4, err_msg=f"{case}/{variable}")
 
 
+@pytest.mark.slow
 @EVERY_KERNEL
 def test_twenty_asynchronous_steps_are_those_of_the_formulas_rounded_after_each(name: str) -> None:
     with cluster(2, 1, "inproc") as (server,):
         check(train(server, DTYPES[name], partitioner=dps.partition.Fixed(2)), 1, name)
 
 
+@pytest.mark.slow
 @EVERY_KERNEL
 def test_synchronous_steps_have_the_same_bits_with_one_ps_and_with_two(name: str) -> None:
     found = []

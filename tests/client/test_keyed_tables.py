@@ -97,6 +97,7 @@ def test_a_key_twice_in_a_push_is_summed_once_and_in_a_lookup_is_read_twice() ->
         assert rows[0] == pytest.approx(first - 3 / np.sqrt(9.1), abs=1e-5) and np.array_equal(rows[0], rows[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("update", ["async", "bounded:2", "sync"])
 def test_any_number_of_ps_and_either_way_gives_the_same_bits(update: str, tmp_path: Path) -> None:
     seen: list[Any] = []
@@ -252,6 +253,7 @@ def test_a_worker_with_another_table_is_refused() -> None:
                 dps.Session(second, other, optimizer=SGD, timeout=60)
 
 
+@pytest.mark.slow
 def test_published_versions_and_followed_checkpoints_leave_keyed_tables_out(tmp_path: Path) -> None:
     with (
         cluster(ps=2, trusted=True, checkpoint_root=tmp_path) as (server,),

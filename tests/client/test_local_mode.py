@@ -384,6 +384,7 @@ def test_a_session_of_a_users_own_class_stays_one_in_every_mode(update: str) -> 
     assert run.errors == {} and run.results == [(True, 4, [-2.0])]
 
 
+@pytest.mark.slow
 def test_real_processes_give_the_same() -> None:
     with dps.LocalCluster(ps=1, workers=2) as local:
         found = local.run(trains_in_a_process).results

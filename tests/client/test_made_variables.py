@@ -49,6 +49,7 @@ def is_same(found: Any, other: Any) -> bool:
     return found.dtype == other.dtype and found.shape == other.shape and found.tobytes() == other.tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [None, 2, 5])
 @pytest.mark.parametrize("ps", [1, 2, 3])
 def test_any_number_of_ps_and_parts_has_the_same_bits(ps: int, parts: int | None) -> None:

@@ -80,6 +80,7 @@ def test_readers_in_the_same_process_see_whole_versions(how: str) -> None:
     assert pushes > MANY and reads > MANY
 
 
+@pytest.mark.slow
 def test_without_leases_reads_are_torn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Store, "leases_on", False)
     found = 0

@@ -53,6 +53,7 @@ def deliver(made: list[Flow], draw: random.Random, loss: float = 0.0, double: fl
     raise AssertionError("the operation does not end")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
 @settings(max_examples=60, deadline=None)
 @given(

@@ -32,6 +32,7 @@ def chief() -> Iterator[dps.Server]:
         yield chief
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_a_worker_process_that_is_killed_comes_back_and_every_call_has_its_value(chief: dps.Server) -> None:
     workers = [worker(chief.address, task) for task in (0, 1)]
@@ -68,6 +69,7 @@ def test_a_worker_process_that_is_killed_comes_back_and_every_call_has_its_value
                 process.stdout.close()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_one_line_starts_serving_workers_and_the_program_that_schedules(tmp_path: Path) -> None:
     (tmp_path / "step.py").write_text("def square(x):\n    return x * x\n")

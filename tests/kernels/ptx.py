@@ -94,6 +94,8 @@ from dps.kernels import layers_cpu, layers_cuda, layers_product  # noqa: E402
 from dps.training.optimizers import KNOWN  # noqa: E402
 from tests.kernels import test_twins as twins  # noqa: E402
 
+kernels.shared_flag, kernels.wait = lambda: host_array(1, np.int32), lambda stream: None
+
 
 def launch_updates(dtype: Any) -> None:
     """All optimizers and averages, of whole arrays and of rows; `twins` has the cases that the tests run in the

@@ -71,7 +71,7 @@ def test_threads_launch_kernels_at_the_same_time() -> None:
             found.extend(device.to_host(total))
 
     results: list[list[float]] = [[] for _ in range(4)]
-    threads = [threading.Thread(target=work, args=(i + 1, found)) for i, found in enumerate(results)]
+    threads = [threading.Thread(target=work, args=(i + 1.0, found)) for i, found in enumerate(results)]
     for thread in threads:
         thread.start()
     for thread in threads:

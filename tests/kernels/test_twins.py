@@ -194,9 +194,10 @@ def test_an_update_of_rows_changes_those_rows_as_the_formula_says_and_no_others(
 
 
 @each_twin
-def test_gather_reads_the_named_rows_in_their_order(twin):
-    table, rows = numbers(60, 1).reshape(20, 3), np.array([19, 0, 7, 7, 3])
-    out = twin.put(np.empty((5, 3), np.float32))
+@pytest.mark.parametrize("dim", [1, 2, 3, 7, 64])  # fewer and more columns than threads
+def test_gather_reads_the_named_rows_in_their_order(twin, dim):
+    table, rows = numbers(20 * dim, 1).reshape(20, dim), np.array([19, 0, 7, 7, 3] * (1 + 12 // dim))
+    out = twin.put(np.empty((rows.size, dim), np.float32))
     twin.kernels.gather(twin.put(table), twin.put(rows), out)
     assert twin.get(out).tobytes() == table[rows].tobytes()
 

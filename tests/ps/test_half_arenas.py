@@ -61,6 +61,7 @@ def same(found: Any, wanted: Any) -> None:
     assert found.tobytes() == wanted.tobytes()
 
 
+@pytest.mark.slow
 @EVERY_KERNEL
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
 def test_twenty_updates_round_the_values_after_each_and_keep_slots_in_float32(dtype: str, optimizer: Any) -> None:
@@ -95,6 +96,7 @@ def test_large_arenas_are_updated_to_the_end_in_another_buffer(dtype: str, optim
     same(made.values, before)
 
 
+@pytest.mark.slow
 @EVERY_DTYPE
 @pytest.mark.parametrize("count", [1, 2, 3, 6])
 def test_a_mean_is_summed_in_float32_in_its_order_and_divided(dtype: str, count: int) -> None:

@@ -39,6 +39,8 @@ from tests.simulation.scenario import (
     with_a_lost_ps,
 )
 
+pytestmark = pytest.mark.slow
+
 SEEDS = 400
 
 

@@ -219,6 +219,7 @@ def restores(server: Any, update: Any, seen: Seen, folder: str | None, steps: in
     return values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("others", [(), ("ps:1",)])
 def test_a_restore_waits_for_the_next_chief(others: tuple[str, ...], workers: int) -> None:

@@ -48,6 +48,7 @@ FAULTS: dict[str, list[Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", FAULTS)
 def test_sums_have_each_worker_that_made_the_step_once_and_are_the_same_for_all(name: str, seed: int) -> None:

@@ -72,6 +72,7 @@ with dps.Server.from_env() as server:
 """
 
 
+@pytest.mark.slow
 def test_workers_with_keys_sum_through_a_ps_and_among_themselves(tmp_path: Path) -> None:
     program, keys = tmp_path / "train.py", str(tmp_path / "keys")
     program.write_text(KEYED)

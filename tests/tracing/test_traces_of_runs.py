@@ -141,6 +141,7 @@ def test_ctrl_c_ends_a_trace_and_it_is_written(
     assert [each.name for each in path.parent.iterdir()] == ["trace.json"]
 
 
+@pytest.mark.slow
 def test_a_task_that_does_not_answer_is_named_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gathering, "ANSWER_S", 2.5)
     held = threading.Event()

@@ -230,6 +230,7 @@ def mixed_sync() -> Any:
     return first
 
 
+@pytest.mark.slow
 @EVERY_OPTIMIZER
 @pytest.mark.parametrize("run", list(RUNS))
 def test_twenty_steps_through_a_ps_are_those_of_the_formulas(run: str, case: str) -> None:

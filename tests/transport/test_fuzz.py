@@ -136,6 +136,7 @@ ALLOWED = {
     "dps/__init__.py": "the names that dps exports",
     "dps/torch/__init__.py": "the extra torch",
     "dps/kernels/passes.py": "passes that it writes around the rule of an optimizer class",
+    "dps/kernels/cuda_loops.py": "kernels that it writes around statements in dps",
     "dps/process/lazy_imports.py": "the names that its packages export",
     "dps/role.py": "modules of dps, ahead of their use",
     "dps/cli.py": "modules of dps, and the extra shtab",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import dps
 from dps.kernels.first_values import made
@@ -29,6 +30,7 @@ def opened(server: dps.Server, rows: Any) -> tuple[float, Any]:
         return resident_mb("VmHWM") - before, session.lookup("table", rows)
 
 
+@pytest.mark.slow
 def test_a_worker_opens_a_large_table_without_its_memory() -> None:
     rows = np.array([0, 5, ROWS // 2 - 1, ROWS // 2, ROWS - 1])
     with dps.LocalCluster(ps=2, workers=1, processes=True) as local:

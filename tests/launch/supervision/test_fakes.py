@@ -245,6 +245,7 @@ class Serves(Launched):
             self.ends(name, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [-signal.SIGKILL, 3])
 def test_workers_that_serve_a_program_which_was_killed_end_with_it(
     code: int, told: list[Any], monkeypatch: pytest.MonkeyPatch

@@ -108,6 +108,7 @@ ORDERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 def test_in_each_order_everybody_talks_after_each_step_and_nobody_is_refused(hosts: Hosts, order: str) -> None:
     hosts.all_talk()
@@ -117,6 +118,7 @@ def test_in_each_order_everybody_talks_after_each_step_and_nobody_is_refused(hos
         hosts.all_talk()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["chief", "ps", "worker"])
 def test_one_role_alone_is_revoked_on_the_chiefs_host(hosts: Hosts, role: str) -> None:
     for step in ("rotate", "copy ps", "copy worker"):

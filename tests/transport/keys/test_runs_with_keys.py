@@ -283,6 +283,7 @@ def test_a_worker_that_hosts_the_chief_listens_with_the_keys_of_a_chief(
         trains.close()
 
 
+@pytest.mark.slow
 def test_a_coordinator_with_a_workers_keys_has_workers_run_functions_and_a_reader_may_not(
     folders: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
