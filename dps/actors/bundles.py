@@ -54,12 +54,6 @@ class Outbox:
         header, arrays = encode(envelope)
         self._endpoint.send(route, header, arrays)
 
-    def send_header(self, route: Route, header: bytes) -> None:
-        """Send all queued messages and then one without arrays, of which this is the header. Raises as
-        `queue_message`."""
-        self.flush()
-        self._endpoint.send(route, header)
-
     def flush(self) -> None:
         """Send all queued messages."""
         if self._waiting:

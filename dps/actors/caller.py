@@ -16,7 +16,7 @@ from dps.process import config
 from dps.process.telemetry import LogThrottle, log
 from dps.transport.endpoint import Connected, Delivery, Disconnected, Refused, Runtime
 from dps.transport.message import Form, Message
-from dps.transport.wire import Envelope, decode, encode_plain, unbundle
+from dps.transport.wire import PLAIN_BYTE, Envelope, decode, encode_plain, unbundle
 
 if TYPE_CHECKING:
     from dps.transport.keys.keyring import Credentials
@@ -96,7 +96,8 @@ class Caller:
         number = self._requests.take_number()
         header = encode_plain(form, numbers, to.actor, number, self.name, self.incarnation)
         if header:
-            self._outbox.send_header(to.address, header)
+            self._outbox.flush()
+            self._endpoint.send(to.address, header)
         else:
             envelope = Envelope(form.made(*numbers), to.actor, number, self.name, self.incarnation)
             self._outbox.send_message(to.address, envelope)
@@ -117,8 +118,10 @@ class Caller:
         heard = self._heard = dict.fromkeys(numbers)
         deadline = self._time.now() + wait_s
         try:
-            while wait_s > 0 and None in heard.values():
+            while wait_s > 0:
                 self.turn(wait_s)
+                if None not in heard.values():
+                    break
                 wait_s = deadline - self._time.received_at
             return heard
         finally:
@@ -227,19 +230,23 @@ class Caller:
 
     def _take_delivery(self, delivery: Delivery, now: float) -> None:
         try:
+            if delivery.header[:1] == PLAIN_BYTE:  # no bundle
+                self._feed_answer(decode(delivery.header, delivery.frames), now)
+                return
             for header, frames in unbundle(delivery.header, delivery.frames):
                 self._feed_answer(decode(header, frames), now)
         except ProtocolError as error:
             log.debug("%s: refused an answer: %s", self.name, error)
 
     def _feed_answer(self, envelope: Envelope, now: float) -> None:
-        if envelope.actor:
+        message, actor, number, _, _ = envelope
+        if actor:
             return
-        number = envelope.request
-        if number not in self._heard:
-            self._requests.feed_answer(number, envelope.message, now)
-        elif self._heard[number] is None:
-            self._heard[number] = envelope.message
+        heard = self._heard
+        if number not in heard:
+            self._requests.feed_answer(number, message, now)
+        elif heard[number] is None:
+            heard[number] = message
 
 
 def _nothing() -> None:

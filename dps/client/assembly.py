@@ -105,7 +105,10 @@ def _sources(plan: Plan, arena: Arena, gradients: Mapping[int, Gradient]) -> Seq
 
 def _lay(arrays: Sequence[Array], out: Array) -> None:
     """Copy arrays one after the other to `out`: flat, of their dtype, and as long as all of them."""
-    np.concatenate([array if array.ndim == 1 else array.reshape(-1) for array in arrays], out=out)
+    if len(arrays) == 1:
+        out[:] = arrays[0].reshape(-1)
+    else:
+        np.concatenate([array if array.ndim == 1 else array.reshape(-1) for array in arrays], out=out)
 
 
 class Assembly:
@@ -153,18 +156,13 @@ class Assembly:
             found = every
         return self._nesting.build(found)
 
-    def still(self, memories: Sequence[Array]) -> Any:
-        """Read-only values in the user's nesting, in the memory of all arenas of all shards."""
-        found, at = [], 0
-        for layout in self.plan.layouts.values():
-            found += layout.listed(memories[at : at + len(layout.arenas)])
-            at += len(layout.arenas)
-        return self.values(found)
+    def views(self, parts: Sequence[Array]) -> Any:
+        """As `values`, in views of the parts: what is done to their shapes is not seen in the parts."""
+        return self.values(list(map(np.ndarray.view, parts)))
 
     def gradients(self, tree: Any) -> Mapping[int, Gradient]:
         """A user's nested gradients by variable index, checked as in `check_gradients`."""
-        arrays = self._nesting.leaves(tree) if self._in_order else None
-        if arrays is not None and fit(self.plan, arrays):
+        if self._in_order and (arrays := self._nesting.leaves(tree)) is not None and fit(self.plan, arrays):
             return Whole(arrays)
         check_is_nested(self.plan, tree)
         return check_gradients(self.plan, leaves(tree))

@@ -7,13 +7,13 @@ answer, or none in time, the push goes on as an ordinary request: nothing is sen
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from dps.actors.caller import Posted
+from dps.client.assembly import Whole, is_whole
 from dps.client.connection import Connection
-from dps.client.lanes import LentVersion, PsPeer, hold_lent
+from dps.client.lanes import LentVersion, PsPeer
 from dps.client.pulling import PullMemory, Pulls
 from dps.client.pushing import Pushes, PushOp
 from dps.client.transfers import copy_steadily
@@ -23,21 +23,15 @@ from dps.messages.sessions import Push as PushMessage
 from dps.transport.message import Form, Message, changed
 from dps.variables.layout import Gradient
 
-_staleness = operator.attrgetter("staleness")
 Holds = list[LentVersion]
-"""The versions of all shards, in the order of the plan."""
+"""The versions of all shards, in the order of the plan; none if not all are lent."""
 Reads = Literal["", "copy", "held"]
 """Whether a push brings the values after it, and in which form."""
-
-
-class Made(NamedTuple):
-    """A push that got its result in one round trip, and the values after it."""
-
-    result: Push
-    values: Any = None
-    """A copy of them; None if they are only held."""
-    holds: Holds | None = None
-    """The versions of the values, released where those were copied. None: the values have to be pulled."""
+Made = tuple[Push, Any, Holds]
+"""The result of a push that was made in one round trip, the values after it, and their versions, which are released
+where the values are a copy. No versions: the values have to be pulled."""
+Requests = list[tuple[int, ...]]
+"""For each ps the integers of its message, as of `Message.expanded`."""
 
 
 class AtOnce:
@@ -52,10 +46,11 @@ class AtOnce:
         self._holds: Holds = []
         """The values that the last answers lent; of all shards, or none. The next call releases them, unless
         `hand_over` was called."""
-        self._asked: dict[int, PsPeer] = {}
-        """The peers of the requests in flight, by number. After Ctrl-C those that were: the next call drops them."""
+        self._asked: dict[int, LentVersion] = {}
+        """What the requests in flight ask for, by their numbers. After Ctrl-C what they had asked for: the next call
+        releases it."""
         self._posted: dict[int, Posted] = {}
-        """The last requests that got another answer than the usual ones, or none in time, by ps."""
+        """The last requests of a push that got another answer than the usual ones, or none in time, by ps."""
         self._fresh = 0, 0.0
         """In sync: the number of the push that brought `_holds`, and until when its values serve a pull."""
         self._prepared: tuple[PullMemory, Any] | None = None
@@ -69,27 +64,33 @@ class AtOnce:
 
         Returns the result, or the push as an ordinary operation if a ps did not answer soon, or None if nothing was
         sent."""
-        pushes, peers = self._pushes, self._open()
-        connection = self._connection
+        connection, pushes, peers = self._connection, self._pushes, self._open()
         if not peers or pushes.under_way or connection.membership.settles:
             return None
         if pushes.assigned is not None and pushes.assigned.waiting:
             return None
-        memories: list[list[int]] = []
+        epoch, step, mode = connection.membership.epoch, connection.steps.local_step, connection.agreed.mode
+        numbers, pulled, lend = pushes.numbers, pushes.pulled, reads != "" or mode.has_stable_values
+        requests: Requests = []
         for peer in peers:
-            run = pushes.filled(peer, gradients)
-            if run is None or run.memory is None:
+            if gradients.__class__ is not Whole and not is_whole(peer.layout, gradients):
                 return None
-            memories.append(run.memory.name)
-        if connection.agreed.mode.checks_finite:
-            pushes.check(gradients)
-        numbers, incarnation, made = pushes.numbers.copy(), connection.caller.incarnation, None
+            memory, ps = pushes.loader.run(peer, gradients).memory, peer.ps
+            if memory is None:
+                return None
+            requests.append(
+                (epoch, numbers[ps] + 1, step, pulled[ps], peer.layout.gradient_nbytes, 0, lend,
+                 peer.lane.all_released_below(), *memory.name)
+            )  # fmt: skip
+        if mode.checks_finite:
+            pushes.loader.check(gradients)
+        before, incarnation, made = numbers.copy(), connection.caller.incarnation, None
         try:
-            made = self._push(peers, memories, reads)
-            return made or pushes.start(gradients, loss, None, bool(reads), self._posted)
+            made = self._push(requests, reads)
+            return made or pushes.start(gradients, loss, None, reads != "", self._posted)
         except BaseException:  # Ctrl-C: the ps may have the push, so it has to be sent again under its number
             if made is None and not pushes.under_way and connection.caller.incarnation == incarnation:
-                pushes.numbers = numbers
+                pushes.numbers = before
                 self._start_surely(gradients, loss)
             raise
 
@@ -113,13 +114,14 @@ class AtOnce:
 
         The caller calls `hand_over` and releases them. `prepares`: memory to copy them to is found while the answers
         are in flight."""
-        if self._connection.agreed.mode.has_stable_values:
-            if self._holds and not self._is_fresh(self._holds):
-                self._release()
-            if self._holds:
+        if not self._connection.agreed.mode.has_stable_values:
+            return self._ask_values(prepares)
+        if self._holds:
+            if self._is_fresh(self._holds):
                 self.note(self._holds)
-            return self._holds
-        return self._ask_values(prepares)
+            else:
+                self._release()
+        return self._holds
 
     def hand_over(self) -> None:
         """From now on the caller of `held` releases the holds, also after an error."""
@@ -131,6 +133,10 @@ class AtOnce:
         self._pulls.read = self._connection.membership.epoch, counters
         self._pushes.pulled.update(counters)
 
+    def still(self, holds: Holds) -> Any:
+        """Values in place, in the nesting of params."""
+        return self._pushes.assembly.views([part for hold in holds for part in hold.parts])
+
     def _is_fresh(self, holds: Holds) -> bool:
         """In sync: whether the values that came with the last push are still the newest version."""
         connection, (push, until) = self._connection, self._fresh
@@ -141,9 +147,9 @@ class AtOnce:
         return not connection.membership.over and connection.home.runtime.now() <= until
 
     def _release(self) -> None:
-        for hold in self._holds:
-            hold.release()
-        self._holds = []  # only now: after Ctrl-C the next call releases the others
+        for lent in (*self._holds, *self._asked.values()):
+            lent.release()
+        self._holds, self._asked = [], {}  # only now: after Ctrl-C the next call releases the others
 
     def _copied(self) -> Any:
         """Copy the held values, into the prepared memory if there is any, and release them."""
@@ -151,9 +157,8 @@ class AtOnce:
             memory, tree = self._prepared or self._pulls.prepared()
             runtime = self._connection.home.runtime
             for hold in self._holds:
-                run = memory.run(hold.peer.ps)
-                for arena, values in zip(hold.peer.layout.arenas, hold.memories, strict=True):
-                    copy_steadily(runtime, run[arena.offset : arena.offset + arena.nbytes], values)
+                for target, values in zip(memory.arenas(hold.peer.ps), hold.memories, strict=True):
+                    copy_steadily(runtime, target, values)
             return memory.tree(self._pushes.assembly) if tree is None else tree
         finally:
             self._prepared = None
@@ -162,10 +167,8 @@ class AtOnce:
     def _open(self) -> list[PsPeer]:
         """The ps to ask; none if the requests have to be ordinary ones."""
         connection = self._connection
-        if self._holds:
+        if self._holds or self._asked:
             self._release()
-        if self._asked:
-            self._drop_asked()
         if self._seen is not connection.peers:
             self._seen, self._peers = connection.peers, self._usual_peers()
         if connection.membership.over:
@@ -184,38 +187,36 @@ class AtOnce:
         usual = small and self._pulls.may_come_with_a_push
         return [connection.peers[ps] for ps in layouts] if usual else []
 
-    def _push(self, peers: Sequence[PsPeer], memories: Sequence[list[int]], reads: Reads) -> Made | None:
+    def _push(self, requests: Requests, reads: Reads) -> Made | None:
         """Send a push of gradients in shared memory; None if a ps did not apply it soon."""
         connection, pushes = self._connection, self._pushes
-        lend, epoch = bool(reads) or connection.agreed.mode.has_stable_values, connection.membership.epoch
-        step, numbers, pulled = connection.steps.local_step, pushes.numbers, pushes.pulled
-        plain = [  # arguments of `PushMessage.expanded`
-            (epoch, numbers[peer.ps] + 1, step, pulled[peer.ps], peer.layout.gradient_nbytes, 0, lend,
-             peer.lane.all_released_below(), *memory)
-            for peer, memory in zip(peers, memories, strict=True)
-        ]  # fmt: skip
         first: PushMessage | None = None
         if pushes.times.at >= pushes.times.due_at:
-            first = changed(PushMessage.expanded(*plain[0]), times=pushes.take_times())  # to the step ps
-        if len(peers) > 1:
+            first = changed(PushMessage.expanded(*requests[0]), times=pushes.take_times())  # to the step ps
+        if len(requests) > 1:
             pushes.announce()
-        answers = self._ask(PushMessage.form_of, plain, reads == "copy", first)
-        if answers is None:
-            return None
-        leading = answers[0]  # the step ps's
-        step = pushes.made(peers, leading.number, leading.step)
-        for answer in answers:
-            if answer.settles:
-                connection.membership.settles = True
-            if answer.lent and answer.lent[1] != leading.step and connection.agreed.mode.is_atomic:
-                self._release()  # else values of several steps might be read together
-        result, holds = Push(step, True, max(map(_staleness, answers))), self._holds
+        answers = self._ask(PushMessage.form_of, requests, reads == "copy", first)
+        asked, step_ps, staleness, settles, lends = self._asked, next(iter(answers.values())), 0, False, True
+        for number, answer in answers.items():
+            if not isinstance(answer, Pushed) or answer.status != APPLIED:
+                self._posted = {asked[number].peer.ps: (number, answers[number]) for number in answers}
+                self._release()
+                return None
+            lent, staleness, settles = answer.lent, max(staleness, answer.staleness), settles or answer.settles
+            if not lent or not asked[number].hold(lent[0], lent[2]):
+                lends = False
+            elif lent[1] != step_ps.step and connection.agreed.mode.is_atomic:
+                lends = False  # else values of several steps might be read together
+        result = Push(pushes.made(self._peers, step_ps.number, step_ps.step), True, staleness)
+        if settles:
+            connection.membership.settles = True
+        holds = self._keep(lends)
         if reads and holds:
-            return Made(result, self._copied() if reads == "copy" else None, holds)
+            return result, self._copied() if reads == "copy" else self.still(holds), holds
         if holds:
             runtime = connection.home.runtime
-            self._fresh = leading.number, runtime.now() + runtime.tuning.client.step_values_s
-        return Made(result)
+            self._fresh = step_ps.number, runtime.now() + runtime.tuning.client.step_values_s
+        return result, None, []
 
     def _ask_values(self, prepares: bool) -> Holds:
         """The values that the ps have now."""
@@ -224,55 +225,41 @@ class AtOnce:
             return []
         epoch = connection.membership.epoch
         # Arguments of `Pull.expanded`.
-        plain = [(epoch, 0, 0, 0, -1, 0, peer.lane.all_released_below(), 0) for peer in peers]
-        answers = self._ask(Pull.form_of, plain, prepares)
-        if self._holds and answers is not None:
-            connection.steps.saw(answers[0].step)
-            self.note(self._holds)
-        return self._holds
+        requests: Requests = [(epoch, 0, 0, 0, -1, 0, peer.lane.all_released_below(), 0) for peer in peers]
+        answers, lends = self._ask(Pull.form_of, requests, prepares), True
+        for number, answer in answers.items():
+            lends = (
+                lends
+                and isinstance(answer, SharedValues)
+                and self._asked[number].hold(answer.counter, answer.memories)
+            )
+        holds = self._keep(lends)
+        if holds:
+            connection.steps.saw(next(iter(answers.values())).step)
+            self.note(holds)
+        return holds
 
     def _ask(
-        self, form: Form, plain: Sequence[Sequence[int]], prepares: bool, first: Message | None = None
-    ) -> list[Any] | None:
-        """Send each ps a message, and hold the values that all of the answers lend. None for anything but the usual
-        answers. `plain`: for each ps the integers of its message, of this form. `first`: sent to the first ps instead
-        of those."""
-        caller, at = self._connection.caller, self._connection.home.runtime.tuning.client
-        asked = self._asked = {}
-        holds, usual = Holds(), True
-        try:
-            for peer, numbers in zip(self._peers, plain, strict=True):
-                if first is None:
-                    number = caller.post_plain(peer.ref, form, numbers)
-                else:
-                    number, first = caller.post(peer.ref, first), None
-                asked[number] = peer
-                peer.lane.reads(number)
-            self._prepared = self._pulls.prepared() if prepares else None
-            answers = caller.hear(asked, at.step_patience_s)
-            for number, answer in answers.items():
-                lent: Sequence[Any] = ()
-                if isinstance(answer, SharedValues):
-                    lent = answer.counter, answer.step, answer.memories
-                elif isinstance(answer, Pushed) and answer.status == APPLIED:
-                    lent = answer.lent
-                else:
-                    usual = False
-                if lent and (hold := hold_lent(asked[number], number, lent[0], lent[2])) is not None:
-                    holds.append(hold)
-            if len(holds) == len(asked):
-                self._holds, holds = holds, []
-                self._asked = {}
-            self._posted = {} if usual else {peer.ps: (number, answers[number]) for number, peer in asked.items()}
-            return list(answers.values()) if usual else None
-        finally:
-            for hold in holds:  # without those of the others they are of no use
-                hold.release()
-            if self._asked:
-                self._drop_asked()
+        self, form: Form, requests: Requests, prepares: bool, first: Message | None = None
+    ) -> dict[int, Any]:
+        """Send each ps a message of this form, and wait for the answers for a moment: a Message, or None, by the number
+        of its request. `first`: sent to the first ps instead of its integers."""
+        connection, asked = self._connection, dict[int, LentVersion]()
+        self._asked = asked
+        for peer, numbers in zip(self._peers, requests, strict=True):
+            if first is None:
+                number = connection.caller.post_plain(peer.ref, form, numbers)
+            else:
+                number, first = connection.caller.post(peer.ref, first), None
+            asked[number] = LentVersion(peer, number)
+        self._prepared = self._pulls.prepared() if prepares else None
+        return connection.caller.hear(asked, connection.home.runtime.tuning.client.step_patience_s)
 
-    def _drop_asked(self) -> None:
-        """Nobody reads what answers to these requests lend."""
-        for number, peer in self._asked.items():
-            peer.lane.over(number)
-        self._asked = {}
+    def _keep(self, lends: bool) -> Holds:
+        """The versions that the last requests asked for, if all ps have lent theirs; else they are released."""
+        if lends:
+            self._holds = list(self._asked.values())
+            self._asked = {}
+        else:
+            self._release()
+        return self._holds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
@@ -21,6 +21,12 @@ from dps.transport.wire import Array
 from dps.variables.plan import ShardLayout
 
 
+Names = tuple[tuple[int, ...], ...]
+"""The names of the memories of a version, one for each arena."""
+VERSIONS = 64
+"""Of so many lent versions a session keeps the parts: twice the buffers of an arena."""
+
+
 class Lane:
     """Memory shared with one ps in one run epoch. It is off until each side has proven that it reads the other's.
 
@@ -37,6 +43,8 @@ class Lane:
         """How fast values last came over the socket, bytes/s."""
         self._runtime, self._caller, self._ref, self._epoch = runtime, caller, ref, epoch
         self._attached: dict[tuple[int, ...], Array] = {}
+        self.versions: dict[Names, tuple[list[Array], list[Array]]] = {}
+        """Of versions that the ps has lent, by the names of their memories: these memories, and the parts in them."""
         self._reading: set[int] = set()
 
     def ask(self, own: Memory) -> Request:
@@ -59,11 +67,11 @@ class Lane:
         request = self._caller.start(self._ref, probe, heard, lambda: probe)
         return request
 
-    def attach(self, name: list[int]) -> Array:
+    def attach(self, name: Sequence[int]) -> Array:
         """Memory of the ps as read-only bytes. Raises Unavailable if it is gone."""
         found = self._attached.get(tuple(name))
         if found is None:
-            found = self._attached[tuple(name)] = self._runtime.attach(name)
+            found = self._attached[tuple(name)] = self._runtime.attach(list(name))
         return found
 
     def reads(self, number: int) -> None:
@@ -135,31 +143,50 @@ class PsPeer:
 
 
 class LentVersion:
-    """One version of a shard in the ps's memory. `memories`: the bytes of each arena, read-only."""
+    """The version of a shard that a ps may lend with its answer to a request: asked for, then held, then released."""
 
-    def __init__(self, peer: PsPeer, request: int, counter: int, memories: list[Array]) -> None:
-        self.peer, self.counter, self.memories = peer, counter, memories
-        self._request: int | None = request
+    __slots__ = ("counter", "memories", "parts", "peer", "request")
+    memories: list[Array]
+    """The bytes of each arena in the ps's memory, read-only; none before `hold`."""
+    parts: list[Array]
+    """The parts in these memories, in the order of the run. They are kept for the next version in the same memories:
+    give others views of them."""
 
-    def release(self) -> None:
-        """Tell the ps that nobody reads the values any more. A further call does nothing."""
-        if self._request is not None:
-            self.peer.lane.release(self._request, self.peer.layout.nbytes)
-            self._request = None
+    def __init__(self, peer: PsPeer, request: int) -> None:
+        """`request`: its number; 0: the version is released."""
+        peer.lane.reads(request)
+        self.peer, self.request, self.memories, self.parts, self.counter = peer, request, [], [], -1
 
+    def hold(self, counter: int, names: list[Any]) -> bool:
+        """The ps has lent a version. `names`: of the memory of each arena. False if the memory cannot be read; the
+        session uses the socket from then on."""
+        lane = self.peer.lane
+        try:
+            key = tuple(map(tuple, names))
+            self.memories, self.parts = lane.versions.get(key) or self._attach(key)
+        except (DpsError, TypeError, ValueError) as error:
+            lane.give_up(error)
+            return False
+        self.counter = counter
+        return True
 
-def hold_lent(peer: PsPeer, request: int, counter: int, names: list[Any]) -> LentVersion | None:
-    """Hold the version that the ps keeps for a request. `names`: of the memory of each arena.
-
-    None if the memory cannot be read. The session uses the socket from then on.
-    """
-    memories: list[Array] = []
-    try:
-        for name, arena in zip(names, peer.layout.arenas, strict=True):
-            memories.append(peer.lane.attach(name))
+    def _attach(self, key: Names) -> tuple[list[Array], list[Array]]:
+        """The memories of these names, and the parts in them. Raises Unavailable where they do not fit the layout."""
+        lane, layout, memories = self.peer.lane, self.peer.layout, list[Array]()
+        for name, arena in zip(key, layout.arenas, strict=True):
+            memories.append(lane.attach(name))
             if len(memories[-1]) != arena.nbytes:
                 raise Unavailable(f"an arena has {len(memories[-1])} bytes in the ps's memory; wanted {arena.nbytes}")
-    except (DpsError, ValueError) as error:
-        peer.lane.give_up(error)
-        return None
-    return LentVersion(peer, request, counter, memories)
+        if len(lane.versions) == VERSIONS:
+            lane.versions.clear()
+        found = lane.versions[key] = memories, layout.listed(memories)
+        return found
+
+    def release(self) -> None:
+        """Nobody reads the values any more, and the ps is told so; or none were lent. A further call does nothing."""
+        if self.request:
+            if self.memories:
+                self.peer.lane.release(self.request, self.peer.layout.nbytes)
+            else:
+                self.peer.lane.over(self.request)
+            self.request = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ class OwnRun(CargoMemory):
 
     def holds(self, gradients: Mapping[int, Gradient]) -> bool:
         """Whether the gradients of all of the shard are these arrays."""
-        found = gradients.arrays.__getitem__ if isinstance(gradients, Whole) else gradients.get
+        found = gradients.arrays.__getitem__ if gradients.__class__ is Whole else gradients.get  # type: ignore[attr-defined]
         return all(map(operator.is_, map(found, self._variables), self._trained))
 
 
@@ -87,9 +87,9 @@ class Loader:
         """A run with the gradients of all of a shard: the user's own run if they lie there, else a run to which they
         are copied."""
         layout = peer.layout
-        if self._own:
-            own = self._own_run(peer, gradients)
-            if own is not None and not own.in_use:
+        for runs in self._own:
+            own = runs[peer.ps]
+            if own.holds(gradients) and not own.in_use:
                 return own
         run = self._take(peer, layout.nbytes)
         gather(self._connection.agreed.plan, layout, gradients, run.flats(layout))
@@ -101,7 +101,7 @@ class Loader:
 
     def _take(self, peer: PsPeer, nbytes: int) -> CargoMemory:
         """A run of at least `nbytes` that no push in flight uses. Its bytes are undefined."""
-        runs = self._runs.get(peer.ps, [])
+        runs: Sequence[CargoMemory] = self._runs.get(peer.ps, ())
         for run in runs:
             if not run.in_use and len(run.bytes) >= nbytes and (run.memory is not None or not peer.lane.on):
                 return run

@@ -28,28 +28,45 @@ class PullMemory:
     def __init__(self, layouts: Mapping[int, ShardLayout]) -> None:
         self._layouts = layouts
         self._runs: dict[int, Array] = {}
+        self._arenas: dict[int, list[Array]] = {}
+        self._parts: list[Array] = []
+        self._references = 0
+        """The reference count of all runs while nobody else refers to them; each view of a run refers to it."""
 
     def run(self, ps: int) -> Array:
         """The bytes of a shard; undefined at first."""
         if ps not in self._runs:
             self._runs[ps] = np.empty(self._layouts[ps].nbytes, np.uint8)
+            self._references += OWN_REFERENCES
         return self._runs[ps]
+
+    def arenas(self, ps: int) -> list[Array]:
+        """The bytes of each arena of a shard. They are kept here: nobody else may."""
+        found = self._arenas.get(ps)
+        if found is None:
+            run = self.run(ps)
+            found = self._arenas[ps] = self._layouts[ps].memories(run)
+            self._references += len(found)
+        return found
 
     def tree(self, assembly: Assembly) -> Any:
         """The values of all shards in the user's nesting, for the caller to keep."""
-        layouts = self._layouts.items()
-        return assembly.values(
-            [part for ps, layout in layouts for part in layout.listed(layout.memories(self.run(ps)))]
-        )
+        if not self._parts:
+            for ps, layout in self._layouts.items():
+                self._parts += layout.listed(self.arenas(ps))
+            self._references += len(self._parts)
+        return assembly.views(self._parts)
 
     @property
     def is_free(self) -> bool:
         """Whether nobody else refers to its bytes: each array of values, and each slice of one, does."""
-        return sum([sys.getrefcount(run) for run in self._runs.values()]) == OWN_REFERENCES * len(self._runs)
+        return sum([sys.getrefcount(run) for run in self._runs.values()]) == self._references
 
 
 def _own_references() -> int:
-    return next(iter([sys.getrefcount(made) for made in [object()]]))
+    for made in [object()]:
+        count = sys.getrefcount(made)
+    return count
 
 
 OWN_REFERENCES = _own_references()
@@ -66,10 +83,9 @@ class Recycled:
 
     def take(self, layouts: Mapping[int, ShardLayout]) -> PullMemory:
         """Memory with undefined bytes. It is the caller's for as long as the caller refers to it."""
-        alone = [sys.getrefcount(made) == OWN_REFERENCES for made in self._made]
-        for at, is_alone in enumerate(alone):
-            if is_alone and self._made[at].is_free:
-                return self._made[at]
+        for made in self._made:
+            if sys.getrefcount(made) == OWN_REFERENCES and made.is_free:
+                return made
         self._made = [*self._made[1 - self.KEPT :], PullMemory(layouts)]
         return self._made[-1]
 
@@ -160,7 +176,7 @@ class PullOp(Operation):
     def values(self, assembly: Assembly) -> Any:
         """The values of a whole pull in the user's nesting."""
         if (held := self.held()) is not None:
-            return assembly.still(held)
+            return assembly.views(held)
         copied = all(isinstance(transfer.values, np.ndarray) for transfer in self.transfers.values())
         if copied and self._memory is not None and not self._hold:
             return self._memory.tree(assembly)
@@ -172,7 +188,7 @@ class PullOp(Operation):
         for ps, layout in self._connection.agreed.plan.layouts.items():
             values, hold = self.transfers[ps].values, self.transfers[ps].hold
             if hold is not None:
-                found += layout.listed(hold.memories)
+                found += map(np.ndarray.view, hold.parts)
             elif isinstance(values, np.ndarray):
                 found += layout.listed(layout.memories(values))
             else:
@@ -183,9 +199,9 @@ class PullOp(Operation):
         return found
 
     def held(self) -> list[Array] | None:
-        """The bytes of all arenas of all shards if all are held in place; else None."""
+        """All parts, shard after shard, if all are held in place; else None."""
         holds = [self.transfers[ps].hold for ps in self._connection.agreed.plan.layouts]
-        found = [memory for hold in holds if hold is not None for memory in hold.memories]
+        found = [part for hold in holds if hold is not None for part in hold.parts]
         return None if None in holds else found
 
     def part(self, part: Part) -> Array:

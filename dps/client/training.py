@@ -136,8 +136,8 @@ class PsTraining:
         made = self._at_once.push(gradients, loss)
         if made is None or isinstance(made, PushOp):
             return self._pushes.finish(made or self._pushes.start(gradients, loss, timeout), timeout)
-        self._reports.report_push(made.result, loss)
-        return made.result
+        self._reports.report_push(made[0], loss)
+        return made[0]
 
     def push_async(self, grads: Any, loss: Any) -> Reply[Push]:
         """As Session.push_async."""
@@ -153,33 +153,26 @@ class PsTraining:
                 return self._reports.saw(write(held.step(grads, loss)))
             finally:
                 held.release()
-        gradients = self._gradients(grads, loss)
-        pushing = self._at_once.push(gradients, loss, reads="copy")
-        if pushing is None or isinstance(pushing, PushOp):
-            return self._reports.saw(self._push_and_pull(pushing, gradients, loss, timeout, None))
-        peers = self._connection.peers
-        self._reports.report_push(pushing.result, loss)
-        if self._connection.peers is not peers or pushing.holds is None:  # a hook may have rolled back
-            return self.pull(None, None, None, timeout)
-        self._at_once.note(pushing.holds)
-        return self._reports.saw(pushing.values)
+        return self._reports.saw(self.step_held(None, grads, loss, timeout))
 
-    def step_held(self, held: Held, grads: Any, loss: Any, timeout: float | None) -> Any:
-        """As Session.step, but the values stay where they are until `held` is released."""
+    def step_held(self, held: Held | None, grads: Any, loss: Any, timeout: float | None) -> Any:
+        """As Session.step, but the values stay where they are until `held` is released. None: they are a copy."""
         gradients = self._gradients(grads, loss)
-        pushing = self._at_once.push(gradients, loss, reads="held")
-        if pushing is None or isinstance(pushing, PushOp):
-            return self._push_and_pull(pushing, gradients, loss, timeout, held)
-        holds = pushing.holds
-        if holds is not None:
+        made = self._at_once.push(gradients, loss, "copy" if held is None else "held")
+        if made is None or isinstance(made, PushOp):
+            return self._push_and_pull(made, gradients, loss, timeout, held)
+        result, values, holds = made
+        if held is not None:
             self._hold(held, holds)
         peers = self._connection.peers
-        self._reports.report_push(pushing.result, loss)
-        if holds is None or self._connection.peers is not peers:  # a hook may have rolled back
-            held.release()
-            return self.take(held, timeout)
-        self._at_once.note(holds)
-        return self._still(holds)
+        self._reports.report_push(result, loss)
+        if holds and self._connection.peers is peers:
+            self._at_once.note(holds)
+            return values
+        if held is None:  # a hook may have rolled back
+            return self._pull_all(timeout)
+        held.release()
+        return self.take(held, timeout)
 
     def step_block(self, block: AbstractContextManager[Any]) -> StepBlock:
         """A block for the caller of Session.step_in_place."""
@@ -271,7 +264,7 @@ class PsTraining:
         """The newest values, which stay where they are until `held` is released. Blocks; raises as `Session.pull`."""
         if holds := self._at_once.held():
             self._hold(held, holds)
-            return self._still(holds)
+            return self._at_once.still(holds)
         operation = self._pulls.start(None, None, after=False, hold=True)
         held.keep((operation,))
         return self._pulls.finish(operation, timeout)
@@ -280,10 +273,6 @@ class PsTraining:
         """Those of the last answers are released by `held` from now on."""
         held.keep(holds)
         self._at_once.hand_over()
-
-    def _still(self, holds: Holds) -> Any:
-        """Values in place, in the nesting of params."""
-        return self._pushes.assembly.still([memory for hold in holds for memory in hold.memories])
 
     def pull_async(self, names: Sequence[str] | None) -> Reply[Any]:
         """As Session.pull_async."""

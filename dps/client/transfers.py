@@ -14,7 +14,7 @@ from dps.actors.answers import Done, Failed, Waiting
 from dps.actors.caller import Posted
 from dps.actors.requests import Request
 from dps.client.cargo import Cargo
-from dps.client.lanes import LentVersion, PsPeer, hold_lent
+from dps.client.lanes import LentVersion, PsPeer
 from dps.errors import Aborted, ProtocolError, Unavailable
 from dps.messages.sessions import (
     APPLIED,
@@ -183,8 +183,8 @@ class PullTransfer(Transfer):
 
     def _read(self, counter: int, step: int, memories: list[Any]) -> bool:
         """Read the values in the ps's memory. False if that fails: then they have to be asked for over the socket."""
-        hold = hold_lent(self.peer, self.number, counter, memories)
-        if hold is None:
+        hold = LentVersion(self.peer, self.number)
+        if not hold.hold(counter, memories):
             self._message = changed(self._message, shared=False)
             return False
         self.counter, self.step = counter, step
@@ -192,8 +192,7 @@ class PullTransfer(Transfer):
             self.hold, self.values = hold, None  # also not pieces of an earlier answer
             return True
         self.values = run = self._take_run()
-        for arena, memory in zip(self.peer.layout.arenas, hold.memories, strict=True):
-            target = run[arena.offset : arena.offset + arena.nbytes]
+        for target, memory in zip(self.peer.layout.memories(run), hold.memories, strict=True):
             copy_steadily(self._caller.runtime, target, memory)
         hold.release()
         return True

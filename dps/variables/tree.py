@@ -200,7 +200,7 @@ class _Leaves:
         return made
 
     def collect(self, tree: Any, found: list[Any]) -> bool:
-        if tree.__class__ is not self._kind or len(tree) != len(self._keys) or list(tree) != self._keys:
+        if tree.__class__ is not self._kind or list(tree) != self._keys:
             return False
         found.extend(tree.values())
         return True

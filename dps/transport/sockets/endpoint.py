@@ -153,6 +153,7 @@ class ZmqEndpoint:
         if not header:
             raise ValueError("a message needs a header of at least one byte, got none")
         if self._direct.send(route, header, frames):
+            self._heard_direct = IN_A_ROW  # an answer takes longer than one look
             if done is not None:
                 finish(done)
             return
@@ -190,20 +191,22 @@ class ZmqEndpoint:
     def _wait(self, timeout_s: float) -> Event | None:
         if self.closed:
             self._check_open()
-        now, upkeep = time.monotonic(), self._upkeep
+        now, upkeep, signals, loans, direct = time.monotonic(), self._upkeep, self._signals, self._loans, self._direct
         deadline = now + timeout_s
         while True:
-            if upkeep is not None and now >= upkeep.due_at:
-                upkeep.run_due(now)
-            left_s = (deadline if upkeep is None else min(deadline, upkeep.due_at)) - now
-            if self._signals.woken:
+            left_s = min(deadline - now, _LONGEST_POLL_S)
+            if upkeep is not None:
+                if now >= upkeep.due_at:
+                    upkeep.run_due(now)
+                left_s = min(left_s, upkeep.due_at - now)
+            if signals.woken:
                 left_s = 0.0
-            if self._loans.open:
-                left_s = min(left_s, self._loans.recheck_s)
-            fds, sockets = self._poller.wait(min(left_s, _LONGEST_POLL_S))
+            if loans.open:
+                left_s = min(left_s, loans.recheck_s)
+            fds, sockets = self._poller.wait(left_s)
             for fd in fds:
-                if fd != self._direct.fd:
-                    self._signals.attend()
+                if fd != direct.fd:
+                    signals.attend()
             if sockets:  # attending to monitors may have replaced some
                 self._ready.extend(socket for socket in sockets if not socket.closed)
             if self._events:
@@ -211,12 +214,12 @@ class ZmqEndpoint:
             while self._ready:
                 if (delivery := self._read_socket(self._ready.popleft())) is not None:
                     return delivery
-            if (delivery := self._direct.receive()) is not None:
+            if direct.fd in fds and (delivery := direct.receive()) is not None:
                 return delivery
-            if self._loans.open:
-                self._loans.return_buffers()
-            if self._signals.woken:
-                self._signals.woken = False
+            if loans.open:
+                loans.return_buffers()
+            if signals.woken:
+                signals.woken = False
                 return None
             now = time.monotonic()
             if now >= deadline:

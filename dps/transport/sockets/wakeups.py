@@ -142,7 +142,8 @@ class Poller:
     def wait(self, wait_s: float) -> tuple[list[int], list[Socket]]:
         """The descriptors and sockets that can be read. Blocks up to `wait_s` seconds; may return none earlier."""
         self.rounds += 1
-        sockets, fds = list[Socket](), list[int]()
+        sockets: list[Socket] = []
+        fds: list[int] = []
         if self._used:
             sockets = [socket for socket in self._used if _readable(socket)]
             self._used = dict.fromkeys(sockets)
