@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 from dps.actors.answers import Failed, Waiting
@@ -16,7 +16,7 @@ from dps.process import config
 from dps.process.telemetry import LogThrottle, log
 from dps.transport.endpoint import Connected, Delivery, Disconnected, Refused, Runtime
 from dps.transport.message import Form, Message
-from dps.transport.wire import PLAIN_BYTE, Envelope, decode, encode_plain, unbundle
+from dps.transport.wire import PLAIN_BYTE, Envelope, decode, decode_plain, encode_plain, unbundle
 
 if TYPE_CHECKING:
     from dps.transport.keys.keyring import Credentials
@@ -51,8 +51,10 @@ class Caller:
         """Addresses whose connection is broken, and since when, on the clock of `now`."""
         self.reached: set[str] = set()
         """Addresses with which there has been a connection."""
-        self._heard: dict[int, Message | None] = {}
-        """The first answers to posted requests that somebody waits for, by number; None: it is to come."""
+        self._posted: Collection[int] = ()
+        """The numbers of posted requests of which somebody waits for the first answers."""
+        self._heard: dict[int, Message] = {}
+        """These answers, by number, as far as they have come."""
 
     def now(self) -> float:
         """Monotonic seconds, without those in which this process was stopped: the clock of all deadlines here."""
@@ -96,7 +98,8 @@ class Caller:
         number = self._requests.take_number()
         header = encode_plain(form, numbers, to.actor, number, self.name, self.incarnation)
         if header:
-            self._outbox.flush()
+            if self._outbox.waiting:
+                self._outbox.flush()
             self._endpoint.send(to.address, header)
         else:
             envelope = Envelope(form.made(*numbers), to.actor, number, self.name, self.incarnation)
@@ -112,20 +115,20 @@ class Caller:
         if answer is not None:
             self._requests.feed_answer(number, answer, self._time.now())
 
-    def hear(self, numbers: Iterable[int], wait_s: float) -> dict[int, Message | None]:
-        """The first answer to each of these posted requests, by their numbers; None for one that does not come in time.
+    def hear(self, numbers: Collection[int], wait_s: float) -> list[Message | None]:
+        """The first answer to each of these posted requests, in their order; None for one that does not come in time.
         Blocks up to `wait_s`."""
-        heard = self._heard = dict.fromkeys(numbers)
-        deadline = self._time.now() + wait_s
+        heard = self._heard = {}
+        self._posted = numbers
         try:
             while wait_s > 0:
                 self.turn(wait_s)
-                if None not in heard.values():
+                if len(heard) == len(numbers):
                     break
-                wait_s = deadline - self._time.received_at
-            return heard
+                wait_s -= self._time.took_s
+            return list(map(heard.get, numbers))
         finally:
-            self._heard = {}
+            self._posted = ()
 
     @property
     def next_number(self) -> int:
@@ -210,7 +213,8 @@ class Caller:
 
     def turn(self, wait_s: float) -> bool:
         """Send all queued messages and handle one event; False if none came in time. Blocks up to `wait_s`."""
-        self._outbox.flush()
+        if self._outbox.waiting:
+            self._outbox.flush()
         event = self._time.receive(self._endpoint, wait_s)
         now = self._time.received_at
         if event.__class__ is Delivery:
@@ -224,17 +228,19 @@ class Caller:
             self.away.setdefault(event.address, now)
         elif isinstance(event, Refused):
             raise NotAuthenticated(event.reason)
-        for request, message in self._requests.take_due(now):
-            self.send(request, message)
+        if now >= self._requests.due_at:
+            for request, message in self._requests.take_due(now):
+                self.send(request, message)
         return event is not None
 
     def _take_delivery(self, delivery: Delivery, now: float) -> None:
+        _, header, frames, _ = delivery
         try:
-            if delivery.header[:1] == PLAIN_BYTE:  # no bundle
-                self._feed_answer(decode(delivery.header, delivery.frames), now)
+            if header[:1] == PLAIN_BYTE:
+                self._feed_answer(decode_plain(header, frames), now)
                 return
-            for header, frames in unbundle(delivery.header, delivery.frames):
-                self._feed_answer(decode(header, frames), now)
+            for one, own in unbundle(header, frames):
+                self._feed_answer(decode(one, own), now)
         except ProtocolError as error:
             log.debug("%s: refused an answer: %s", self.name, error)
 
@@ -242,11 +248,10 @@ class Caller:
         message, actor, number, _, _ = envelope
         if actor:
             return
-        heard = self._heard
-        if number not in heard:
+        if number in self._posted:
+            self._heard.setdefault(number, message)
+        else:
             self._requests.feed_answer(number, message, now)
-        elif heard[number] is None:
-            heard[number] = message
 
 
 def _nothing() -> None:

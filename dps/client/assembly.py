@@ -158,11 +158,13 @@ class Assembly:
 
     def views(self, parts: Sequence[Array]) -> Any:
         """As `values`, in views of the parts: what is done to their shapes is not seen in the parts."""
-        return self.values(list(map(np.ndarray.view, parts)))
+        views = list(map(np.ndarray.view, parts))
+        return self.values(views) if self._pick is None or self._filled is not None else self._nesting.build(self._pick(views))
 
     def gradients(self, tree: Any) -> Mapping[int, Gradient]:
         """A user's nested gradients by variable index, checked as in `check_gradients`."""
-        if self._in_order and (arrays := self._nesting.leaves(tree)) is not None and fit(self.plan, arrays):
+        arrays: list[Any] = []
+        if self._in_order and self._nesting.collect(tree, arrays) and fit(self.plan, arrays):
             return Whole(arrays)
         check_is_nested(self.plan, tree)
         return check_gradients(self.plan, leaves(tree))

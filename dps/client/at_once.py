@@ -8,7 +8,7 @@ answer, or none in time, the push goes on as an ordinary request: nothing is sen
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Protocol
 
 from dps.actors.caller import Posted
 from dps.client.assembly import Whole, is_whole
@@ -20,18 +20,21 @@ from dps.client.transfers import copy_steadily
 from dps.messages.replies import Push
 from dps.messages.sessions import APPLIED, Pull, Pushed, SharedValues
 from dps.messages.sessions import Push as PushMessage
-from dps.transport.message import Form, Message, changed
+from dps.transport.message import changed
 from dps.variables.layout import Gradient
 
 Holds = list[LentVersion]
 """The versions of all shards, in the order of the plan; none if not all are lent."""
-Reads = Literal["", "copy", "held"]
-"""Whether a push brings the values after it, and in which form."""
 Made = tuple[Push, Any, Holds]
 """The result of a push that was made in one round trip, the values after it, and their versions, which are released
 where the values are a copy. No versions: the values have to be pulled."""
-Requests = list[tuple[int, ...]]
-"""For each ps the integers of its message, as of `Message.expanded`."""
+PUSH, PULL = PushMessage.form_of, Pull.form_of
+
+
+class Keeper(Protocol):
+    """Releases versions later; `dps.client.training.Held` is one."""
+
+    def keep(self, held: Holds) -> None: ...
 
 
 class AtOnce:
@@ -39,6 +42,7 @@ class AtOnce:
 
     def __init__(self, connection: Connection, pushes: Pushes, pulls: Pulls) -> None:
         self._connection, self._pushes, self._pulls = connection, pushes, pulls
+        self._runtime = connection.home.runtime
         self._seen: dict[int, PsPeer] = {}
         """The peers from which `_peers` was chosen."""
         self._peers: list[PsPeer] = []
@@ -56,40 +60,32 @@ class AtOnce:
         self._prepared: tuple[PullMemory, Any] | None = None
         """Memory for the values of the next answers, and the nested arrays in it."""
 
-    def push(self, gradients: Mapping[int, Gradient], loss: Any, reads: Reads = "") -> Made | PushOp | None:
-        """A push, and the values after it if it `reads`: a "copy", or values that are "held": the caller calls
-        `hand_over` and releases them. Blocks for a moment. Raises TaskLost when this node was told to end, ValueError
-        for NaN that no ps may refuse. In sync values that nobody reads are kept for the next pull: nobody changes them
-        before the next step.
+    def push(
+        self, gradients: Mapping[int, Gradient], loss: Any, held: Keeper | None = None, reads: bool = False
+    ) -> Made | PushOp | None:
+        """A push, and the values after it if it `reads`: a copy or, if there is `held`, the values in place, which are
+        `held` to release. Blocks for a moment. Raises TaskLost when this node was told to end, ValueError for NaN that
+        no ps may refuse. In sync values that nobody reads are kept for the next pull: nobody changes them before the
+        next step.
 
         Returns the result, or the push as an ordinary operation if a ps did not answer soon, or None if nothing was
         sent."""
         connection, pushes, peers = self._connection, self._pushes, self._open()
-        if not peers or pushes.under_way or connection.membership.settles:
+        membership = connection.membership
+        if not peers or pushes.under_way or membership.settles:
             return None
         if pushes.assigned is not None and pushes.assigned.waiting:
             return None
-        epoch, step, mode = connection.membership.epoch, connection.steps.local_step, connection.agreed.mode
-        numbers, pulled, lend = pushes.numbers, pushes.pulled, reads != "" or mode.has_stable_values
-        requests: Requests = []
-        for peer in peers:
-            if gradients.__class__ is not Whole and not is_whole(peer.layout, gradients):
-                return None
-            memory, ps = pushes.loader.run(peer, gradients).memory, peer.ps
-            if memory is None:
-                return None
-            requests.append(
-                (epoch, numbers[ps] + 1, step, pulled[ps], peer.layout.gradient_nbytes, 0, lend,
-                 peer.lane.all_released_below(), *memory.name)
-            )  # fmt: skip
-        if mode.checks_finite:
+        if gradients.__class__ is not Whole and not all(is_whole(peer.layout, gradients) for peer in peers):
+            return None
+        if connection.agreed.mode.checks_finite:
             pushes.loader.check(gradients)
-        before, incarnation, made = numbers.copy(), connection.caller.incarnation, None
+        before, made = pushes.numbers.copy(), None
         try:
-            made = self._push(requests, reads)
-            return made or pushes.start(gradients, loss, None, reads != "", self._posted)
+            made = self._push(gradients, held, reads)
+            return made or pushes.start(gradients, loss, None, reads, self._posted)
         except BaseException:  # Ctrl-C: the ps may have the push, so it has to be sent again under its number
-            if made is None and not pushes.under_way and connection.caller.incarnation == incarnation:
+            if made is None and not pushes.under_way and connection.membership is membership:
                 pushes.numbers = before
                 self._start_surely(gradients, loss)
             raise
@@ -129,13 +125,16 @@ class AtOnce:
 
     def note(self, holds: Holds) -> None:
         """Record that these values were pulled."""
-        counters = {hold.peer.ps: hold.counter for hold in holds}
+        counters: dict[int, int] = {}
+        for hold in holds:
+            counters[hold.peer.ps] = hold.counter
         self._pulls.read = self._connection.membership.epoch, counters
         self._pushes.pulled.update(counters)
 
     def still(self, holds: Holds) -> Any:
         """Values in place, in the nesting of params."""
-        return self._pushes.assembly.views([part for hold in holds for part in hold.parts])
+        parts = holds[0].parts if len(holds) == 1 else [part for hold in holds for part in hold.parts]
+        return self._pushes.assembly.views(parts)
 
     def _is_fresh(self, holds: Holds) -> bool:
         """In sync: whether the values that came with the last push are still the newest version."""
@@ -187,73 +186,86 @@ class AtOnce:
         usual = small and self._pulls.may_come_with_a_push
         return [connection.peers[ps] for ps in layouts] if usual else []
 
-    def _push(self, requests: Requests, reads: Reads) -> Made | None:
+    def _push(self, gradients: Mapping[int, Gradient], held: Keeper | None, reads: bool) -> Made | None:
         """Send a push of gradients in shared memory; None if a ps did not apply it soon."""
         connection, pushes = self._connection, self._pushes
-        first: PushMessage | None = None
-        if pushes.times.at >= pushes.times.due_at:
-            first = changed(PushMessage.expanded(*requests[0]), times=pushes.take_times())  # to the step ps
-        if len(requests) > 1:
-            pushes.announce()
-        answers = self._ask(PushMessage.form_of, requests, reads == "copy", first)
-        asked, step_ps, staleness, settles, lends = self._asked, next(iter(answers.values())), 0, False, True
-        for number, answer in answers.items():
-            if not isinstance(answer, Pushed) or answer.status != APPLIED:
-                self._posted = {asked[number].peer.ps: (number, answers[number]) for number in answers}
-                self._release()
-                return None
-            lent, staleness, settles = answer.lent, max(staleness, answer.staleness), settles or answer.settles
-            if not lent or not asked[number].hold(lent[0], lent[2]):
+        is_atomic = connection.agreed.mode.is_atomic
+        self._send(gradients, reads or connection.agreed.mode.has_stable_values)
+        self._prepared = self._pulls.prepared() if reads and held is None else None
+        answers = self._hear()
+        if len(answers) < len(self._peers):
+            return self._go_on(answers)
+        step_ps, staleness, settles, lends = answers[0], 0, False, True
+        for lent, answer in zip(self._asked.values(), answers):  # noqa: B905: there are as many
+            if answer.__class__ is not Pushed or answer.status != APPLIED:
+                return self._go_on(answers)
+            if answer.staleness > staleness:
+                staleness = answer.staleness
+            settles, version = settles or answer.settles, answer.lent
+            if not version or not lent.hold(version[0], version[2]):
                 lends = False
-            elif lent[1] != step_ps.step and connection.agreed.mode.is_atomic:
+            elif is_atomic and version[1] != step_ps.step:
                 lends = False  # else values of several steps might be read together
         result = Push(pushes.made(self._peers, step_ps.number, step_ps.step), True, staleness)
         if settles:
             connection.membership.settles = True
         holds = self._keep(lends)
-        if reads and holds:
-            return result, self._copied() if reads == "copy" else self.still(holds), holds
-        if holds:
-            runtime = connection.home.runtime
-            self._fresh = step_ps.number, runtime.now() + runtime.tuning.client.step_values_s
-        return result, None, []
+        if not holds or not reads:
+            self._fresh = step_ps.number, self._runtime.now() + self._runtime.tuning.client.step_values_s
+            return result, None, []
+        if held is None:
+            return result, self._copied(), holds
+        held.keep(holds)
+        self._holds = []
+        return result, self.still(holds), holds
 
+    def _send(self, gradients: Mapping[int, Gradient], lend: bool) -> None:
+        """Send each ps its part of a push. `lend`: it may lend the values after it."""
+        connection, pushes = self._connection, self._pushes
+        caller, run, numbers, pulled = connection.caller, pushes.loader.run, pushes.numbers, pushes.pulled
+        epoch, step, tells_times = connection.membership.epoch, connection.steps.local_step, pushes.tells_times
+        if len(self._peers) > 1:
+            pushes.announce()
+        self._asked = asked = {}
+        for peer in self._peers:
+            memory, ps = run(peer, gradients).memory, peer.ps
+            if memory is None:  # not all ps are asked
+                return
+            request = (
+                epoch, numbers[ps] + 1, step, pulled[ps], peer.layout.gradient_nbytes, 0, lend,
+                peer.lane.all_released_below(), *memory.name,
+            )  # fmt: skip
+            if tells_times:  # to the step ps
+                message = changed(PushMessage.expanded(*request), times=pushes.take_times())
+                number, tells_times = caller.post(peer.ref, message), False
+            else:
+                number = caller.post_plain(peer.ref, PUSH, request)
+            asked[number] = LentVersion(peer, number)
+            peer.lane.reads(number)  # only now: after Ctrl-C the next call releases what is in `_asked`
     def _ask_values(self, prepares: bool) -> Holds:
         """The values that the ps have now."""
         connection, peers = self._connection, self._open()
         if not peers:
             return []
-        epoch = connection.membership.epoch
-        # Arguments of `Pull.expanded`.
-        requests: Requests = [(epoch, 0, 0, 0, -1, 0, peer.lane.all_released_below(), 0) for peer in peers]
-        answers, lends = self._ask(Pull.form_of, requests, prepares), True
-        for number, answer in answers.items():
-            lends = (
-                lends
-                and isinstance(answer, SharedValues)
-                and self._asked[number].hold(answer.counter, answer.memories)
-            )
+        self._asked = asked = {}
+        for peer in peers:
+            request = connection.membership.epoch, 0, 0, 0, -1, 0, peer.lane.all_released_below(), 0
+            number = connection.caller.post_plain(peer.ref, PULL, request)
+            asked[number] = LentVersion(peer, number)
+            peer.lane.reads(number)  # only now: after Ctrl-C the next call releases what is in `_asked`
+        self._prepared = self._pulls.prepared() if prepares else None
+        answers, lends = self._hear(), True
+        for lent, answer in zip(asked.values(), answers, strict=True):
+            lends = lends and isinstance(answer, SharedValues) and lent.hold(answer.counter, answer.memories)
         holds = self._keep(lends)
         if holds:
-            connection.steps.saw(next(iter(answers.values())).step)
+            connection.steps.saw(answers[0].step)
             self.note(holds)
         return holds
 
-    def _ask(
-        self, form: Form, requests: Requests, prepares: bool, first: Message | None = None
-    ) -> dict[int, Any]:
-        """Send each ps a message of this form, and wait for the answers for a moment: a Message, or None, by the number
-        of its request. `first`: sent to the first ps instead of its integers."""
-        connection, asked = self._connection, dict[int, LentVersion]()
-        self._asked = asked
-        for peer, numbers in zip(self._peers, requests, strict=True):
-            if first is None:
-                number = connection.caller.post_plain(peer.ref, form, numbers)
-            else:
-                number, first = connection.caller.post(peer.ref, first), None
-            asked[number] = LentVersion(peer, number)
-        self._prepared = self._pulls.prepared() if prepares else None
-        return connection.caller.hear(asked, connection.home.runtime.tuning.client.step_patience_s)
+    def _hear(self) -> list[Any]:
+        """The answers to the requests that were sent: messages, or None for one that does not come soon."""
+        return self._connection.caller.hear(self._asked, self._runtime.tuning.client.step_patience_s)
 
     def _keep(self, lends: bool) -> Holds:
         """The versions that the last requests asked for, if all ps have lent theirs; else they are released."""
@@ -263,3 +275,9 @@ class AtOnce:
         else:
             self._release()
         return self._holds
+
+    def _go_on(self, answers: Sequence[Any]) -> None:
+        """A push goes on as an ordinary one, which hears these answers and those to come."""
+        asked = zip(self._asked.items(), answers, strict=True)
+        self._posted = {lent.peer.ps: (number, answer) for (number, lent), answer in asked}
+        self._release()

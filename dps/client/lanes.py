@@ -38,14 +38,15 @@ class Lane:
         """`worth`: the shard is large enough for shared memory; else only small messages go as datagrams.
         `tells_at_once`: each release is sent immediately."""
         self._tells_at_once = tells_at_once
-        self.on, self._worth = False, worth
+        self.on, self._worth, self._small_nbytes = False, worth, runtime.tuning.small_nbytes
         self.rate = inf
         """How fast values last came over the socket, bytes/s."""
         self._runtime, self._caller, self._ref, self._epoch = runtime, caller, ref, epoch
         self._attached: dict[tuple[int, ...], Array] = {}
         self.versions: dict[Names, tuple[list[Array], list[Array]]] = {}
         """Of versions that the ps has lent, by the names of their memories: these memories, and the parts in them."""
-        self._reading: set[int] = set()
+        self.reading: set[int] = set()
+        """The numbers of the requests that may be answered with a place in memory, or read one."""
 
     def ask(self, own: Memory) -> Request:
         """Ask the ps whether it reads this memory, and if so, prove that this process reads the ps's."""
@@ -67,36 +68,36 @@ class Lane:
         request = self._caller.start(self._ref, probe, heard, lambda: probe)
         return request
 
-    def attach(self, name: Sequence[int]) -> Array:
+    def attach(self, name: list[int]) -> Array:
         """Memory of the ps as read-only bytes. Raises Unavailable if it is gone."""
         found = self._attached.get(tuple(name))
         if found is None:
-            found = self._attached[tuple(name)] = self._runtime.attach(list(name))
+            found = self._attached[tuple(name)] = self._runtime.attach(name)
         return found
 
     def reads(self, number: int) -> None:
         """The request of this number may be answered with a place in memory."""
-        self._reading.add(number)
+        self.reading.add(number)
 
     def over(self, number: int) -> None:
         """The request of this number reads no memory."""
-        self._reading.discard(number)
+        self.reading.discard(number)
 
     def release(self, number: int, nbytes: int) -> None:
-        """Release the values that the request of this number holds.
+        """Release the values that the request of this number holds; 0 bytes: none.
 
         The ps learns of a small release with the session's next message. A large one is a message of its own, sent
         until the ps acks it.
         """
-        self._reading.discard(number)
-        if nbytes > self._runtime.tuning.small_nbytes or self._tells_at_once:
+        self.reading.discard(number)
+        if nbytes > self._small_nbytes or (self._tells_at_once and nbytes):
             self._caller.start(self._ref, Release(self._epoch, [number]), is_last)
 
     def all_released_below(self) -> int:
         """No request of a lower number reads memory any more; 0 if the lane is off."""
         if not self.on:
             return 0
-        return min(self._reading) if self._reading else self._caller.next_number
+        return min(self.reading) if self.reading else self._caller.next_number
 
     def give_up(self, error: Exception) -> None:
         """Use the socket from now on."""
@@ -145,17 +146,16 @@ class PsPeer:
 class LentVersion:
     """The version of a shard that a ps may lend with its answer to a request: asked for, then held, then released."""
 
-    __slots__ = ("counter", "memories", "parts", "peer", "request")
-    memories: list[Array]
+    counter = -1
+    memories: Sequence[Array] = ()
     """The bytes of each arena in the ps's memory, read-only; none before `hold`."""
-    parts: list[Array]
+    parts: Sequence[Array] = ()
     """The parts in these memories, in the order of the run. They are kept for the next version in the same memories:
     give others views of them."""
 
     def __init__(self, peer: PsPeer, request: int) -> None:
-        """`request`: its number; 0: the version is released."""
-        peer.lane.reads(request)
-        self.peer, self.request, self.memories, self.parts, self.counter = peer, request, [], [], -1
+        """`request`: its number, of which the lane is told by `Lane.reads`; 0: the version is released."""
+        self.peer, self.request = peer, request
 
     def hold(self, counter: int, names: list[Any]) -> bool:
         """The ps has lent a version. `names`: of the memory of each arena. False if the memory cannot be read; the
@@ -174,7 +174,7 @@ class LentVersion:
         """The memories of these names, and the parts in them. Raises Unavailable where they do not fit the layout."""
         lane, layout, memories = self.peer.lane, self.peer.layout, list[Array]()
         for name, arena in zip(key, layout.arenas, strict=True):
-            memories.append(lane.attach(name))
+            memories.append(lane.attach(list(name)))
             if len(memories[-1]) != arena.nbytes:
                 raise Unavailable(f"an arena has {len(memories[-1])} bytes in the ps's memory; wanted {arena.nbytes}")
         if len(lane.versions) == VERSIONS:
@@ -185,8 +185,5 @@ class LentVersion:
     def release(self) -> None:
         """Nobody reads the values any more, and the ps is told so; or none were lent. A further call does nothing."""
         if self.request:
-            if self.memories:
-                self.peer.lane.release(self.request, self.peer.layout.nbytes)
-            else:
-                self.peer.lane.over(self.request)
+            self.peer.lane.release(self.request, self.peer.layout.nbytes if self.memories else 0)
             self.request = 0

@@ -204,14 +204,14 @@ class Pushes:
 
     def made(self, peers: Sequence[PsPeer], number: int, step: int) -> int:
         """The next push to each of these ps, which was announced if they are several, was made in one round trip.
-        `number`: of that to the step ps; `step`: the one that it has told. Returns the push's step."""
+        `number`: of that to the step ps, the first; `step`: the one that it has told. Returns the push's step."""
         steps = self._connection.steps
         if self.counted_apart:
             step = step_of(step, steps.step, steps.local_step + 1, True)
         steps.pushed(number, step)
         self.acknowledged += 1
         if len(peers) == 1:
-            self.numbers[peers[0].ps] += 1
+            self.numbers[peers[0].ps] = number
         else:
             self.numbers = self._sent[1]
         return step
@@ -273,8 +273,13 @@ class Pushes:
     def _count_by(self, cargo: Cargo) -> None:
         """The ps of this cargo counts the push, and is told what the time of the session's loop goes to."""
         self.counted_apart |= cargo.about.counted_by != STEP_PS
-        if self.times.at >= self.times.due_at:
+        if self.tells_times:
             cargo.about = cargo.about._replace(times=self.take_times())
+
+    @property
+    def tells_times(self) -> bool:
+        """Whether the next push tells what the time of the session's loop goes to."""
+        return self.times.at >= self.times.due_at
 
     def take_times(self) -> list[Any]:
         """What the time of the session's loop goes to, as `Push.times` has it."""

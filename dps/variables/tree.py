@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -153,15 +153,16 @@ class Nesting:
         self.paths: list[str] = []
         """The paths of all leaves, in creation order."""
         self._root = _node(tree, "", self.paths)
-
-    def build(self, found: Sequence[Any]) -> Any:
-        """A new tree with this nesting and these leaves, one for each path."""
-        return self._root.build(found)
+        self.build: Callable[[Sequence[Any]], Any] = self._root.build
+        """Returns a new tree with this nesting and these leaves, one for each path."""
+        self.collect: Callable[[Any, list[Any]], bool] = self._root.collect
+        """Adds the leaf at each path to a list; False if the tree does not have exactly this nesting, of containers of
+        the same classes."""
 
     def leaves(self, tree: Any) -> list[Any] | None:
         """The leaf at each path, if `tree` has exactly this nesting, of containers of the same classes; else None."""
         found: list[Any] = []
-        return found if self._root.collect(tree, found) else None
+        return found if self.collect(tree, found) else None
 
 
 def leaves(tree: Any) -> Iterator[tuple[str, Any]]:
@@ -196,7 +197,7 @@ class _Leaves:
 
     def build(self, found: Sequence[Any]) -> Any:
         made: dict[str, Any] = self._empty.copy()  # a dict of the final size is cheaper than one that grows
-        made.update(zip(self._keys, found[self._start : self._stop], strict=True))
+        made.update(zip(self._keys, found[self._start : self._stop]))  # noqa: B905: there are as many
         return made
 
     def collect(self, tree: Any, found: list[Any]) -> bool:
