@@ -237,20 +237,18 @@ class Caller:
         _, header, frames, _ = delivery
         try:
             if header[:1] == PLAIN_BYTE:
-                self._feed_answer(decode_plain(header, frames), now)
+                self._take_answer(decode_plain(header, frames), now)
                 return
             for one, own in unbundle(header, frames):
-                self._feed_answer(decode(one, own), now)
+                self._take_answer(decode(one, own), now)
         except ProtocolError as error:
             log.debug("%s: refused an answer: %s", self.name, error)
 
-    def _feed_answer(self, envelope: Envelope, now: float) -> None:
+    def _take_answer(self, envelope: Envelope, now: float) -> None:
         message, actor, number, _, _ = envelope
-        if actor:
-            return
-        if number in self._posted:
+        if number in self._posted and not actor:
             self._heard.setdefault(number, message)
-        else:
+        elif not actor:
             self._requests.feed_answer(number, message, now)
 
 

@@ -159,7 +159,11 @@ class Assembly:
     def views(self, parts: Sequence[Array]) -> Any:
         """As `values`, in views of the parts: what is done to their shapes is not seen in the parts."""
         views = list(map(np.ndarray.view, parts))
-        return self.values(views) if self._pick is None or self._filled is not None else self._nesting.build(self._pick(views))
+        return (
+            self.values(views)
+            if self._pick is None or self._filled is not None
+            else self._nesting.build(self._pick(views))
+        )
 
     def gradients(self, tree: Any) -> Mapping[int, Gradient]:
         """A user's nested gradients by variable index, checked as in `check_gradients`."""

@@ -34,7 +34,7 @@ PUSH, PULL = PushMessage.form_of, Pull.form_of
 class Keeper(Protocol):
     """Releases versions later; `dps.client.training.Held` is one."""
 
-    def keep(self, held: Holds) -> None: ...
+    def keep(self, held: Holds, is_silent: bool) -> None: ...
 
 
 class AtOnce:
@@ -47,6 +47,7 @@ class AtOnce:
         """The peers from which `_peers` was chosen."""
         self._peers: list[PsPeer] = []
         """All ps, if this run can be served here; else none."""
+        self._assembly = pushes.assembly
         self._holds: Holds = []
         """The values that the last answers lent; of all shards, or none. The next call releases them, unless
         `hand_over` was called."""
@@ -108,7 +109,7 @@ class AtOnce:
         """The current values: those that came with the last push or, if others may have pushed since, those that the ps
         have. Empty if they have to be pulled. Blocks for a moment.
 
-        The caller calls `hand_over` and releases them. `prepares`: memory to copy them to is found while the answers
+        The caller calls `hand_over`. `prepares`: memory to copy them to is found while the answers
         are in flight."""
         if not self._connection.agreed.mode.has_stable_values:
             return self._ask_values(prepares)
@@ -119,8 +120,9 @@ class AtOnce:
                 self._release()
         return self._holds
 
-    def hand_over(self) -> None:
-        """From now on the caller of `held` releases the holds, also after an error."""
+    def hand_over(self, keeper: Keeper) -> None:
+        """From now on the keeper releases what `held` has returned."""
+        keeper.keep(self._holds, not self._connection.reads)
         self._holds = []
 
     def note(self, holds: Holds) -> None:
@@ -134,7 +136,7 @@ class AtOnce:
     def still(self, holds: Holds) -> Any:
         """Values in place, in the nesting of params."""
         parts = holds[0].parts if len(holds) == 1 else [part for hold in holds for part in hold.parts]
-        return self._pushes.assembly.views(parts)
+        return self._assembly.views(parts)
 
     def _is_fresh(self, holds: Holds) -> bool:
         """In sync: whether the values that came with the last push are still the newest version."""
@@ -158,7 +160,7 @@ class AtOnce:
             for hold in self._holds:
                 for target, values in zip(memory.arenas(hold.peer.ps), hold.memories, strict=True):
                     copy_steadily(runtime, target, values)
-            return memory.tree(self._pushes.assembly) if tree is None else tree
+            return memory.tree(self._assembly) if tree is None else tree
         finally:
             self._prepared = None
             self._release()
@@ -170,12 +172,14 @@ class AtOnce:
             self._release()
         if self._seen is not connection.peers:
             self._seen, self._peers = connection.peers, self._usual_peers()
+            self._assembly = self._pushes.assembly
         if connection.membership.over:
             return []
         for peer in self._peers:
             if not peer.lane.on:
                 return []
-        connection.check_node()
+        if connection.home.exit_state() is not None:
+            connection.check_node()
         return self._peers
 
     def _usual_peers(self) -> list[PsPeer]:
@@ -189,22 +193,23 @@ class AtOnce:
     def _push(self, gradients: Mapping[int, Gradient], held: Keeper | None, reads: bool) -> Made | None:
         """Send a push of gradients in shared memory; None if a ps did not apply it soon."""
         connection, pushes = self._connection, self._pushes
-        is_atomic = connection.agreed.mode.is_atomic
-        self._send(gradients, reads or connection.agreed.mode.has_stable_values)
+        mode = connection.agreed.mode
+        if not self._send(gradients, reads or mode.has_stable_values):
+            self._go_on([None] * len(self._asked))
+            return None
         self._prepared = self._pulls.prepared() if reads and held is None else None
         answers = self._hear()
-        if len(answers) < len(self._peers):
-            return self._go_on(answers)
         step_ps, staleness, settles, lends = answers[0], 0, False, True
-        for lent, answer in zip(self._asked.values(), answers):  # noqa: B905: there are as many
+        for lent, answer in zip(self._asked.values(), answers, strict=True):
             if answer.__class__ is not Pushed or answer.status != APPLIED:
-                return self._go_on(answers)
+                self._go_on(answers)
+                return None
             if answer.staleness > staleness:
                 staleness = answer.staleness
             settles, version = settles or answer.settles, answer.lent
             if not version or not lent.hold(version[0], version[2]):
                 lends = False
-            elif is_atomic and version[1] != step_ps.step:
+            elif version[1] != step_ps.step and mode.is_atomic:
                 lends = False  # else values of several steps might be read together
         result = Push(pushes.made(self._peers, step_ps.number, step_ps.step), True, staleness)
         if settles:
@@ -215,12 +220,12 @@ class AtOnce:
             return result, None, []
         if held is None:
             return result, self._copied(), holds
-        held.keep(holds)
-        self._holds = []
+        self.hand_over(held)
         return result, self.still(holds), holds
 
-    def _send(self, gradients: Mapping[int, Gradient], lend: bool) -> None:
-        """Send each ps its part of a push. `lend`: it may lend the values after it."""
+    def _send(self, gradients: Mapping[int, Gradient], lend: bool) -> bool:
+        """Send each ps its part of a push; False if there is no memory for some. `lend`: they may lend the values after
+        it."""
         connection, pushes = self._connection, self._pushes
         caller, run, numbers, pulled = connection.caller, pushes.loader.run, pushes.numbers, pushes.pulled
         epoch, step, tells_times = connection.membership.epoch, connection.steps.local_step, pushes.tells_times
@@ -229,8 +234,8 @@ class AtOnce:
         self._asked = asked = {}
         for peer in self._peers:
             memory, ps = run(peer, gradients).memory, peer.ps
-            if memory is None:  # not all ps are asked
-                return
+            if memory is None:
+                return False
             request = (
                 epoch, numbers[ps] + 1, step, pulled[ps], peer.layout.gradient_nbytes, 0, lend,
                 peer.lane.all_released_below(), *memory.name,
@@ -242,6 +247,8 @@ class AtOnce:
                 number = caller.post_plain(peer.ref, PUSH, request)
             asked[number] = LentVersion(peer, number)
             peer.lane.reads(number)  # only now: after Ctrl-C the next call releases what is in `_asked`
+        return True
+
     def _ask_values(self, prepares: bool) -> Holds:
         """The values that the ps have now."""
         connection, peers = self._connection, self._open()

@@ -20,7 +20,6 @@ from dps.transport.shared_memory import ASKED, ASKER, expected, marked, proof
 from dps.transport.wire import Array
 from dps.variables.plan import ShardLayout
 
-
 Names = tuple[tuple[int, ...], ...]
 """The names of the memories of a version, one for each arena."""
 VERSIONS = 64
@@ -97,7 +96,7 @@ class Lane:
         """No request of a lower number reads memory any more; 0 if the lane is off."""
         if not self.on:
             return 0
-        return min(self.reading) if self.reading else self._caller.next_number
+        return min(self.reading, default=0) or self._caller.next_number  # another thread may take the last one out
 
     def give_up(self, error: Exception) -> None:
         """Use the socket from now on."""

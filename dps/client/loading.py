@@ -19,7 +19,7 @@ from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
 from dps.variables.layout import Gradient, array_for, check_is_nested, index_of, parts_of_shard, values_of_shard
 from dps.variables.packed import PackedGradient
-from dps.variables.plan import Plan
+from dps.variables.plan import Plan, picker
 from dps.variables.tree import Rows, leaves
 
 
@@ -32,12 +32,14 @@ class OwnRun(CargoMemory):
         """The arrays, in the order of the run."""
         views = dict(zip(peer.layout.indices, self.parts, strict=True))
         self._variables = peer.layout.trained_variables
+        self._pick = picker(self._variables)
         self._trained = [views[part.index] for part in peer.layout.trained]
 
     def holds(self, gradients: Mapping[int, Gradient]) -> bool:
         """Whether the gradients of all of the shard are these arrays."""
-        found = gradients.arrays.__getitem__ if gradients.__class__ is Whole else gradients.get  # type: ignore[attr-defined]
-        return all(map(operator.is_, map(found, self._variables), self._trained))
+        if isinstance(gradients, Whole):
+            return all(map(operator.is_, self._pick(gradients.arrays), self._trained))
+        return all(map(operator.is_, map(gradients.get, self._variables), self._trained))
 
 
 class Loader:

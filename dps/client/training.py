@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dps.client.assembly import Whole
-from dps.client.at_once import AtOnce, Holds
+from dps.client.at_once import AtOnce
 from dps.client.connection import Connection
 from dps.client.lanes import LentVersion
 from dps.client.loading import checked, is_empty
@@ -50,12 +50,13 @@ class Held:
     """Values, read-only, from `take` or `step` to `release`. Belongs to one call or block of a session. Values of a ps
     on this machine stay in its memory."""
 
-    __slots__ = ("_held", "_timeout", "_training")
+    __slots__ = ("_held", "_is_silent", "_timeout", "_training")
 
     def __init__(self, training: PsTraining, timeout: float | None) -> None:
         """`timeout`: of `take` and `step`; None: the session's."""
         self._training, self._timeout = training, timeout
         self._held: Sequence[LentVersion | PullOp] = ()
+        self._is_silent = False
 
     def take(self) -> Any:
         """The newest values, in the nesting of params. Blocks; raises as `Session.pull`."""
@@ -65,9 +66,10 @@ class Held:
         """Push gradients, and take the values after the update. Blocks; raises as `Session.step`."""
         return self._training.step_held(self, grads, loss, self._timeout)
 
-    def keep(self, held: Sequence[LentVersion | PullOp]) -> None:
-        """Release these together with the values."""
-        self._held = held
+    def keep(self, held: Sequence[LentVersion | PullOp], is_silent: bool = False) -> None:
+        """Release these together with the values. `is_silent`: no message is sent then, so that it needs no turn of the
+        session."""
+        self._held, self._is_silent = held, is_silent
 
     def release(self) -> None:
         """The values are not read any more. Does nothing if there are none."""
@@ -90,7 +92,9 @@ class ViewBlock(Held, AbstractContextManager[Any]):
             raise
 
     def __exit__(self, *about: object) -> None:
-        if self._held:
+        if self._is_silent:
+            self.release()
+        elif self._held:
             self._training.turns.run("view", self.release)
 
 
@@ -100,7 +104,8 @@ class StepBlock(ViewBlock):
     __slots__ = ("_began", "_given")
 
     def __init__(self, training: PsTraining, grads: Any, loss: Any, timeout: float | None) -> None:
-        self._training, self._given, self._held, self._began = training, (grads, loss, timeout), (), False
+        self._training, self._given, self._held = training, (grads, loss, timeout), ()
+        self._began = self._is_silent = False
 
     def __enter__(self) -> Any:
         self._began, training = True, self._training
@@ -275,8 +280,7 @@ class PsTraining:
         """The newest values, which stay where they are until `held` is released. Blocks; raises as `Session.pull`."""
         self._waiter.check_open()
         if holds := self._at_once.held():
-            held.keep(holds)
-            self._at_once.hand_over()
+            self._at_once.hand_over(held)
             return self._at_once.still(holds)
         operation = self._pulls.start(None, None, after=False, hold=True)
         held.keep((operation,))

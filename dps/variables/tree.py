@@ -197,7 +197,7 @@ class _Leaves:
 
     def build(self, found: Sequence[Any]) -> Any:
         made: dict[str, Any] = self._empty.copy()  # a dict of the final size is cheaper than one that grows
-        made.update(zip(self._keys, found[self._start : self._stop]))  # noqa: B905: there are as many
+        made.update(zip(self._keys, found[self._start : self._stop], strict=True))
         return made
 
     def collect(self, tree: Any, found: list[Any]) -> bool:

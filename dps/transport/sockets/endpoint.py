@@ -71,8 +71,8 @@ class ZmqEndpoint:
         self._answered = [(self._direct.fd, select.POLLIN)]
         """What the poller tells when a datagram has come, and nothing else."""
         self._only_asks, self._waits_for_answer = bind is None, False
-        """Whether it is not bound, and whether its last message left as a datagram: then the answer is awaited next, and
-        takes longer than one look."""
+        """Whether it is not bound, and whether its last message left as a datagram: then the answer is awaited next,
+        and takes longer than one look."""
         self._events: deque[Event] = deque()
         self._ready: deque[zmq.Socket[bytes]] = deque()
         self._signals, self._poller = Signals(), Poller()
