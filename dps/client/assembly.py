@@ -63,9 +63,15 @@ def gather(
     trained_only: bool = True,
 ) -> None:  # fmt: skip
     """Copy dense gradients of all trained parts (or values of all parts) into a shard's arenas, `flats` of a run."""
-    for arena, values in zip(layout.arenas, flats, strict=True):
-        if arena.optimizer is not None or not trained_only:
-            _lay(_sources(plan, arena, gradients), values)
+    is_plain = isinstance(gradients, Whole) and not plan.is_split
+    for arena, out in zip(layout.arenas, flats, strict=True):
+        if arena.optimizer is None and trained_only:
+            continue
+        found = arena.pick(gradients.arrays) if is_plain else _sources(plan, arena, gradients)  # type: ignore[attr-defined]
+        if len(found) == 1:
+            out[:] = found[0].reshape(-1)
+        else:
+            np.concatenate([array if array.ndim == 1 else array.reshape(-1) for array in found], out=out)
 
 
 def pieces_of_parts(
@@ -97,18 +103,8 @@ def pieces_of_parts(
 def _sources(plan: Plan, arena: Arena, gradients: Mapping[int, Gradient]) -> Sequence[Array]:
     """The gradients of an arena's parts, in the order of the run."""
     if not plan.is_split:
-        if isinstance(gradients, Whole):
-            return arena.pick(gradients.arrays)
         return [gradients[part.variable] for part in arena.parts]  # type: ignore[misc]
     return [split(gradients[p.variable], p, len(plan.parts_of[p.variable])) for p in arena.parts]  # type: ignore[arg-type]
-
-
-def _lay(arrays: Sequence[Array], out: Array) -> None:
-    """Copy arrays one after the other to `out`: flat, of their dtype, and as long as all of them."""
-    if len(arrays) == 1:
-        out[:] = arrays[0].reshape(-1)
-    else:
-        np.concatenate([array if array.ndim == 1 else array.reshape(-1) for array in arrays], out=out)
 
 
 class Assembly:

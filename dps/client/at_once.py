@@ -42,7 +42,7 @@ class AtOnce:
 
     def __init__(self, connection: Connection, pushes: Pushes, pulls: Pulls) -> None:
         self._connection, self._pushes, self._pulls = connection, pushes, pulls
-        self._runtime = connection.home.runtime
+        self._caller, self._runtime = connection.caller, connection.home.runtime
         self._seen: dict[int, PsPeer] = {}
         """The peers from which `_peers` was chosen."""
         self._peers: list[PsPeer] = []
@@ -155,8 +155,8 @@ class AtOnce:
     def _copied(self) -> Any:
         """Copy the held values, into the prepared memory if there is any, and release them."""
         try:
-            memory, tree = self._prepared or self._pulls.prepared()
-            runtime = self._connection.home.runtime
+            memory, tree = self._prepared or self._pulls.prepared(self._assembly)
+            runtime = self._runtime
             for hold in self._holds:
                 for target, values in zip(memory.arenas(hold.peer.ps), hold.memories, strict=True):
                     copy_steadily(runtime, target, values)
@@ -197,8 +197,8 @@ class AtOnce:
         if not self._send(gradients, reads or mode.has_stable_values):
             self._go_on([None] * len(self._asked))
             return None
-        self._prepared = self._pulls.prepared() if reads and held is None else None
-        answers = self._hear()
+        self._prepared = self._pulls.prepared(self._assembly) if reads and held is None else None
+        answers = self._caller.hear(self._asked, self._runtime.tuning.client.step_patience_s)
         step_ps, staleness, settles, lends = answers[0], 0, False, True
         for lent, answer in zip(self._asked.values(), answers, strict=True):
             if answer.__class__ is not Pushed or answer.status != APPLIED:
@@ -227,8 +227,8 @@ class AtOnce:
         """Send each ps its part of a push; False if there is no memory for some. `lend`: they may lend the values after
         it."""
         connection, pushes = self._connection, self._pushes
-        caller, run, numbers, pulled = connection.caller, pushes.loader.run, pushes.numbers, pushes.pulled
-        epoch, step, tells_times = connection.membership.epoch, connection.steps.local_step, pushes.tells_times
+        caller, run, numbers, pulled, times = self._caller, pushes.loader.run, pushes.numbers, pushes.pulled, pushes.times
+        epoch, step, tells_times = connection.membership.epoch, connection.steps.local_step, times.at >= times.due_at
         if len(self._peers) > 1:
             pushes.announce()
         self._asked = asked = {}
@@ -246,7 +246,7 @@ class AtOnce:
             else:
                 number = caller.post_plain(peer.ref, PUSH, request)
             asked[number] = LentVersion(peer, number)
-            peer.lane.reads(number)  # only now: after Ctrl-C the next call releases what is in `_asked`
+            peer.lane.reading.add(number)  # only now: after Ctrl-C the next call releases what is in `_asked`
         return True
 
     def _ask_values(self, prepares: bool) -> Holds:
@@ -257,11 +257,11 @@ class AtOnce:
         self._asked = asked = {}
         for peer in peers:
             request = connection.membership.epoch, 0, 0, 0, -1, 0, peer.lane.all_released_below(), 0
-            number = connection.caller.post_plain(peer.ref, PULL, request)
+            number = self._caller.post_plain(peer.ref, PULL, request)
             asked[number] = LentVersion(peer, number)
-            peer.lane.reads(number)  # only now: after Ctrl-C the next call releases what is in `_asked`
-        self._prepared = self._pulls.prepared() if prepares else None
-        answers, lends = self._hear(), True
+            peer.lane.reading.add(number)  # only now: after Ctrl-C the next call releases what is in `_asked`
+        self._prepared = self._pulls.prepared(self._assembly) if prepares else None
+        answers, lends = self._caller.hear(asked, self._runtime.tuning.client.step_patience_s), True
         for lent, answer in zip(asked.values(), answers, strict=True):
             lends = lends and isinstance(answer, SharedValues) and lent.hold(answer.counter, answer.memories)
         holds = self._keep(lends)
@@ -269,10 +269,6 @@ class AtOnce:
             connection.steps.saw(answers[0].step)
             self.note(holds)
         return holds
-
-    def _hear(self) -> list[Any]:
-        """The answers to the requests that were sent: messages, or None for one that does not come soon."""
-        return self._connection.caller.hear(self._asked, self._runtime.tuning.client.step_patience_s)
 
     def _keep(self, lends: bool) -> Holds:
         """The versions that the last requests asked for, if all ps have lent theirs; else they are released."""

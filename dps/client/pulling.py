@@ -289,12 +289,11 @@ class Pulls:
         epoch, counters = self.read
         return Version(epoch, tuple(sorted(counters.items())))
 
-    def prepared(self) -> tuple[PullMemory, Any]:
+    def prepared(self, assembly: Assembly) -> tuple[PullMemory, Any]:
         """Memory for the values of all shards, and the user's nested arrays in it; None if they can be made only of
         what it holds, because variables have several parts."""
-        plan = self._connection.agreed.plan
-        memory = self._recycled.take(plan.layouts)
-        return memory, None if plan.is_split else memory.tree(self._pushes.assembly)
+        memory = self._recycled.take(assembly.plan.layouts)
+        return memory, None if assembly.plan.is_split else memory.tree(assembly)
 
     @property
     def may_follow_a_push(self) -> bool:

@@ -273,13 +273,8 @@ class Pushes:
     def _count_by(self, cargo: Cargo) -> None:
         """The ps of this cargo counts the push, and is told what the time of the session's loop goes to."""
         self.counted_apart |= cargo.about.counted_by != STEP_PS
-        if self.tells_times:
+        if self.times.at >= self.times.due_at:
             cargo.about = cargo.about._replace(times=self.take_times())
-
-    @property
-    def tells_times(self) -> bool:
-        """Whether the next push tells what the time of the session's loop goes to."""
-        return self.times.at >= self.times.due_at
 
     def take_times(self) -> list[Any]:
         """What the time of the session's loop goes to, as `Push.times` has it."""
