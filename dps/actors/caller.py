@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dps.actors.answers import Failed, Waiting
 from dps.actors.authorization import introduction
@@ -115,9 +115,9 @@ class Caller:
         if answer is not None:
             self._requests.feed_answer(number, answer, self._time.now())
 
-    def hear(self, numbers: Collection[int], wait_s: float) -> list[Message | None]:
-        """The first answer to each of these posted requests, in their order; None for one that does not come in time.
-        Blocks up to `wait_s`."""
+    def hear(self, numbers: Collection[int], wait_s: float) -> list[Any]:
+        """The first answer to each of these posted requests, in their order: a message, or None if it does not come in
+        time. Blocks up to `wait_s`."""
         heard = self._heard = {}
         self._posted = numbers
         try:

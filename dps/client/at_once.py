@@ -7,8 +7,8 @@ answer, or none in time, the push goes on as an ordinary request: nothing is sen
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from dps.actors.caller import Posted
 from dps.client.assembly import Whole, is_whole
@@ -29,12 +29,8 @@ Made = tuple[Push, Any, Holds]
 """The result of a push that was made in one round trip, the values after it, and their versions, which are released
 where the values are a copy. No versions: the values have to be pulled."""
 PUSH, PULL = PushMessage.form_of, Pull.form_of
-
-
-class Keeper(Protocol):
-    """Releases versions later; `dps.client.training.Held` is one."""
-
-    def keep(self, held: Holds, is_silent: bool) -> None: ...
+Keep = Callable[[Holds, bool], None]
+"""As `dps.client.training.Held.keep`."""
 
 
 class AtOnce:
@@ -62,12 +58,12 @@ class AtOnce:
         """Memory for the values of the next answers, and the nested arrays in it."""
 
     def push(
-        self, gradients: Mapping[int, Gradient], loss: Any, held: Keeper | None = None, reads: bool = False
+        self, gradients: Mapping[int, Gradient], loss: Any, reads: bool = False, keep: Keep | None = None
     ) -> Made | PushOp | None:
-        """A push, and the values after it if it `reads`: a copy or, if there is `held`, the values in place, which are
-        `held` to release. Blocks for a moment. Raises TaskLost when this node was told to end, ValueError for NaN that
-        no ps may refuse. In sync values that nobody reads are kept for the next pull: nobody changes them before the
-        next step.
+        """A push, and the values after it if it `reads`: a copy or, if there is a `keep`, the values in place, and it
+        is called with their versions. Blocks for a moment. Raises TaskLost when this node was told to end, ValueError
+        for NaN that no ps may refuse. In sync values that nobody reads are kept for the next pull: nobody changes them
+        before the next step.
 
         Returns the result, or the push as an ordinary operation if a ps did not answer soon, or None if nothing was
         sent."""
@@ -83,7 +79,7 @@ class AtOnce:
             pushes.loader.check(gradients)
         before, made = pushes.numbers.copy(), None
         try:
-            made = self._push(gradients, held, reads)
+            made = self._push(gradients, reads, keep)
             return made or pushes.start(gradients, loss, None, reads, self._posted)
         except BaseException:  # Ctrl-C: the ps may have the push, so it has to be sent again under its number
             if made is None and not pushes.under_way and connection.membership is membership:
@@ -109,8 +105,7 @@ class AtOnce:
         """The current values: those that came with the last push or, if others may have pushed since, those that the ps
         have. Empty if they have to be pulled. Blocks for a moment.
 
-        The caller calls `hand_over`. `prepares`: memory to copy them to is found while the answers
-        are in flight."""
+        The caller calls `hand_over`. `prepares`: memory to copy them to is found while the answers are in flight."""
         if not self._connection.agreed.mode.has_stable_values:
             return self._ask_values(prepares)
         if self._holds:
@@ -120,9 +115,9 @@ class AtOnce:
                 self._release()
         return self._holds
 
-    def hand_over(self, keeper: Keeper) -> None:
-        """From now on the keeper releases what `held` has returned."""
-        keeper.keep(self._holds, not self._connection.reads)
+    def hand_over(self, keep: Keep) -> None:
+        """Others release what `held` has returned: `keep` is called with it."""
+        keep(self._holds, not self._connection.reads)
         self._holds = []
 
     def note(self, holds: Holds) -> None:
@@ -190,14 +185,14 @@ class AtOnce:
         usual = small and self._pulls.may_come_with_a_push
         return [connection.peers[ps] for ps in layouts] if usual else []
 
-    def _push(self, gradients: Mapping[int, Gradient], held: Keeper | None, reads: bool) -> Made | None:
+    def _push(self, gradients: Mapping[int, Gradient], reads: bool, keep: Keep | None) -> Made | None:
         """Send a push of gradients in shared memory; None if a ps did not apply it soon."""
         connection, pushes = self._connection, self._pushes
         mode = connection.agreed.mode
         if not self._send(gradients, reads or mode.has_stable_values):
             self._go_on([None] * len(self._asked))
             return None
-        self._prepared = self._pulls.prepared(self._assembly) if reads and held is None else None
+        self._prepared = self._pulls.prepared(self._assembly) if reads and keep is None else None
         answers = self._caller.hear(self._asked, self._runtime.tuning.client.step_patience_s)
         step_ps, staleness, settles, lends = answers[0], 0, False, True
         for lent, answer in zip(self._asked.values(), answers, strict=True):
@@ -218,16 +213,16 @@ class AtOnce:
         if not holds or not reads:
             self._fresh = step_ps.number, self._runtime.now() + self._runtime.tuning.client.step_values_s
             return result, None, []
-        if held is None:
+        if keep is None:
             return result, self._copied(), holds
-        self.hand_over(held)
+        self.hand_over(keep)
         return result, self.still(holds), holds
 
     def _send(self, gradients: Mapping[int, Gradient], lend: bool) -> bool:
         """Send each ps its part of a push; False if there is no memory for some. `lend`: they may lend the values after
         it."""
         connection, pushes = self._connection, self._pushes
-        caller, run, numbers, pulled, times = self._caller, pushes.loader.run, pushes.numbers, pushes.pulled, pushes.times
+        run, numbers, pulled, times = pushes.loader.run, pushes.numbers, pushes.pulled, pushes.times
         epoch, step, tells_times = connection.membership.epoch, connection.steps.local_step, times.at >= times.due_at
         if len(self._peers) > 1:
             pushes.announce()
@@ -242,9 +237,9 @@ class AtOnce:
             )  # fmt: skip
             if tells_times:  # to the step ps
                 message = changed(PushMessage.expanded(*request), times=pushes.take_times())
-                number, tells_times = caller.post(peer.ref, message), False
+                number, tells_times = self._caller.post(peer.ref, message), False
             else:
-                number = caller.post_plain(peer.ref, PUSH, request)
+                number = self._caller.post_plain(peer.ref, PUSH, request)
             asked[number] = LentVersion(peer, number)
             peer.lane.reading.add(number)  # only now: after Ctrl-C the next call releases what is in `_asked`
         return True

@@ -74,14 +74,6 @@ class Lane:
             found = self._attached[tuple(name)] = self._runtime.attach(name)
         return found
 
-    def reads(self, number: int) -> None:
-        """The request of this number may be answered with a place in memory."""
-        self.reading.add(number)
-
-    def over(self, number: int) -> None:
-        """The request of this number reads no memory."""
-        self.reading.discard(number)
-
     def release(self, number: int, nbytes: int) -> None:
         """Release the values that the request of this number holds; 0 bytes: none.
 
@@ -153,7 +145,7 @@ class LentVersion:
     give others views of them."""
 
     def __init__(self, peer: PsPeer, request: int) -> None:
-        """`request`: its number, of which the lane is told by `Lane.reads`; 0: the version is released."""
+        """`request`: its number, which is one of `Lane.reading`; 0: the version is released."""
         self.peer, self.request = peer, request
 
     def hold(self, counter: int, names: list[Any]) -> bool:

@@ -175,8 +175,6 @@ class PullOp(Operation):
 
     def values(self, assembly: Assembly) -> Any:
         """The values of a whole pull in the user's nesting."""
-        if (held := self.held()) is not None:
-            return assembly.views(held)
         copied = all(isinstance(transfer.values, np.ndarray) for transfer in self.transfers.values())
         if copied and self._memory is not None and not self._hold:
             return self._memory.tree(assembly)
@@ -197,12 +195,6 @@ class PullOp(Operation):
             for part in found:
                 part.flags.writeable = False
         return found
-
-    def held(self) -> list[Array] | None:
-        """All parts, shard after shard, if all are held in place; else None."""
-        holds = [self.transfers[ps].hold for ps in self._connection.agreed.plan.layouts]
-        found = [part for hold in holds if hold is not None for part in hold.parts]
-        return None if None in holds else found
 
     def part(self, part: Part) -> Array:
         """A part that was asked for."""

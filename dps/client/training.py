@@ -47,24 +47,13 @@ class SessionParts(NamedTuple):
 
 
 class Held:
-    """Values, read-only, from `take` or `step` to `release`. Belongs to one call or block of a session. Values of a ps
-    on this machine stay in its memory."""
+    """Values, read-only, which stay where they are until `release`. Belongs to one call or block of a session."""
 
-    __slots__ = ("_held", "_is_silent", "_timeout", "_training")
+    __slots__ = ("_held", "_is_silent")
 
-    def __init__(self, training: PsTraining, timeout: float | None) -> None:
-        """`timeout`: of `take` and `step`; None: the session's."""
-        self._training, self._timeout = training, timeout
+    def __init__(self) -> None:
         self._held: Sequence[LentVersion | PullOp] = ()
         self._is_silent = False
-
-    def take(self) -> Any:
-        """The newest values, in the nesting of params. Blocks; raises as `Session.pull`."""
-        return self._training.take(self, self._timeout)
-
-    def step(self, grads: Any, loss: Any) -> Any:
-        """Push gradients, and take the values after the update. Blocks; raises as `Session.step`."""
-        return self._training.step_held(self, grads, loss, self._timeout)
 
     def keep(self, held: Sequence[LentVersion | PullOp], is_silent: bool = False) -> None:
         """Release these together with the values. `is_silent`: no message is sent then, so that it needs no turn of the
@@ -81,12 +70,15 @@ class Held:
 class ViewBlock(Held, AbstractContextManager[Any]):
     """The block of a view: the values are taken when it begins, and released when it ends."""
 
-    __slots__ = ()
+    __slots__ = ("_training",)
+
+    def __init__(self, training: PsTraining) -> None:
+        self._training, self._held, self._is_silent = training, (), False
 
     def __enter__(self) -> Any:
         training = self._training
         try:
-            return training.reports.saw(training.turns.run("view", self.take))
+            return training.reports.saw(training.turns.run("view", training.take, self, None))
         except BaseException:
             self.__exit__()
             raise
@@ -155,9 +147,9 @@ class PsTraining:
     def step(self, grads: Any, loss: Any, timeout: float | None, out: Any) -> Any:
         """As Session.step."""
         if out is not None:
-            write, held = self._writer(out, None), Held(self, timeout)
+            write, held = self._writer(out, None), Held()
             try:
-                return self.reports.saw(write(held.step(grads, loss)))
+                return self.reports.saw(write(self.step_held(held, grads, loss, timeout)))
             finally:
                 held.release()
         return self.reports.saw(self.step_held(None, grads, loss, timeout))
@@ -165,7 +157,7 @@ class PsTraining:
     def step_held(self, held: Held | None, grads: Any, loss: Any, timeout: float | None) -> Any:
         """As Session.step, but the values stay where they are until `held` is released. None: they are a copy."""
         gradients = self._gradients(grads, loss)
-        made = self._at_once.push(gradients, loss, held, True)
+        made = self._at_once.push(gradients, loss, True, None if held is None else held.keep)
         if made is None or isinstance(made, PushOp):
             return self._push_and_pull(made, gradients, loss, timeout, held)
         result, values, holds = made
@@ -185,7 +177,7 @@ class PsTraining:
 
     def view_block(self) -> ViewBlock:
         """As Session.view."""
-        return ViewBlock(self, None)
+        return ViewBlock(self)
 
     @property
     def task(self) -> str:
@@ -261,9 +253,9 @@ class PsTraining:
         if names is None and if_newer_than is None:
             if write is None:
                 return self.reports.saw(self._pull_all(timeout))
-            held = Held(self, timeout)
+            held = Held()
             try:
-                return self.reports.saw(write(held.take()))
+                return self.reports.saw(write(self.take(held, timeout)))
             finally:
                 held.release()
         values = self._pulls.finish(self._pulls.start(names, if_newer_than, after=False), timeout)
@@ -280,7 +272,7 @@ class PsTraining:
         """The newest values, which stay where they are until `held` is released. Blocks; raises as `Session.pull`."""
         self._waiter.check_open()
         if holds := self._at_once.held():
-            self._at_once.hand_over(held)
+            self._at_once.hand_over(held.keep)
             return self._at_once.still(holds)
         operation = self._pulls.start(None, None, after=False, hold=True)
         held.keep((operation,))

@@ -143,19 +143,19 @@ class PullTransfer(Transfer):
             self._ask()
         else:
             behind.then, self.number = self, behind.number
-            self.peer.lane.reads(self.number)
+            self.peer.lane.reading.add(self.number)
 
     def _ask(self) -> None:
         self._caller.open(self.peer.ref, self._message, self, 0.25 + self.peer.layout.nbytes / 100e6)
         if self._message.shared:
-            self.peer.lane.reads(self.number)
+            self.peer.lane.reading.add(self.number)
 
     def go_on(self, lent: list[Any]) -> None:
         """The push has its result; `lent`: counter, step and places of the values that came with it, or nothing."""
         if lent:
             self.complete = self._read(*lent)
         if not self.complete:
-            self.peer.lane.over(self.number)
+            self.peer.lane.reading.discard(self.number)
             self._ask()
             self._behind = None  # only now: until here the number was that of the push, which `drop` must not close
 
@@ -178,7 +178,7 @@ class PullTransfer(Transfer):
         else:
             complete = bool(self._common(message))
         if complete:
-            self.peer.lane.over(self.number)
+            self.peer.lane.reading.discard(self.number)
         return complete
 
     def _read(self, counter: int, step: int, memories: list[Any]) -> bool:
