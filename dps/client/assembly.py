@@ -112,7 +112,7 @@ class Assembly:
 
     def __init__(self, plan: Plan, nesting: Nesting) -> None:
         """`nesting` has a leaf for each variable, and for each keyed table, under its name."""
-        self.plan, self._nesting = plan, nesting
+        self.plan, self._nesting, self.named = plan, nesting, nesting.named
         paths = nesting.paths
         self._filled: list[int] | None = None
         """The places of the leaves that are variables; None: all are. In place of a keyed table values have None."""

@@ -271,9 +271,23 @@ class Pulls:
         return PullOp(self._connection, wanted, newer_than is not None, launch, take, hold, behind)
 
     def places(self, out: Any, names: Sequence[str] | None) -> dict[str, Array]:
-        """As `places_in`, for a pull of these names; None: of all variables."""
-        plan, all_names = self._connection.agreed.plan, self._pushes.assembly.names
-        return places_in(out, plan, all_names if names is None else names)
+        """The memory of the caller's arrays and CPU tensors for a pull of these names, None: of all variables;
+        ValueError where one does not fit. Nothing is written."""
+        if is_module(out):
+            raise ValueError(f"out is a module of PyTorch ({type(out).__name__}); pass its state_dict()")
+        assembly = self._pushes.assembly
+        return places_in(assembly.named(out), assembly.plan, assembly.names if names is None else names)
+
+    def fill(
+        self, places: Mapping[str, Array], values: Any, replaces: Callable[[str, Array, Array], None] | None = None
+    ) -> None:
+        """Copy nested values to their places. `replaces(name, place, value)` is called before a value is written."""
+        for name, value in self._pushes.assembly.named(values).items():
+            if value is None:  # in place of a keyed table
+                continue
+            if replaces is not None:
+                replaces(name, places[name], value)
+            places[name][...] = value
 
     @property
     def version(self) -> Version:
@@ -399,12 +413,9 @@ def check_apart(plan: Plan, out: Any) -> None:
             )
 
 
-def places_in(out: Any, plan: Plan, names: Iterable[str]) -> dict[str, Array]:
-    """The memory of the caller's arrays and CPU tensors for the variables of these names; ValueError where one does not
-    fit. Nothing is written."""
-    if is_module(out):
-        raise ValueError(f"out is a module of PyTorch ({type(out).__name__}); pass its state_dict()")
-    given, found = dict(leaves(out)), dict[str, Array]()
+def places_in(given: Mapping[str, Any], plan: Plan, names: Iterable[str]) -> dict[str, Array]:
+    """As `Pulls.places`, in arrays and tensors by their names."""
+    found: dict[str, Array] = {}
     for name in names:
         if name not in plan.by_name:  # the pull says so
             continue
@@ -418,16 +429,6 @@ def places_in(out: Any, plan: Plan, names: Iterable[str]) -> dict[str, Array]:
             raise ValueError(f"out has {got} for {name}; wanted an array of {dtype} {shape}")
         found[name] = place
     return found
-
-
-def fill(places: Mapping[str, Array], values: Any, replaces: Callable[[str, Array, Array], None] | None = None) -> None:
-    """Copy nested values to their places. `replaces(name, place, value)` is called before a value is written."""
-    for name, value in leaves(values):
-        if value is None:  # in place of a keyed table
-            continue
-        if replaces is not None:
-            replaces(name, places[name], value)
-        places[name][...] = value
 
 
 def prefetched(

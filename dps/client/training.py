@@ -13,7 +13,7 @@ from dps.client.connection import Connection
 from dps.client.lanes import LentVersion
 from dps.client.loading import checked, is_empty
 from dps.client.lookup import Lookups
-from dps.client.pulling import PullOp, Pulls, check_apart, fill
+from dps.client.pulling import PullOp, Pulls, check_apart
 from dps.client.pushing import Pushes, PushOp
 from dps.client.reports import Reports
 from dps.client.waiting import Operation, ThreadGuard, Waiter
@@ -309,9 +309,9 @@ class PsTraining:
 
         def write(values: Any) -> Any:
             if reports.replaced is None:
-                fill(places, values)
+                self._pulls.fill(places, values)
             else:
-                fill(places, values, partial(reports.replaced.replaces, plan))
+                self._pulls.fill(places, values, partial(reports.replaced.replaces, plan))
                 if reports.replaced.filled():
                     reports.replaced = None
             return out
