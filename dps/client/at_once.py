@@ -38,7 +38,7 @@ class AtOnce:
 
     def __init__(self, connection: Connection, pushes: Pushes, pulls: Pulls) -> None:
         self._connection, self._pushes, self._pulls = connection, pushes, pulls
-        self._caller, self._runtime = connection.caller, connection.home.runtime
+        self._caller = connection.caller
         self._seen: dict[int, PsPeer] = {}
         """The peers from which `_peers` was chosen."""
         self._peers: list[PsPeer] = []
@@ -117,7 +117,7 @@ class AtOnce:
 
     def hand_over(self, keep: Keep) -> None:
         """Others release what `held` has returned: `keep` is called with it."""
-        keep(self._holds, not self._connection.reads)
+        keep(self._holds, not self._peers[0].lane.tells_at_once)
         self._holds = []
 
     def note(self, holds: Holds) -> None:
@@ -151,7 +151,7 @@ class AtOnce:
         """Copy the held values, into the prepared memory if there is any, and release them."""
         try:
             memory, tree = self._prepared or self._pulls.prepared(self._assembly)
-            runtime = self._runtime
+            runtime = self._connection.home.runtime
             for hold in self._holds:
                 for target, values in zip(memory.arenas(hold.peer.ps), hold.memories, strict=True):
                     copy_steadily(runtime, target, values)
@@ -193,7 +193,7 @@ class AtOnce:
             self._go_on([None] * len(self._asked))
             return None
         self._prepared = self._pulls.prepared(self._assembly) if reads and keep is None else None
-        answers = self._caller.hear(self._asked, self._runtime.tuning.client.step_patience_s)
+        answers = self._caller.hear(self._asked, connection.home.runtime.tuning.client.step_patience_s)
         step_ps, staleness, settles, lends = answers[0], 0, False, True
         for lent, answer in zip(self._asked.values(), answers, strict=True):
             if answer.__class__ is not Pushed or answer.status != APPLIED:
@@ -211,7 +211,8 @@ class AtOnce:
             connection.membership.settles = True
         holds = self._keep(lends)
         if not holds or not reads:
-            self._fresh = step_ps.number, self._runtime.now() + self._runtime.tuning.client.step_values_s
+            runtime = connection.home.runtime
+            self._fresh = step_ps.number, runtime.now() + runtime.tuning.client.step_values_s
             return result, None, []
         if keep is None:
             return result, self._copied(), holds
@@ -256,7 +257,7 @@ class AtOnce:
             asked[number] = LentVersion(peer, number)
             peer.lane.reading.add(number)  # only now: after Ctrl-C the next call releases what is in `_asked`
         self._prepared = self._pulls.prepared(self._assembly) if prepares else None
-        answers, lends = self._caller.hear(asked, self._runtime.tuning.client.step_patience_s), True
+        answers, lends = self._caller.hear(asked, connection.home.runtime.tuning.client.step_patience_s), True
         for lent, answer in zip(asked.values(), answers, strict=True):
             lends = lends and isinstance(answer, SharedValues) and lent.hold(answer.counter, answer.memories)
         holds = self._keep(lends)

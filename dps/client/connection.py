@@ -86,7 +86,7 @@ class Connection:
     ) -> None:
         """`mode`: as of `Agreed`. `compression`: how gradients and values travel; None: as they are. `reads`: the
         session only reads, now and then."""
-        self.home, self.reads = home, reads
+        self.home = home
         self.caller = Caller(home.runtime, home.name, home.keys)
         self.chief = Ref(home.chief, CHIEF)
         self.number = home.runtime.random.getrandbits(61) + 1

@@ -36,7 +36,7 @@ class Lane:
     ) -> None:
         """`worth`: the shard is large enough for shared memory; else only small messages go as datagrams.
         `tells_at_once`: each release is sent immediately."""
-        self._tells_at_once = tells_at_once
+        self.tells_at_once = tells_at_once
         self.on, self._worth, self._small_nbytes = False, worth, runtime.tuning.small_nbytes
         self.rate = inf
         """How fast values last came over the socket, bytes/s."""
@@ -81,7 +81,7 @@ class Lane:
         until the ps acks it.
         """
         self.reading.discard(number)
-        if nbytes > self._small_nbytes or (self._tells_at_once and nbytes):
+        if nbytes > self._small_nbytes or (self.tells_at_once and nbytes):
             self._caller.start(self._ref, Release(self._epoch, [number]), is_last)
 
     def all_released_below(self) -> int:

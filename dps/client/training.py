@@ -122,7 +122,6 @@ class PsTraining:
     def __init__(self, parts: SessionParts) -> None:
         self._session, self._connection, self._waiter, self.turns = parts[:4]
         self._hooks, self.reports, self._pushes, self._pulls, self._lookups, self._train = parts[4:]
-        self._compute = self._connection.home.runtime.compute
         self._at_once = AtOnce(self._connection, self._pushes, self._pulls)
         self._is_out_apart = False
         """Whether an `out` was given before, and no two variables share memory in it."""
@@ -238,7 +237,7 @@ class PsTraining:
             reports.empty()
         if self._hooks.hooks or self._hooks.shared:
             self._hooks.call_hooks("before_run", self._session)
-        if computed_s := self._compute():
+        if computed_s := self._connection.home.runtime.compute():
             self.turns.times.count_computed(computed_s)
         return gradients
 
