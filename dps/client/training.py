@@ -49,11 +49,8 @@ class SessionParts(NamedTuple):
 class Held:
     """Values, read-only, which stay where they are until `release`. Belongs to one call or block of a session."""
 
-    __slots__ = ("_held", "_is_silent")
-
-    def __init__(self) -> None:
-        self._held: Sequence[LentVersion | PullOp] = ()
-        self._is_silent = False
+    _held: Sequence[LentVersion | PullOp] = ()
+    _is_silent = False
 
     def keep(self, held: Sequence[LentVersion | PullOp], is_silent: bool = False) -> None:
         """Release these together with the values. `is_silent`: no message is sent then, so that it needs no turn of the
@@ -62,18 +59,16 @@ class Held:
 
     def release(self) -> None:
         """The values are not read any more. Does nothing if there are none."""
-        held, self._held = self._held, ()
-        for each in held:
+        for each in self._held:
             each.release()
+        self._held = ()  # only now: after Ctrl-C `__del__` of a block releases the others
 
 
 class ViewBlock(Held, AbstractContextManager[Any]):
     """The block of a view: the values are taken when it begins, and released when it ends."""
 
-    __slots__ = ("_training",)
-
     def __init__(self, training: PsTraining) -> None:
-        self._training, self._held, self._is_silent = training, (), False
+        self._training = training
 
     def __enter__(self) -> Any:
         training = self._training
@@ -89,15 +84,18 @@ class ViewBlock(Held, AbstractContextManager[Any]):
         elif self._held:
             self._training.turns.run("view", self.release)
 
+    def __del__(self) -> None:
+        if self._held and self._is_silent:
+            self.release()
+
 
 class StepBlock(ViewBlock):
     """The block of a step in place, which is made when the block begins."""
 
-    __slots__ = ("_began", "_given")
+    _began = True
 
     def __init__(self, training: PsTraining, grads: Any, loss: Any, timeout: float | None) -> None:
-        self._training, self._given, self._held = training, (grads, loss, timeout), ()
-        self._began = self._is_silent = False
+        self._training, self._given, self._began = training, (grads, loss, timeout), False
 
     def __enter__(self) -> Any:
         self._began, training = True, self._training
@@ -114,6 +112,8 @@ class StepBlock(ViewBlock):
                 "%s: step_in_place was called without `with`, and nothing was pushed; "
                 "write: with session.step_in_place(grads) as values", self._training.task,
             )  # fmt: skip
+        elif self._held:
+            super().__del__()
 
 
 class PsTraining:

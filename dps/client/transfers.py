@@ -199,9 +199,9 @@ class PullTransfer(Transfer):
 
     def release(self) -> None:
         """Release what is held."""
-        hold, self.hold = self.hold, None
-        if hold is not None:
-            hold.release()
+        if self.hold is not None:
+            self.hold.release()
+            self.hold = None
 
     def drop(self) -> None:
         """Forget the request; values that a late answer lends are released immediately."""
