@@ -22,8 +22,8 @@ from dps.variables.plan import ShardLayout
 
 Names = tuple[tuple[int, ...], ...]
 """The names of the memories of a version, one for each arena."""
-VERSIONS = 64
-"""Of so many lent versions a session keeps the parts: twice the buffers of an arena."""
+KEPT_PARTS = 1 << 14
+"""So many parts of lent versions a session keeps for each ps: some 2 MB."""
 
 
 class Lane:
@@ -168,9 +168,10 @@ class LentVersion:
             memories.append(lane.attach(list(name)))
             if len(memories[-1]) != arena.nbytes:
                 raise Unavailable(f"an arena has {len(memories[-1])} bytes in the ps's memory; wanted {arena.nbytes}")
-        if len(lane.versions) == VERSIONS:
+        parts = layout.listed(memories)
+        if (len(lane.versions) + 1) * len(parts) > KEPT_PARTS:
             lane.versions.clear()
-        found = lane.versions[key] = memories, layout.listed(memories)
+        found = lane.versions[key] = memories, parts
         return found
 
     def release(self) -> None:
