@@ -21,7 +21,8 @@ class Outbox:
 
     def __init__(self, endpoint: Endpoint, tuning: Tuning) -> None:
         self._endpoint, self._together, self._alone_nbytes = endpoint, tuning.together, tuning.nodes.together_nbytes
-        self._waiting: dict[Route, list[_Letter]] = {}
+        self.waiting: dict[Route, list[_Letter]] = {}
+        """The queued messages, by route. Only this class changes it."""
 
     def queue_message(self, route: Route, envelope: Envelope, done: Callable[[], None] | None = None) -> None:
         """Queue a message; large ones leave at once. `done` is called when its arrays may change again.
@@ -30,11 +31,11 @@ class Outbox:
         address, Unavailable for a host that is not known or a closed endpoint.
         """
         header, arrays = encode(envelope)
-        waiting = self._waiting.get(route)
+        waiting = self.waiting.get(route)
         if waiting is None:
             if route.__class__ is str:
                 self._endpoint.connect(route)
-            waiting = self._waiting[route] = []
+            waiting = self.waiting[route] = []
         nbytes = 0
         for array in arrays:
             nbytes += array.nbytes
@@ -54,18 +55,12 @@ class Outbox:
         header, arrays = encode(envelope)
         self._endpoint.send(route, header, arrays)
 
-    def send_header(self, route: Route, header: bytes) -> None:
-        """Send all queued messages and then one without arrays, of which this is the header. Raises as
-        `queue_message`."""
-        self.flush()
-        self._endpoint.send(route, header)
-
     def flush(self) -> None:
         """Send all queued messages."""
-        if self._waiting:
-            for route, waiting in self._waiting.items():
+        if self.waiting:
+            for route, waiting in self.waiting.items():
                 self._send(route, waiting)
-            self._waiting = {}
+            self.waiting = {}
 
     def _send(self, route: Route, waiting: list[_Letter]) -> None:
         if not waiting:

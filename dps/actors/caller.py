@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
 
 from dps.actors.answers import Failed, Waiting
 from dps.actors.authorization import introduction
@@ -16,7 +16,7 @@ from dps.process import config
 from dps.process.telemetry import LogThrottle, log
 from dps.transport.endpoint import Connected, Delivery, Disconnected, Refused, Runtime
 from dps.transport.message import Form, Message
-from dps.transport.wire import Envelope, decode, encode_plain, unbundle
+from dps.transport.wire import PLAIN_BYTE, Envelope, decode, decode_plain, encode_plain, unbundle
 
 if TYPE_CHECKING:
     from dps.transport.keys.keyring import Credentials
@@ -51,8 +51,10 @@ class Caller:
         """Addresses whose connection is broken, and since when, on the clock of `now`."""
         self.reached: set[str] = set()
         """Addresses with which there has been a connection."""
-        self._heard: dict[int, Message | None] = {}
-        """The first answers to posted requests that somebody waits for, by number; None: it is to come."""
+        self._posted: Collection[int] = ()
+        """The numbers of posted requests of which somebody waits for the first answers."""
+        self._heard: dict[int, Message] = {}
+        """These answers, by number, as far as they have come."""
 
     def now(self) -> float:
         """Monotonic seconds, without those in which this process was stopped: the clock of all deadlines here."""
@@ -96,7 +98,9 @@ class Caller:
         number = self._requests.take_number()
         header = encode_plain(form, numbers, to.actor, number, self.name, self.incarnation)
         if header:
-            self._outbox.send_header(to.address, header)
+            if self._outbox.waiting:
+                self._outbox.flush()
+            self._endpoint.send(to.address, header)
         else:
             envelope = Envelope(form.made(*numbers), to.actor, number, self.name, self.incarnation)
             self._outbox.send_message(to.address, envelope)
@@ -111,18 +115,20 @@ class Caller:
         if answer is not None:
             self._requests.feed_answer(number, answer, self._time.now())
 
-    def hear(self, numbers: Iterable[int], wait_s: float) -> dict[int, Message | None]:
-        """The first answer to each of these posted requests, by their numbers; None for one that does not come in time.
-        Blocks up to `wait_s`."""
-        heard = self._heard = dict.fromkeys(numbers)
-        deadline = self._time.now() + wait_s
+    def hear(self, numbers: Collection[int], wait_s: float) -> list[Any]:
+        """The first answer to each of these posted requests, in their order: a message, or None if it does not come in
+        time. Blocks up to `wait_s`."""
+        heard = self._heard = {}
+        self._posted = numbers
         try:
-            while wait_s > 0 and None in heard.values():
+            while wait_s > 0:
                 self.turn(wait_s)
-                wait_s = deadline - self._time.received_at
-            return heard
+                if len(heard) == len(numbers):
+                    break
+                wait_s -= self._time.took_s
+            return list(map(heard.get, numbers))
         finally:
-            self._heard = {}
+            self._posted = ()
 
     @property
     def next_number(self) -> int:
@@ -207,7 +213,8 @@ class Caller:
 
     def turn(self, wait_s: float) -> bool:
         """Send all queued messages and handle one event; False if none came in time. Blocks up to `wait_s`."""
-        self._outbox.flush()
+        if self._outbox.waiting:
+            self._outbox.flush()
         event = self._time.receive(self._endpoint, wait_s)
         now = self._time.received_at
         if event.__class__ is Delivery:
@@ -221,25 +228,28 @@ class Caller:
             self.away.setdefault(event.address, now)
         elif isinstance(event, Refused):
             raise NotAuthenticated(event.reason)
-        for request, message in self._requests.take_due(now):
-            self.send(request, message)
+        if now >= self._requests.due_at:
+            for request, message in self._requests.take_due(now):
+                self.send(request, message)
         return event is not None
 
     def _take_delivery(self, delivery: Delivery, now: float) -> None:
+        _, header, frames, _ = delivery
         try:
-            for header, frames in unbundle(delivery.header, delivery.frames):
-                self._feed_answer(decode(header, frames), now)
+            if header[:1] == PLAIN_BYTE:
+                self._take_answer(decode_plain(header, frames), now)
+                return
+            for one, own in unbundle(header, frames):
+                self._take_answer(decode(one, own), now)
         except ProtocolError as error:
             log.debug("%s: refused an answer: %s", self.name, error)
 
-    def _feed_answer(self, envelope: Envelope, now: float) -> None:
-        if envelope.actor:
-            return
-        number = envelope.request
-        if number not in self._heard:
-            self._requests.feed_answer(number, envelope.message, now)
-        elif self._heard[number] is None:
-            self._heard[number] = envelope.message
+    def _take_answer(self, envelope: Envelope, now: float) -> None:
+        message, actor, number, _, _ = envelope
+        if number in self._posted and not actor:
+            self._heard.setdefault(number, message)
+        elif not actor:
+            self._requests.feed_answer(number, message, now)
 
 
 def _nothing() -> None:

@@ -28,6 +28,8 @@ class PausableClock:
         """When the last `receive` returned, on the clock of `now`."""
         self.asked_s = 0.0
         """How long it was to wait at most."""
+        self.took_s = 0.0
+        """How long it has waited."""
 
     def now(self) -> float:
         """Monotonic seconds, without those in which the process was stopped."""
@@ -36,13 +38,15 @@ class PausableClock:
     def receive(self, endpoint: Endpoint, wait_s: float, until: float = math.inf) -> Event | None:
         """Like `Endpoint.receive`, but waits no longer than `until`, on the clock of `now`. If the process was stopped
         meanwhile, none of the wait counts."""
-        began = self._now()
-        left_s = until - (began - self.stood_still_s)  # in this order it is rounded as `now` is
-        if left_s < wait_s:
-            wait_s = max(0.0, left_s)
+        now = self._now
+        began = now()
+        if until != math.inf:
+            wait_s = max(0.0, min(wait_s, until - (began - self.stood_still_s)))  # in this order it is rounded as `now`
         event = endpoint.receive(wait_s)
-        ended = self._now()
-        if ended - began - wait_s > self._longest_s:
-            self.stood_still_s += ended - began
-        self.received_at, self.asked_s = ended - self.stood_still_s, wait_s
+        ended = now()
+        took_s = ended - began
+        if took_s - wait_s > self._longest_s:
+            self.stood_still_s += took_s
+            took_s = 0.0
+        self.received_at, self.asked_s, self.took_s = ended - self.stood_still_s, wait_s, took_s
         return event

@@ -68,6 +68,8 @@ class Requests:
         self._last = 0
         self._open: dict[int, Request] = {}
         self._timers: list[tuple[float, int]] = []
+        self.due_at = math.inf
+        """Before this time `take_due` has nothing to do."""
         self._usual_s: dict[str, float] = {}
         """Usual seconds until a first answer, by address."""
 
@@ -91,6 +93,7 @@ class Requests:
         request.next_at = now + request.resend_s
         self._open[request.number] = request
         heapq.heappush(self._timers, (min(request.next_at, deadline), request.number))
+        self.due_at = self._timers[0][0]
 
     def _first_resend_s(self, address: str) -> float:
         own, usual_s = self._tuning, self._usual_s.get(address, 0.0)
@@ -122,8 +125,6 @@ class Requests:
 
     def take_due(self, now: float) -> list[tuple[Request, Message]]:
         """The messages to resend now. Ends requests that are past their deadline and calls their `expired`."""
-        if not self._timers or self._timers[0][0] > now:
-            return []
         resend: list[tuple[Request, Message]] = []
         while self._timers and self._timers[0][0] <= now:
             _, number = heapq.heappop(self._timers)
@@ -141,6 +142,7 @@ class Requests:
                 if message is not None:
                     resend.append((request, message))
             heapq.heappush(self._timers, (min(request.next_at, request.deadline), number))
+        self.due_at = self._timers[0][0] if self._timers else math.inf
         return resend
 
     def resends_to(self, address: str) -> list[tuple[Request, Message]]:

@@ -63,9 +63,15 @@ def gather(
     trained_only: bool = True,
 ) -> None:  # fmt: skip
     """Copy dense gradients of all trained parts (or values of all parts) into a shard's arenas, `flats` of a run."""
-    for arena, values in zip(layout.arenas, flats, strict=True):
-        if arena.optimizer is not None or not trained_only:
-            _lay(_sources(plan, arena, gradients), values)
+    is_plain = isinstance(gradients, Whole) and not plan.is_split
+    for arena, out in zip(layout.arenas, flats, strict=True):
+        if arena.optimizer is None and trained_only:
+            continue
+        found = arena.pick(gradients.arrays) if is_plain else _sources(plan, arena, gradients)  # type: ignore[attr-defined]
+        if len(found) == 1:
+            out[:] = found[0].reshape(-1)
+        else:
+            np.concatenate([array if array.ndim == 1 else array.reshape(-1) for array in found], out=out)
 
 
 def pieces_of_parts(
@@ -97,15 +103,8 @@ def pieces_of_parts(
 def _sources(plan: Plan, arena: Arena, gradients: Mapping[int, Gradient]) -> Sequence[Array]:
     """The gradients of an arena's parts, in the order of the run."""
     if not plan.is_split:
-        if isinstance(gradients, Whole):
-            return arena.pick(gradients.arrays)
         return [gradients[part.variable] for part in arena.parts]  # type: ignore[misc]
     return [split(gradients[p.variable], p, len(plan.parts_of[p.variable])) for p in arena.parts]  # type: ignore[arg-type]
-
-
-def _lay(arrays: Sequence[Array], out: Array) -> None:
-    """Copy arrays one after the other to `out`: flat, of their dtype, and as long as all of them."""
-    np.concatenate([array if array.ndim == 1 else array.reshape(-1) for array in arrays], out=out)
 
 
 class Assembly:
@@ -113,7 +112,7 @@ class Assembly:
 
     def __init__(self, plan: Plan, nesting: Nesting) -> None:
         """`nesting` has a leaf for each variable, and for each keyed table, under its name."""
-        self.plan, self._nesting = plan, nesting
+        self.plan, self._nesting, self.named = plan, nesting, nesting.named
         paths = nesting.paths
         self._filled: list[int] | None = None
         """The places of the leaves that are variables; None: all are. In place of a keyed table values have None."""
@@ -153,18 +152,19 @@ class Assembly:
             found = every
         return self._nesting.build(found)
 
-    def still(self, memories: Sequence[Array]) -> Any:
-        """Read-only values in the user's nesting, in the memory of all arenas of all shards."""
-        found, at = [], 0
-        for layout in self.plan.layouts.values():
-            found += layout.listed(memories[at : at + len(layout.arenas)])
-            at += len(layout.arenas)
-        return self.values(found)
+    def views(self, parts: Sequence[Array]) -> Any:
+        """As `values`, in views of the parts: what is done to their shapes is not seen in the parts."""
+        views = list(map(np.ndarray.view, parts))
+        return (
+            self.values(views)
+            if self._pick is None or self._filled is not None
+            else self._nesting.build(self._pick(views))
+        )
 
     def gradients(self, tree: Any) -> Mapping[int, Gradient]:
         """A user's nested gradients by variable index, checked as in `check_gradients`."""
-        arrays = self._nesting.leaves(tree) if self._in_order else None
-        if arrays is not None and fit(self.plan, arrays):
+        arrays: list[Any] = []
+        if self._in_order and self._nesting.collect(tree, arrays) and fit(self.plan, arrays):
             return Whole(arrays)
         check_is_nested(self.plan, tree)
         return check_gradients(self.plan, leaves(tree))

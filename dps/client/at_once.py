@@ -7,37 +7,30 @@ answer, or none in time, the push goes on as an ordinary request: nothing is sen
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from dps.actors.caller import Posted
+from dps.client.assembly import Whole, is_whole
 from dps.client.connection import Connection
-from dps.client.lanes import LentVersion, PsPeer, hold_lent
+from dps.client.lanes import LentVersion, PsPeer
 from dps.client.pulling import PullMemory, Pulls
 from dps.client.pushing import Pushes, PushOp
 from dps.client.transfers import copy_steadily
 from dps.messages.replies import Push
 from dps.messages.sessions import APPLIED, Pull, Pushed, SharedValues
 from dps.messages.sessions import Push as PushMessage
-from dps.transport.message import Form, Message, changed
+from dps.transport.message import changed
 from dps.variables.layout import Gradient
 
-_staleness = operator.attrgetter("staleness")
 Holds = list[LentVersion]
-"""The versions of all shards, in the order of the plan."""
-Reads = Literal["", "copy", "held"]
-"""Whether a push brings the values after it, and in which form."""
-
-
-class Made(NamedTuple):
-    """A push that got its result in one round trip, and the values after it."""
-
-    result: Push
-    values: Any = None
-    """A copy of them; None if they are only held."""
-    holds: Holds | None = None
-    """The versions of the values, released where those were copied. None: the values have to be pulled."""
+"""The versions of all shards, in the order of the plan; none if not all are lent."""
+Made = tuple[Push, Any, Holds]
+"""The result of a push that was made in one round trip, the values after it, and their versions, which are released
+where the values are a copy. No versions: the values have to be pulled."""
+PUSH, PULL = PushMessage.form_of, Pull.form_of
+Keep = Callable[[Holds, bool], None]
+"""As `dps.client.training.Held.keep`."""
 
 
 class AtOnce:
@@ -45,51 +38,52 @@ class AtOnce:
 
     def __init__(self, connection: Connection, pushes: Pushes, pulls: Pulls) -> None:
         self._connection, self._pushes, self._pulls = connection, pushes, pulls
+        self._caller = connection.caller
         self._seen: dict[int, PsPeer] = {}
         """The peers from which `_peers` was chosen."""
         self._peers: list[PsPeer] = []
         """All ps, if this run can be served here; else none."""
+        self._assembly = pushes.assembly
         self._holds: Holds = []
         """The values that the last answers lent; of all shards, or none. The next call releases them, unless
         `hand_over` was called."""
-        self._asked: dict[int, PsPeer] = {}
-        """The peers of the requests in flight, by number. After Ctrl-C those that were: the next call drops them."""
+        self._asked: dict[int, LentVersion] = {}
+        """What the requests in flight ask for, by their numbers. After Ctrl-C what they had asked for: the next call
+        releases it."""
         self._posted: dict[int, Posted] = {}
-        """The last requests that got another answer than the usual ones, or none in time, by ps."""
+        """The last requests of a push that got another answer than the usual ones, or none in time, by ps."""
         self._fresh = 0, 0.0
         """In sync: the number of the push that brought `_holds`, and until when its values serve a pull."""
         self._prepared: tuple[PullMemory, Any] | None = None
         """Memory for the values of the next answers, and the nested arrays in it."""
 
-    def push(self, gradients: Mapping[int, Gradient], loss: Any, reads: Reads = "") -> Made | PushOp | None:
-        """A push, and the values after it if it `reads`: a "copy", or values that are "held": the caller calls
-        `hand_over` and releases them. Blocks for a moment. Raises TaskLost when this node was told to end, ValueError
+    def push(
+        self, gradients: Mapping[int, Gradient], loss: Any, reads: bool = False, keep: Keep | None = None
+    ) -> Made | PushOp | None:
+        """A push, and the values after it if it `reads`: a copy or, if there is a `keep`, the values in place, and it
+        is called with their versions. Blocks for a moment. Raises TaskLost when this node was told to end, ValueError
         for NaN that no ps may refuse. In sync values that nobody reads are kept for the next pull: nobody changes them
         before the next step.
 
         Returns the result, or the push as an ordinary operation if a ps did not answer soon, or None if nothing was
         sent."""
-        pushes, peers = self._pushes, self._open()
-        connection = self._connection
-        if not peers or pushes.under_way or connection.membership.settles:
+        connection, pushes, peers = self._connection, self._pushes, self._open()
+        membership = connection.membership
+        if not peers or pushes.under_way or membership.settles:
             return None
         if pushes.assigned is not None and pushes.assigned.waiting:
             return None
-        memories: list[list[int]] = []
-        for peer in peers:
-            run = pushes.filled(peer, gradients)
-            if run is None or run.memory is None:
-                return None
-            memories.append(run.memory.name)
+        if gradients.__class__ is not Whole and not all(is_whole(peer.layout, gradients) for peer in peers):
+            return None
         if connection.agreed.mode.checks_finite:
-            pushes.check(gradients)
-        numbers, incarnation, made = pushes.numbers.copy(), connection.caller.incarnation, None
+            pushes.loader.check(gradients)
+        before, made = pushes.numbers.copy(), None
         try:
-            made = self._push(peers, memories, reads)
-            return made or pushes.start(gradients, loss, None, bool(reads), self._posted)
+            made = self._push(gradients, reads, keep)
+            return made or pushes.start(gradients, loss, None, reads, self._posted)
         except BaseException:  # Ctrl-C: the ps may have the push, so it has to be sent again under its number
-            if made is None and not pushes.under_way and connection.caller.incarnation == incarnation:
-                pushes.numbers = numbers
+            if made is None and not pushes.under_way and connection.membership is membership:
+                pushes.numbers = before
                 self._start_surely(gradients, loss)
             raise
 
@@ -111,25 +105,33 @@ class AtOnce:
         """The current values: those that came with the last push or, if others may have pushed since, those that the ps
         have. Empty if they have to be pulled. Blocks for a moment.
 
-        The caller calls `hand_over` and releases them. `prepares`: memory to copy them to is found while the answers
-        are in flight."""
-        if self._connection.agreed.mode.has_stable_values:
-            if self._holds and not self._is_fresh(self._holds):
-                self._release()
-            if self._holds:
+        The caller calls `hand_over`. `prepares`: memory to copy them to is found while the answers are in flight."""
+        if not self._connection.agreed.mode.has_stable_values:
+            return self._ask_values(prepares)
+        if self._holds:
+            if self._is_fresh(self._holds):
                 self.note(self._holds)
-            return self._holds
-        return self._ask_values(prepares)
+            else:
+                self._release()
+        return self._holds
 
-    def hand_over(self) -> None:
-        """From now on the caller of `held` releases the holds, also after an error."""
+    def hand_over(self, keep: Keep) -> None:
+        """Others release what `held` has returned: `keep` is called with it."""
+        keep(self._holds, not self._peers[0].lane.tells_at_once)
         self._holds = []
 
     def note(self, holds: Holds) -> None:
         """Record that these values were pulled."""
-        counters = {hold.peer.ps: hold.counter for hold in holds}
+        counters: dict[int, int] = {}
+        for hold in holds:
+            counters[hold.peer.ps] = hold.counter
         self._pulls.read = self._connection.membership.epoch, counters
         self._pushes.pulled.update(counters)
+
+    def still(self, holds: Holds) -> Any:
+        """Values in place, in the nesting of params."""
+        parts = holds[0].parts if len(holds) == 1 else [part for hold in holds for part in hold.parts]
+        return self._assembly.views(parts)
 
     def _is_fresh(self, holds: Holds) -> bool:
         """In sync: whether the values that came with the last push are still the newest version."""
@@ -141,20 +143,19 @@ class AtOnce:
         return not connection.membership.over and connection.home.runtime.now() <= until
 
     def _release(self) -> None:
-        for hold in self._holds:
-            hold.release()
-        self._holds = []  # only now: after Ctrl-C the next call releases the others
+        for lent in (*self._holds, *self._asked.values()):
+            lent.release()
+        self._holds, self._asked = [], {}  # only now: after Ctrl-C the next call releases the others
 
     def _copied(self) -> Any:
         """Copy the held values, into the prepared memory if there is any, and release them."""
         try:
-            memory, tree = self._prepared or self._pulls.prepared()
+            memory, tree = self._prepared or self._pulls.prepared(self._assembly)
             runtime = self._connection.home.runtime
             for hold in self._holds:
-                run = memory.run(hold.peer.ps)
-                for arena, values in zip(hold.peer.layout.arenas, hold.memories, strict=True):
-                    copy_steadily(runtime, run[arena.offset : arena.offset + arena.nbytes], values)
-            return memory.tree(self._pushes.assembly) if tree is None else tree
+                for target, values in zip(memory.arenas(hold.peer.ps), hold.memories, strict=True):
+                    copy_steadily(runtime, target, values)
+            return memory.tree(self._assembly) if tree is None else tree
         finally:
             self._prepared = None
             self._release()
@@ -162,18 +163,18 @@ class AtOnce:
     def _open(self) -> list[PsPeer]:
         """The ps to ask; none if the requests have to be ordinary ones."""
         connection = self._connection
-        if self._holds:
+        if self._holds or self._asked:
             self._release()
-        if self._asked:
-            self._drop_asked()
         if self._seen is not connection.peers:
             self._seen, self._peers = connection.peers, self._usual_peers()
+            self._assembly = self._pushes.assembly
         if connection.membership.over:
             return []
         for peer in self._peers:
             if not peer.lane.on:
                 return []
-        connection.check_node()
+        if connection.home.exit_state() is not None:
+            connection.check_node()
         return self._peers
 
     def _usual_peers(self) -> list[PsPeer]:
@@ -184,95 +185,98 @@ class AtOnce:
         usual = small and self._pulls.may_come_with_a_push
         return [connection.peers[ps] for ps in layouts] if usual else []
 
-    def _push(self, peers: Sequence[PsPeer], memories: Sequence[list[int]], reads: Reads) -> Made | None:
+    def _push(self, gradients: Mapping[int, Gradient], reads: bool, keep: Keep | None) -> Made | None:
         """Send a push of gradients in shared memory; None if a ps did not apply it soon."""
         connection, pushes = self._connection, self._pushes
-        lend, epoch = bool(reads) or connection.agreed.mode.has_stable_values, connection.membership.epoch
-        step, numbers, pulled = connection.steps.local_step, pushes.numbers, pushes.pulled
-        plain = [  # arguments of `PushMessage.expanded`
-            (epoch, numbers[peer.ps] + 1, step, pulled[peer.ps], peer.layout.gradient_nbytes, 0, lend,
-             peer.lane.all_released_below(), *memory)
-            for peer, memory in zip(peers, memories, strict=True)
-        ]  # fmt: skip
-        first: PushMessage | None = None
-        if pushes.times.at >= pushes.times.due_at:
-            first = changed(PushMessage.expanded(*plain[0]), times=pushes.take_times())  # to the step ps
-        if len(peers) > 1:
-            pushes.announce()
-        answers = self._ask(PushMessage.form_of, plain, reads == "copy", first)
-        if answers is None:
+        mode = connection.agreed.mode
+        if not self._send(gradients, reads or mode.has_stable_values):
+            self._go_on([None] * len(self._asked))
             return None
-        leading = answers[0]  # the step ps's
-        step = pushes.made(peers, leading.number, leading.step)
-        for answer in answers:
-            if answer.settles:
-                connection.membership.settles = True
-            if answer.lent and answer.lent[1] != leading.step and connection.agreed.mode.is_atomic:
-                self._release()  # else values of several steps might be read together
-        result, holds = Push(step, True, max(map(_staleness, answers))), self._holds
-        if reads and holds:
-            return Made(result, self._copied() if reads == "copy" else None, holds)
-        if holds:
+        self._prepared = self._pulls.prepared(self._assembly) if reads and keep is None else None
+        answers = self._caller.hear(self._asked, connection.home.runtime.tuning.client.step_patience_s)
+        step_ps, staleness, settles, lends = answers[0], 0, False, True
+        for lent, answer in zip(self._asked.values(), answers, strict=True):
+            if answer.__class__ is not Pushed or answer.status != APPLIED:
+                self._go_on(answers)
+                return None
+            if answer.staleness > staleness:
+                staleness = answer.staleness
+            settles, version = settles or answer.settles, answer.lent
+            if not version or not lent.hold(version[0], version[2]):
+                lends = False
+            elif version[1] != step_ps.step and mode.is_atomic:
+                lends = False  # else values of several steps might be read together
+        result = Push(pushes.made(self._peers, step_ps.number, step_ps.step), True, staleness)
+        if settles:
+            connection.membership.settles = True
+        holds = self._keep(lends)
+        if not holds or not reads:
             runtime = connection.home.runtime
-            self._fresh = leading.number, runtime.now() + runtime.tuning.client.step_values_s
-        return Made(result)
+            self._fresh = step_ps.number, runtime.now() + runtime.tuning.client.step_values_s
+            return result, None, []
+        if keep is None:
+            return result, self._copied(), holds
+        self.hand_over(keep)
+        return result, self.still(holds), holds
+
+    def _send(self, gradients: Mapping[int, Gradient], lend: bool) -> bool:
+        """Send each ps its part of a push; False if there is no memory for some. `lend`: they may lend the values after
+        it."""
+        connection, pushes = self._connection, self._pushes
+        run, numbers, pulled, times = pushes.loader.run, pushes.numbers, pushes.pulled, pushes.times
+        epoch, step, tells_times = connection.membership.epoch, connection.steps.local_step, times.at >= times.due_at
+        if len(self._peers) > 1:
+            pushes.announce()
+        self._asked = asked = {}
+        for peer in self._peers:
+            memory, ps = run(peer, gradients).memory, peer.ps
+            if memory is None:
+                return False
+            request = (
+                epoch, numbers[ps] + 1, step, pulled[ps], peer.layout.gradient_nbytes, 0, lend,
+                peer.lane.all_released_below(), *memory.name,
+            )  # fmt: skip
+            if tells_times:  # to the step ps
+                message = changed(PushMessage.expanded(*request), times=pushes.take_times())
+                number, tells_times = self._caller.post(peer.ref, message), False
+            else:
+                number = self._caller.post_plain(peer.ref, PUSH, request)
+            asked[number] = LentVersion(peer, number)
+            peer.lane.reading.add(number)  # only now: after Ctrl-C the next call releases what is in `_asked`
+        return True
 
     def _ask_values(self, prepares: bool) -> Holds:
         """The values that the ps have now."""
         connection, peers = self._connection, self._open()
         if not peers:
             return []
-        epoch = connection.membership.epoch
-        # Arguments of `Pull.expanded`.
-        plain = [(epoch, 0, 0, 0, -1, 0, peer.lane.all_released_below(), 0) for peer in peers]
-        answers = self._ask(Pull.form_of, plain, prepares)
-        if self._holds and answers is not None:
+        self._asked = asked = {}
+        for peer in peers:
+            request = connection.membership.epoch, 0, 0, 0, -1, 0, peer.lane.all_released_below(), 0
+            number = self._caller.post_plain(peer.ref, PULL, request)
+            asked[number] = LentVersion(peer, number)
+            peer.lane.reading.add(number)  # only now: after Ctrl-C the next call releases what is in `_asked`
+        self._prepared = self._pulls.prepared(self._assembly) if prepares else None
+        answers, lends = self._caller.hear(asked, connection.home.runtime.tuning.client.step_patience_s), True
+        for lent, answer in zip(asked.values(), answers, strict=True):
+            lends = lends and isinstance(answer, SharedValues) and lent.hold(answer.counter, answer.memories)
+        holds = self._keep(lends)
+        if holds:
             connection.steps.saw(answers[0].step)
-            self.note(self._holds)
+            self.note(holds)
+        return holds
+
+    def _keep(self, lends: bool) -> Holds:
+        """The versions that the last requests asked for, if all ps have lent theirs; else they are released."""
+        if lends:
+            self._holds = list(self._asked.values())
+            self._asked = {}
+        else:
+            self._release()
         return self._holds
 
-    def _ask(
-        self, form: Form, plain: Sequence[Sequence[int]], prepares: bool, first: Message | None = None
-    ) -> list[Any] | None:
-        """Send each ps a message, and hold the values that all of the answers lend. None for anything but the usual
-        answers. `plain`: for each ps the integers of its message, of this form. `first`: sent to the first ps instead
-        of those."""
-        caller, at = self._connection.caller, self._connection.home.runtime.tuning.client
-        asked = self._asked = {}
-        holds, usual = Holds(), True
-        try:
-            for peer, numbers in zip(self._peers, plain, strict=True):
-                if first is None:
-                    number = caller.post_plain(peer.ref, form, numbers)
-                else:
-                    number, first = caller.post(peer.ref, first), None
-                asked[number] = peer
-                peer.lane.reads(number)
-            self._prepared = self._pulls.prepared() if prepares else None
-            answers = caller.hear(asked, at.step_patience_s)
-            for number, answer in answers.items():
-                lent: Sequence[Any] = ()
-                if isinstance(answer, SharedValues):
-                    lent = answer.counter, answer.step, answer.memories
-                elif isinstance(answer, Pushed) and answer.status == APPLIED:
-                    lent = answer.lent
-                else:
-                    usual = False
-                if lent and (hold := hold_lent(asked[number], number, lent[0], lent[2])) is not None:
-                    holds.append(hold)
-            if len(holds) == len(asked):
-                self._holds, holds = holds, []
-                self._asked = {}
-            self._posted = {} if usual else {peer.ps: (number, answers[number]) for number, peer in asked.items()}
-            return list(answers.values()) if usual else None
-        finally:
-            for hold in holds:  # without those of the others they are of no use
-                hold.release()
-            if self._asked:
-                self._drop_asked()
-
-    def _drop_asked(self) -> None:
-        """Nobody reads what answers to these requests lend."""
-        for number, peer in self._asked.items():
-            peer.lane.over(number)
-        self._asked = {}
+    def _go_on(self, answers: Sequence[Any]) -> None:
+        """A push goes on as an ordinary one, which hears these answers and those to come."""
+        asked = zip(self._asked.items(), answers, strict=True)
+        self._posted = {lent.peer.ps: (number, answer) for (number, lent), answer in asked}
+        self._release()

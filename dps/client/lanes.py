@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
@@ -20,6 +20,11 @@ from dps.transport.shared_memory import ASKED, ASKER, expected, marked, proof
 from dps.transport.wire import Array
 from dps.variables.plan import ShardLayout
 
+Names = tuple[tuple[int, ...], ...]
+"""The names of the memories of a version, one for each arena."""
+KEPT_PARTS = 1 << 14
+"""So many parts of lent versions a session keeps for each ps: some 2 MB."""
+
 
 class Lane:
     """Memory shared with one ps in one run epoch. It is off until each side has proven that it reads the other's.
@@ -31,13 +36,16 @@ class Lane:
     ) -> None:
         """`worth`: the shard is large enough for shared memory; else only small messages go as datagrams.
         `tells_at_once`: each release is sent immediately."""
-        self._tells_at_once = tells_at_once
-        self.on, self._worth = False, worth
+        self.tells_at_once = tells_at_once
+        self.on, self._worth, self._small_nbytes = False, worth, runtime.tuning.small_nbytes
         self.rate = inf
         """How fast values last came over the socket, bytes/s."""
         self._runtime, self._caller, self._ref, self._epoch = runtime, caller, ref, epoch
         self._attached: dict[tuple[int, ...], Array] = {}
-        self._reading: set[int] = set()
+        self.versions: dict[Names, tuple[list[Array], list[Array]]] = {}
+        """Of versions that the ps has lent, by the names of their memories: these memories, and the parts in them."""
+        self.reading: set[int] = set()
+        """The numbers of the requests that may be answered with a place in memory, or read one."""
 
     def ask(self, own: Memory) -> Request:
         """Ask the ps whether it reads this memory, and if so, prove that this process reads the ps's."""
@@ -66,29 +74,21 @@ class Lane:
             found = self._attached[tuple(name)] = self._runtime.attach(name)
         return found
 
-    def reads(self, number: int) -> None:
-        """The request of this number may be answered with a place in memory."""
-        self._reading.add(number)
-
-    def over(self, number: int) -> None:
-        """The request of this number reads no memory."""
-        self._reading.discard(number)
-
     def release(self, number: int, nbytes: int) -> None:
-        """Release the values that the request of this number holds.
+        """Release the values that the request of this number holds; 0 bytes: none.
 
         The ps learns of a small release with the session's next message. A large one is a message of its own, sent
         until the ps acks it.
         """
-        self._reading.discard(number)
-        if nbytes > self._runtime.tuning.small_nbytes or self._tells_at_once:
+        self.reading.discard(number)
+        if nbytes > self._small_nbytes or (self.tells_at_once and nbytes):
             self._caller.start(self._ref, Release(self._epoch, [number]), is_last)
 
     def all_released_below(self) -> int:
         """No request of a lower number reads memory any more; 0 if the lane is off."""
         if not self.on:
             return 0
-        return min(self._reading) if self._reading else self._caller.next_number
+        return min(self.reading, default=0) or self._caller.next_number  # another thread may take the last one out
 
     def give_up(self, error: Exception) -> None:
         """Use the socket from now on."""
@@ -135,31 +135,47 @@ class PsPeer:
 
 
 class LentVersion:
-    """One version of a shard in the ps's memory. `memories`: the bytes of each arena, read-only."""
+    """The version of a shard that a ps may lend with its answer to a request: asked for, then held, then released."""
 
-    def __init__(self, peer: PsPeer, request: int, counter: int, memories: list[Array]) -> None:
-        self.peer, self.counter, self.memories = peer, counter, memories
-        self._request: int | None = request
+    counter = -1
+    memories: Sequence[Array] = ()
+    """The bytes of each arena in the ps's memory, read-only; none before `hold`."""
+    parts: Sequence[Array] = ()
+    """The parts in these memories, in the order of the run. They are kept for the next version in the same memories:
+    give others views of them."""
 
-    def release(self) -> None:
-        """Tell the ps that nobody reads the values any more. A further call does nothing."""
-        if self._request is not None:
-            self.peer.lane.release(self._request, self.peer.layout.nbytes)
-            self._request = None
+    def __init__(self, peer: PsPeer, request: int) -> None:
+        """`request`: its number, which is one of `Lane.reading`; 0: the version is released."""
+        self.peer, self.request = peer, request
 
+    def hold(self, counter: int, names: list[Any]) -> bool:
+        """The ps has lent a version. `names`: of the memory of each arena. False if the memory cannot be read; the
+        session uses the socket from then on."""
+        lane = self.peer.lane
+        try:
+            key = tuple(map(tuple, names))
+            self.memories, self.parts = lane.versions.get(key) or self._attach(key)
+        except (DpsError, TypeError, ValueError) as error:
+            lane.give_up(error)
+            return False
+        self.counter = counter
+        return True
 
-def hold_lent(peer: PsPeer, request: int, counter: int, names: list[Any]) -> LentVersion | None:
-    """Hold the version that the ps keeps for a request. `names`: of the memory of each arena.
-
-    None if the memory cannot be read. The session uses the socket from then on.
-    """
-    memories: list[Array] = []
-    try:
-        for name, arena in zip(names, peer.layout.arenas, strict=True):
-            memories.append(peer.lane.attach(name))
+    def _attach(self, key: Names) -> tuple[list[Array], list[Array]]:
+        """The memories of these names, and the parts in them. Raises Unavailable where they do not fit the layout."""
+        lane, layout, memories = self.peer.lane, self.peer.layout, list[Array]()
+        for name, arena in zip(key, layout.arenas, strict=True):
+            memories.append(lane.attach(list(name)))
             if len(memories[-1]) != arena.nbytes:
                 raise Unavailable(f"an arena has {len(memories[-1])} bytes in the ps's memory; wanted {arena.nbytes}")
-    except (DpsError, ValueError) as error:
-        peer.lane.give_up(error)
-        return None
-    return LentVersion(peer, request, counter, memories)
+        parts = layout.listed(memories)
+        if (len(lane.versions) + 1) * len(parts) > KEPT_PARTS:
+            lane.versions.clear()
+        found = lane.versions[key] = memories, parts
+        return found
+
+    def release(self) -> None:
+        """Nobody reads the values any more, and the ps is told so; or none were lent. A further call does nothing."""
+        if self.request:
+            self.peer.lane.release(self.request, self.peer.layout.nbytes if self.memories else 0)
+            self.request = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
 from dps.variables.layout import Gradient, array_for, check_is_nested, index_of, parts_of_shard, values_of_shard
 from dps.variables.packed import PackedGradient
-from dps.variables.plan import Plan
+from dps.variables.plan import Plan, picker
 from dps.variables.tree import Rows, leaves
 
 
@@ -32,12 +32,14 @@ class OwnRun(CargoMemory):
         """The arrays, in the order of the run."""
         views = dict(zip(peer.layout.indices, self.parts, strict=True))
         self._variables = peer.layout.trained_variables
+        self._pick = picker(self._variables)
         self._trained = [views[part.index] for part in peer.layout.trained]
 
     def holds(self, gradients: Mapping[int, Gradient]) -> bool:
         """Whether the gradients of all of the shard are these arrays."""
-        found = gradients.arrays.__getitem__ if isinstance(gradients, Whole) else gradients.get
-        return all(map(operator.is_, map(found, self._variables), self._trained))
+        if isinstance(gradients, Whole):
+            return all(map(operator.is_, self._pick(gradients.arrays), self._trained))
+        return all(map(operator.is_, map(gradients.get, self._variables), self._trained))
 
 
 class Loader:
@@ -87,9 +89,9 @@ class Loader:
         """A run with the gradients of all of a shard: the user's own run if they lie there, else a run to which they
         are copied."""
         layout = peer.layout
-        if self._own:
-            own = self._own_run(peer, gradients)
-            if own is not None and not own.in_use:
+        for runs in self._own:
+            own = runs[peer.ps]
+            if own.holds(gradients) and not own.in_use:
                 return own
         run = self._take(peer, layout.nbytes)
         gather(self._connection.agreed.plan, layout, gradients, run.flats(layout))
@@ -101,7 +103,7 @@ class Loader:
 
     def _take(self, peer: PsPeer, nbytes: int) -> CargoMemory:
         """A run of at least `nbytes` that no push in flight uses. Its bytes are undefined."""
-        runs = self._runs.get(peer.ps, [])
+        runs: Sequence[CargoMemory] = self._runs.get(peer.ps, ())
         for run in runs:
             if not run.in_use and len(run.bytes) >= nbytes and (run.memory is not None or not peer.lane.on):
                 return run

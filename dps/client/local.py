@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dps.client.loading import check_all_finite
-from dps.client.training import Held, PsTraining, SessionParts, Viewed
-from dps.client.waiting import ThreadGuard
+from dps.client.training import Held, PsTraining, SessionParts
 from dps.messages.replies import Push, Reply, Version
 from dps.variables.local_copy import LocalCopy
 
@@ -41,14 +40,14 @@ class LocalTraining(PsTraining):
         """Tell of the steps of a round that ended without this session: their pushes had been accepted."""
         lost, self._own.steps = self._own.steps, 0
         if lost:
-            self._reports.round_lost(self._connection.steps.step, lost)
+            self.reports.round_lost(self._connection.steps.step, lost)
 
     # -- changing -----------------------------------------------------------------------------------------------
 
     def push(self, grads: Any, loss: Any, timeout: float | None) -> Push:
         """As Session.push: a step of the session's own copy. The last one of a round waits for the other workers."""
         gradients, own = self._gradients(grads, loss), self.ready(timeout)
-        times = self._turns.times
+        times = self.turns.times
         times.leave()  # what a ps does in other modes, this worker computes
         check_all_finite(self._connection.agreed, gradients, "gradient")
         own.apply(gradients, self._round * self._connection.steps.local_step + own.steps)
@@ -56,7 +55,7 @@ class LocalTraining(PsTraining):
         if own.steps == self._round:
             return self._end_round(loss, timeout)
         result = Push(self._session.global_step, True)
-        self._reports.report_push(result, loss)
+        self.reports.report_push(result, loss)
         return result
 
     def _end_round(self, loss: Any, timeout: float | None) -> Push:
@@ -88,6 +87,11 @@ class LocalTraining(PsTraining):
         self.push(grads, loss, timeout)
         return self.pull(None, out, None, timeout)
 
+    def step_held(self, held: Held | None, grads: Any, loss: Any, timeout: float | None) -> Any:
+        """As PsTraining.step_held. The copy is the session's: nothing is released."""
+        self.push(grads, loss, timeout)
+        return self.take(held, timeout)
+
     def assign(self, values: Any, timeout: float | None) -> None:
         """As Session.assign: sets the own copy at once, and the common values after the round."""
         super().assign(values, timeout)
@@ -103,15 +107,15 @@ class LocalTraining(PsTraining):
         if if_newer_than is not None and own.is_common and if_newer_than == self._pulls.version:
             return None
         values = own.values(names)
-        return self._reports.saw(values if out is None else self._writer(out, names)(values))
+        return self.reports.saw(values if out is None else self._writer(out, names)(values))
+
+    def take(self, held: Held | None, timeout: float | None) -> Any:
+        """The own copy, in place, read-only; at the beginning of a round it blocks."""
+        return self.ready(timeout).values(None, still=True)
 
     def pull_async(self, names: Sequence[str] | None) -> Reply[Any]:
         """As Session.pull_async; at the beginning of a round it blocks."""
         return _there(self.pull(names, None, None, None))
-
-    def viewed(self, timeout: float | None = None) -> Viewed:
-        """The own copy, in place; to take it blocks at the beginning of a round."""
-        return ViewedCopy(self, timeout)
 
     def lookup(self, name: Any, rows: Any, timeout: float | None, out: Any) -> Any:
         """As Session.lookup, of the own copy."""
@@ -120,25 +124,6 @@ class LocalTraining(PsTraining):
     def lookup_async(self, name: Any, rows: Any, out: Any) -> Reply[Any]:
         """As Session.lookup_async; at the beginning of a round it blocks."""
         return _there(self.lookup(name, rows, None, out))
-
-
-class ViewedCopy:
-    """The values of the session's own copy, read-only."""
-
-    def __init__(self, training: LocalTraining, timeout: float | None) -> None:
-        self._training, self._timeout = training, timeout
-
-    def take(self) -> Any:
-        """The values, in the nesting of params."""
-        return self._training.ready(self._timeout).values(None, still=True)
-
-    def step(self, grads: Any, loss: Any) -> Any:
-        """A step of the own copy, and its values."""
-        self._training.push(grads, loss, self._timeout)
-        return self.take()
-
-    def end_view(self, turns: ThreadGuard) -> None:
-        """Does nothing: the copy is the session's."""
 
 
 class DrivingTraining(PsTraining):
@@ -161,9 +146,9 @@ class DrivingTraining(PsTraining):
         """As LocalTraining.step."""
         return self._take_part(timeout).step(grads, loss, timeout, out)
 
-    def step_held(self, held: Held, grads: Any, loss: Any, timeout: float | None) -> Any:
-        """As `ViewedCopy.step`."""
-        return self._take_part(timeout).viewed(timeout).step(grads, loss)
+    def step_held(self, held: Held | None, grads: Any, loss: Any, timeout: float | None) -> Any:
+        """As LocalTraining.step_held."""
+        return self._take_part(timeout).step_held(held, grads, loss, timeout)
 
 
 def _there(result: Any) -> Reply[Any]:

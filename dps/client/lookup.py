@@ -217,7 +217,7 @@ class _PartLookup(Transfer):
             self._lane.on and 0 < self._nbytes >= connection.home.runtime.tuning.shared_nbytes, (rows,),
         )  # fmt: skip
         self._caller.open(self.peer.ref, self._message, self, 0.25 + self._nbytes / 100e6)
-        self._lane.reads(self.number)
+        self._lane.reading.add(self.number)
 
     def resend_message(self) -> Message:
         return self._message
@@ -229,7 +229,7 @@ class _PartLookup(Transfer):
         elif isinstance(message, RowsAnswer):
             over = len(message.arrays) == 1 and self._take(message, message.arrays[0])
         if over:
-            self._lane.over(self.number)
+            self._lane.reading.discard(self.number)
         return bool(over)
 
     def _read(self, message: SharedRows) -> bool:
@@ -277,4 +277,4 @@ class _PartLookup(Transfer):
     def drop(self) -> None:
         """Forget the request; late answers are ignored."""
         self._caller.drop(self)
-        self._lane.over(self.number)
+        self._lane.reading.discard(self.number)

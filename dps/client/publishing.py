@@ -13,7 +13,7 @@ from dps.actors.answers import Failed, Waiting
 from dps.client.compressing import PackedPull
 from dps.client.connection import Connection
 from dps.client.lanes import PsPeer
-from dps.client.pulling import Pulls, check_apart, fill
+from dps.client.pulling import Pulls, check_apart
 from dps.client.waiting import Operation, Waiter
 from dps.errors import Aborted, ConfigError, DeadlineExceeded, ProtocolError
 from dps.messages.replies import Published
@@ -58,7 +58,7 @@ class Publications:
             return self._pulls.published(published, names, timeout)
         check_apart(self._connection.agreed.plan, out)
         places = self._pulls.places(out, names)
-        fill(places, self._pulls.published(published, names, timeout))
+        self._pulls.fill(places, self._pulls.published(published, names, timeout))
         return out
 
     def newer(self, run: str, newer_than: int, stop: Callable[[], bool]) -> PublishedIs | None:

@@ -28,28 +28,45 @@ class PullMemory:
     def __init__(self, layouts: Mapping[int, ShardLayout]) -> None:
         self._layouts = layouts
         self._runs: dict[int, Array] = {}
+        self._arenas: dict[int, list[Array]] = {}
+        self._parts: list[Array] = []
+        self._references = 0
+        """The reference count of all runs while nobody else refers to them; each view of a run refers to it."""
 
     def run(self, ps: int) -> Array:
         """The bytes of a shard; undefined at first."""
         if ps not in self._runs:
             self._runs[ps] = np.empty(self._layouts[ps].nbytes, np.uint8)
+            self._references += OWN_REFERENCES
         return self._runs[ps]
+
+    def arenas(self, ps: int) -> list[Array]:
+        """The bytes of each arena of a shard. They are kept here: nobody else may."""
+        found = self._arenas.get(ps)
+        if found is None:
+            run = self.run(ps)
+            found = self._arenas[ps] = self._layouts[ps].memories(run)
+            self._references += len(found)
+        return found
 
     def tree(self, assembly: Assembly) -> Any:
         """The values of all shards in the user's nesting, for the caller to keep."""
-        layouts = self._layouts.items()
-        return assembly.values(
-            [part for ps, layout in layouts for part in layout.listed(layout.memories(self.run(ps)))]
-        )
+        if not self._parts:
+            for ps, layout in self._layouts.items():
+                self._parts += layout.listed(self.arenas(ps))
+            self._references += len(self._parts)
+        return assembly.views(self._parts)
 
     @property
     def is_free(self) -> bool:
         """Whether nobody else refers to its bytes: each array of values, and each slice of one, does."""
-        return sum([sys.getrefcount(run) for run in self._runs.values()]) == OWN_REFERENCES * len(self._runs)
+        return sum([sys.getrefcount(run) for run in self._runs.values()]) == self._references
 
 
 def _own_references() -> int:
-    return next(iter([sys.getrefcount(made) for made in [object()]]))
+    for made in [object()]:
+        count = sys.getrefcount(made)
+    return count
 
 
 OWN_REFERENCES = _own_references()
@@ -66,10 +83,9 @@ class Recycled:
 
     def take(self, layouts: Mapping[int, ShardLayout]) -> PullMemory:
         """Memory with undefined bytes. It is the caller's for as long as the caller refers to it."""
-        alone = [sys.getrefcount(made) == OWN_REFERENCES for made in self._made]
-        for at, is_alone in enumerate(alone):
-            if is_alone and self._made[at].is_free:
-                return self._made[at]
+        for made in self._made:
+            if sys.getrefcount(made) == OWN_REFERENCES and made.is_free:
+                return made
         self._made = [*self._made[1 - self.KEPT :], PullMemory(layouts)]
         return self._made[-1]
 
@@ -159,8 +175,6 @@ class PullOp(Operation):
 
     def values(self, assembly: Assembly) -> Any:
         """The values of a whole pull in the user's nesting."""
-        if (held := self.held()) is not None:
-            return assembly.still(held)
         copied = all(isinstance(transfer.values, np.ndarray) for transfer in self.transfers.values())
         if copied and self._memory is not None and not self._hold:
             return self._memory.tree(assembly)
@@ -172,7 +186,7 @@ class PullOp(Operation):
         for ps, layout in self._connection.agreed.plan.layouts.items():
             values, hold = self.transfers[ps].values, self.transfers[ps].hold
             if hold is not None:
-                found += layout.listed(hold.memories)
+                found += map(np.ndarray.view, hold.parts)
             elif isinstance(values, np.ndarray):
                 found += layout.listed(layout.memories(values))
             else:
@@ -181,12 +195,6 @@ class PullOp(Operation):
             for part in found:
                 part.flags.writeable = False
         return found
-
-    def held(self) -> list[Array] | None:
-        """The bytes of all arenas of all shards if all are held in place; else None."""
-        holds = [self.transfers[ps].hold for ps in self._connection.agreed.plan.layouts]
-        found = [memory for hold in holds if hold is not None for memory in hold.memories]
-        return None if None in holds else found
 
     def part(self, part: Part) -> Array:
         """A part that was asked for."""
@@ -263,9 +271,23 @@ class Pulls:
         return PullOp(self._connection, wanted, newer_than is not None, launch, take, hold, behind)
 
     def places(self, out: Any, names: Sequence[str] | None) -> dict[str, Array]:
-        """As `places_in`, for a pull of these names; None: of all variables."""
-        plan, all_names = self._connection.agreed.plan, self._pushes.assembly.names
-        return places_in(out, plan, all_names if names is None else names)
+        """The memory of the caller's arrays and CPU tensors for a pull of these names, None: of all variables;
+        ValueError where one does not fit. Nothing is written."""
+        if is_module(out):
+            raise ValueError(f"out is a module of PyTorch ({type(out).__name__}); pass its state_dict()")
+        assembly = self._pushes.assembly
+        return places_in(assembly.named(out), assembly.plan, assembly.names if names is None else names)
+
+    def fill(
+        self, places: Mapping[str, Array], values: Any, replaces: Callable[[str, Array, Array], None] | None = None
+    ) -> None:
+        """Copy nested values to their places. `replaces(name, place, value)` is called before a value is written."""
+        for name, value in self._pushes.assembly.named(values).items():
+            if value is None:  # in place of a keyed table
+                continue
+            if replaces is not None:
+                replaces(name, places[name], value)
+            places[name][...] = value
 
     @property
     def version(self) -> Version:
@@ -273,12 +295,11 @@ class Pulls:
         epoch, counters = self.read
         return Version(epoch, tuple(sorted(counters.items())))
 
-    def prepared(self) -> tuple[PullMemory, Any]:
+    def prepared(self, assembly: Assembly) -> tuple[PullMemory, Any]:
         """Memory for the values of all shards, and the user's nested arrays in it; None if they can be made only of
         what it holds, because variables have several parts."""
-        plan = self._connection.agreed.plan
-        memory = self._recycled.take(plan.layouts)
-        return memory, None if plan.is_split else memory.tree(self._pushes.assembly)
+        memory = self._recycled.take(assembly.plan.layouts)
+        return memory, None if assembly.plan.is_split else memory.tree(assembly)
 
     @property
     def may_follow_a_push(self) -> bool:
@@ -392,12 +413,9 @@ def check_apart(plan: Plan, out: Any) -> None:
             )
 
 
-def places_in(out: Any, plan: Plan, names: Iterable[str]) -> dict[str, Array]:
-    """The memory of the caller's arrays and CPU tensors for the variables of these names; ValueError where one does not
-    fit. Nothing is written."""
-    if is_module(out):
-        raise ValueError(f"out is a module of PyTorch ({type(out).__name__}); pass its state_dict()")
-    given, found = dict(leaves(out)), dict[str, Array]()
+def places_in(given: Mapping[str, Any], plan: Plan, names: Iterable[str]) -> dict[str, Array]:
+    """As `Pulls.places`, in arrays and tensors by their names."""
+    found: dict[str, Array] = {}
     for name in names:
         if name not in plan.by_name:  # the pull says so
             continue
@@ -411,16 +429,6 @@ def places_in(out: Any, plan: Plan, names: Iterable[str]) -> dict[str, Array]:
             raise ValueError(f"out has {got} for {name}; wanted an array of {dtype} {shape}")
         found[name] = place
     return found
-
-
-def fill(places: Mapping[str, Array], values: Any, replaces: Callable[[str, Array, Array], None] | None = None) -> None:
-    """Copy nested values to their places. `replaces(name, place, value)` is called before a value is written."""
-    for name, value in leaves(values):
-        if value is None:  # in place of a keyed table
-            continue
-        if replaces is not None:
-            replaces(name, places[name], value)
-        places[name][...] = value
 
 
 def prefetched(

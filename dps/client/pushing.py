@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dps.actors.caller import Caller, Posted
-from dps.client.assembly import Assembly, is_whole
-from dps.client.cargo import About, Cargo, CargoMemory
+from dps.client.assembly import Assembly
+from dps.client.cargo import About, Cargo
 from dps.client.connection import Connection
 from dps.client.lanes import PsPeer
 from dps.client.loading import Loader
@@ -175,7 +175,7 @@ class Pushes:
         self._nesting, self._assembly = nesting, Assembly(connection.agreed.plan, nesting)
         self.under_way: list[PushOp] = []
         """Those in flight. Only this class changes it."""
-        self._loader = Loader(connection)
+        self.loader = Loader(connection)
         self.assigned: Assigned | None = None
         """The assigned values of a synchronous session, if it has any."""
         self._begin_epoch()
@@ -202,23 +202,16 @@ class Pushes:
             self._assembly = Assembly(self._connection.agreed.plan, self._nesting)
         return self._assembly
 
-    def filled(self, peer: PsPeer, gradients: Mapping[int, Gradient]) -> CargoMemory | None:
-        """A run with the gradients of all of a shard; None if some are missing, or are not dense."""
-        return self._loader.run(peer, gradients) if is_whole(peer.layout, gradients) else None
-
-    def check(self, gradients: Mapping[int, Gradient]) -> None:
-        """Raise ValueError for NaN and infinite values if the ps cannot refuse the push as one."""
-        self._loader.check(gradients)
-
     def made(self, peers: Sequence[PsPeer], number: int, step: int) -> int:
         """The next push to each of these ps, which was announced if they are several, was made in one round trip.
-        `number`: of that to the step ps; `step`: the one that it has told. Returns the push's step."""
+        `number`: of that to the step ps, the first; `step`: the one that it has told. Returns the push's step."""
         steps = self._connection.steps
-        step = step_of(step, steps.step, steps.local_step + 1, self.counted_apart)
+        if self.counted_apart:
+            step = step_of(step, steps.step, steps.local_step + 1, True)
         steps.pushed(number, step)
         self.acknowledged += 1
         if len(peers) == 1:
-            self.numbers[peers[0].ps] += 1
+            self.numbers[peers[0].ps] = number
         else:
             self.numbers = self._sent[1]
         return step
@@ -243,7 +236,7 @@ class Pushes:
         """Check gradients, and gather what each ps gets of them and of the assigned `values`. Blocks while the send
         window is full. `lend`: a ps on this machine may lend values with its result."""
         connection = self._connection
-        self.check(gradients)
+        self.loader.check(gradients)
         self._wait_for_room(timeout)
         clock = self.acknowledged
         found: dict[int, Cargo] = {}
@@ -258,12 +251,12 @@ class Pushes:
             about = self._begin_message(peer, lend and peer.lane.on, clock if ps == step_ps else 0)
             if ps != step_ps and step_ps not in found and not values:
                 about = about._replace(counted_by=next(iter(found), ps))
-            cargo = self._loader.cargo(peer, gradients, about, values)
+            cargo = self.loader.cargo(peer, gradients, about, values)
             if cargo is not None:
                 found[ps] = cargo
         if not found and not values:
             peer = connection.peers[step_ps]
-            found[step_ps] = self._loader.empty(peer, self._begin_message(peer, lend and peer.lane.on, clock))
+            found[step_ps] = self.loader.empty(peer, self._begin_message(peer, lend and peer.lane.on, clock))
         first = next(iter(found.values()), None)
         if first is not None and first.peer.ps in (step_ps, first.about.counted_by):
             self._count_by(first)
@@ -402,7 +395,7 @@ class Pushes:
         self._begin_epoch()
         if self._connection.compression is not None:
             self._connection.compression.forget()
-        self._loader.forget()
+        self.loader.forget()
         told()
         for operation in given_up:
             operation.set_outcome(self._connection.steps.step)
@@ -410,7 +403,7 @@ class Pushes:
 
     def gradients(self) -> Any:
         """Arrays to fill, in the user's nesting. A push of them is not gathered first."""
-        return self.assembly.values(self._loader.own_parts(), _of_all_parts)
+        return self.assembly.values(self.loader.own_parts(), _of_all_parts)
 
 
 def _of_all_parts(parts: list[Array]) -> Array:

@@ -108,7 +108,8 @@ class Reports:
             )  # fmt: skip
         self._last_at = now
         self._pushed(result.step, number, now)
-        self._hooks.call_hooks("after_run", self._session, result, loss)
+        if self._hooks.hooks or self._hooks.shared:
+            self._hooks.call_hooks("after_run", self._session, result, loss)
 
     def _not_finite(self, loss: float, step: int) -> None:
         """A loss is NaN or infinite: log a warning, once, unless a NanGuard handles it."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -332,15 +332,14 @@ class Session:
         flush, saw = self._connection.caller.flush, self._reports.saw
         return self._turns.each("prefetch", prefetched(self._pulls, names, self.should_stop, flush, saw))
 
-    @contextmanager
-    def view(self) -> Iterator[Any]:
+    def view(self) -> AbstractContextManager[Any]:
         """The values to read, without a copy where the ps are on this machine; elsewhere they are pulled.
 
         Blocks as `pull`. The arrays are read-only and valid inside the block. Each shard shows one version throughout:
         the ps does not write to memory that somebody holds.
 
-        Yields:
-            The values, in the nesting of params.
+        Returns:
+            A block for `with`, which gives the values, in the nesting of params.
 
         Raises:
             DeadlineExceeded: The values did not come in time.
@@ -353,12 +352,7 @@ class Session:
             0.0
             ```
         """
-        self._waiter.check_open()
-        viewed = self._training.viewed()
-        try:
-            yield self._reports.saw(self._turns.run("view", viewed.take))
-        finally:
-            viewed.end_view(self._turns)
+        return self._training.view_block()
 
     @one_at_a_time
     def averages(self, names: Sequence[str] | None = None, timeout: float | None = None) -> Any:
@@ -593,16 +587,7 @@ class Session:
             array([-1.625, -1.625, -1.625], dtype=float32)
             ```
         """
-        return self._training.step_block(self._stepping(grads, loss, timeout))
-
-    @contextmanager
-    def _stepping(self, grads: Any, loss: Any, timeout: float | None) -> Iterator[Any]:
-        self._waiter.check_open()
-        viewed = self._training.viewed(timeout)
-        try:
-            yield self._reports.saw(self._turns.run("step_in_place", viewed.step, grads, loss))
-        finally:
-            viewed.end_view(self._turns)
+        return self._training.step_block(grads, loss, timeout)
 
     @one_at_a_time
     def assign(self, values: Any, timeout: float | None = None) -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dps.client.assembly import Whole
-from dps.client.at_once import AtOnce, Holds
+from dps.client.at_once import AtOnce
 from dps.client.connection import Connection
 from dps.client.lanes import LentVersion
 from dps.client.loading import checked, is_empty
 from dps.client.lookup import Lookups
-from dps.client.pulling import PullOp, Pulls, check_apart, fill
+from dps.client.pulling import PullOp, Pulls, check_apart
 from dps.client.pushing import Pushes, PushOp
 from dps.client.reports import Reports
 from dps.client.waiting import Operation, ThreadGuard, Waiter
@@ -46,84 +46,82 @@ class SessionParts(NamedTuple):
     """Makes the session's calls those of its update mode, and returns them."""
 
 
-class Viewed(Protocol):
-    """Values, read-only, for the block of a view."""
-
-    def take(self) -> Any:
-        """The newest values, in the nesting of params. Blocks; raises as `Session.pull`."""
-
-    def step(self, grads: Any, loss: Any) -> Any:
-        """Push gradients, and take the values after the update. Blocks; raises as `Session.step`."""
-
-    def end_view(self, turns: ThreadGuard) -> None:
-        """The block has ended. Other values are released, as a call of the session."""
-
-
 class Held:
-    """Values, read-only, from `take` or `step` to `release`. Belongs to one call or block of a session. Values of a ps
-    on this machine stay in its memory."""
+    """Values, read-only, which stay where they are until `release`. Belongs to one call or block of a session."""
 
-    __slots__ = ("_held", "_timeout", "_training")
+    _held: Sequence[LentVersion | PullOp] = ()
+    _is_silent = False
 
-    def __init__(self, training: PsTraining, timeout: float | None) -> None:
-        """`timeout`: of `take` and `step`; None: the session's."""
-        self._training, self._timeout = training, timeout
-        self._held: Sequence[LentVersion | PullOp] = ()
-
-    def take(self) -> Any:
-        """As of `Viewed`."""
-        return self._training.take(self, self._timeout)
-
-    def step(self, grads: Any, loss: Any) -> Any:
-        """As of `Viewed`."""
-        return self._training.step_held(self, grads, loss, self._timeout)
-
-    def keep(self, held: Sequence[LentVersion | PullOp]) -> None:
-        """Release these together with the values."""
-        self._held = held
+    def keep(self, held: Sequence[LentVersion | PullOp], is_silent: bool = False) -> None:
+        """Release these together with the values. `is_silent`: no message is sent then, so that it needs no turn of the
+        session."""
+        self._held, self._is_silent = held, is_silent
 
     def release(self) -> None:
         """The values are not read any more. Does nothing if there are none."""
-        held, self._held = self._held, ()
-        for each in held:
+        for each in self._held:
             each.release()
-
-    def end_view(self, turns: ThreadGuard) -> None:
-        """As of `Viewed`."""
-        if self._held:
-            turns.run("view", self.release)
+        self._held = ()  # only now: after Ctrl-C `__del__` of a block releases the others
 
 
-class StepBlock(AbstractContextManager[Any]):
-    """A step in place, which is made when its block begins."""
+class ViewBlock(Held, AbstractContextManager[Any]):
+    """The block of a view: the values are taken when it begins, and released when it ends."""
 
-    __slots__ = ("_began", "_block", "_task")
-
-    def __init__(self, block: AbstractContextManager[Any], task: str) -> None:
-        """`task`: the name of the session's task, for the warning."""
-        self._block, self._task, self._began = block, task, False
+    def __init__(self, training: PsTraining) -> None:
+        self._training = training
 
     def __enter__(self) -> Any:
-        self._began = True
-        return self._block.__enter__()
+        training = self._training
+        try:
+            return training.reports.saw(training.turns.run("view", training.take, self, None))
+        except BaseException:
+            self.__exit__()
+            raise
 
-    def __exit__(self, *about: Any) -> bool | None:
-        return self._block.__exit__(*about)
+    def __exit__(self, *about: object) -> None:
+        if self._is_silent:
+            self.release()
+        elif self._held:
+            self._training.turns.run("view", self.release)
+
+    def __del__(self) -> None:
+        if self._held and self._is_silent:
+            self.release()
+
+
+class StepBlock(ViewBlock):
+    """The block of a step in place, which is made when the block begins."""
+
+    _began = True
+
+    def __init__(self, training: PsTraining, grads: Any, loss: Any, timeout: float | None) -> None:
+        self._training, self._given, self._began = training, (grads, loss, timeout), False
+
+    def __enter__(self) -> Any:
+        self._began, training = True, self._training
+        try:
+            values = training.turns.run("step_in_place", training.step_held, self, *self._given)
+            return training.reports.saw(values)
+        except BaseException:
+            self.__exit__()
+            raise
 
     def __del__(self) -> None:
         if not self._began:
             log.warning(
                 "%s: step_in_place was called without `with`, and nothing was pushed; "
-                "write: with session.step_in_place(grads) as values", self._task,
+                "write: with session.step_in_place(grads) as values", self._training.task,
             )  # fmt: skip
+        elif self._held:
+            super().__del__()
 
 
 class PsTraining:
     """These calls, as `dps.Session` documents them. A call belongs to the thread that has the session's turn."""
 
     def __init__(self, parts: SessionParts) -> None:
-        self._session, self._connection, self._waiter, self._turns = parts[:4]
-        self._hooks, self._reports, self._pushes, self._pulls, self._lookups, self._train = parts[4:]
+        self._session, self._connection, self._waiter, self.turns = parts[:4]
+        self._hooks, self.reports, self._pushes, self._pulls, self._lookups, self._train = parts[4:]
         self._at_once = AtOnce(self._connection, self._pushes, self._pulls)
         self._is_out_apart = False
         """Whether an `out` was given before, and no two variables share memory in it."""
@@ -136,8 +134,8 @@ class PsTraining:
         made = self._at_once.push(gradients, loss)
         if made is None or isinstance(made, PushOp):
             return self._pushes.finish(made or self._pushes.start(gradients, loss, timeout), timeout)
-        self._reports.report_push(made.result, loss)
-        return made.result
+        self.reports.report_push(made[0], loss)
+        return made[0]
 
     def push_async(self, grads: Any, loss: Any) -> Reply[Push]:
         """As Session.push_async."""
@@ -148,42 +146,42 @@ class PsTraining:
     def step(self, grads: Any, loss: Any, timeout: float | None, out: Any) -> Any:
         """As Session.step."""
         if out is not None:
-            write, held = self._writer(out, None), Held(self, timeout)
+            write, held = self._writer(out, None), Held()
             try:
-                return self._reports.saw(write(held.step(grads, loss)))
+                return self.reports.saw(write(self.step_held(held, grads, loss, timeout)))
             finally:
                 held.release()
-        gradients = self._gradients(grads, loss)
-        pushing = self._at_once.push(gradients, loss, reads="copy")
-        if pushing is None or isinstance(pushing, PushOp):
-            return self._reports.saw(self._push_and_pull(pushing, gradients, loss, timeout, None))
-        peers = self._connection.peers
-        self._reports.report_push(pushing.result, loss)
-        if self._connection.peers is not peers or pushing.holds is None:  # a hook may have rolled back
-            return self.pull(None, None, None, timeout)
-        self._at_once.note(pushing.holds)
-        return self._reports.saw(pushing.values)
+        return self.reports.saw(self.step_held(None, grads, loss, timeout))
 
-    def step_held(self, held: Held, grads: Any, loss: Any, timeout: float | None) -> Any:
-        """As Session.step, but the values stay where they are until `held` is released."""
+    def step_held(self, held: Held | None, grads: Any, loss: Any, timeout: float | None) -> Any:
+        """As Session.step, but the values stay where they are until `held` is released. None: they are a copy."""
         gradients = self._gradients(grads, loss)
-        pushing = self._at_once.push(gradients, loss, reads="held")
-        if pushing is None or isinstance(pushing, PushOp):
-            return self._push_and_pull(pushing, gradients, loss, timeout, held)
-        holds = pushing.holds
-        if holds is not None:
-            self._hold(held, holds)
+        made = self._at_once.push(gradients, loss, True, None if held is None else held.keep)
+        if made is None or isinstance(made, PushOp):
+            return self._push_and_pull(made, gradients, loss, timeout, held)
+        result, values, holds = made
         peers = self._connection.peers
-        self._reports.report_push(pushing.result, loss)
-        if holds is None or self._connection.peers is not peers:  # a hook may have rolled back
-            held.release()
-            return self.take(held, timeout)
-        self._at_once.note(holds)
-        return self._still(holds)
+        self.reports.report_push(result, loss)
+        if holds and self._connection.peers is peers:
+            self._at_once.note(holds)
+            return values
+        if held is None:  # a hook may have rolled back
+            return self._pull_all(timeout)
+        held.release()
+        return self.take(held, timeout)
 
-    def step_block(self, block: AbstractContextManager[Any]) -> StepBlock:
-        """A block for the caller of Session.step_in_place."""
-        return StepBlock(block, self._connection.home.name)
+    def step_block(self, grads: Any, loss: Any, timeout: float | None) -> StepBlock:
+        """As Session.step_in_place."""
+        return StepBlock(self, grads, loss, timeout)
+
+    def view_block(self) -> ViewBlock:
+        """As Session.view."""
+        return ViewBlock(self)
+
+    @property
+    def task(self) -> str:
+        """The name of the session's task."""
+        return self._connection.home.name
 
     def _push_and_pull(
         self, pushing: PushOp | None, gradients: Mapping[int, Gradient], loss: Any, timeout: float | None,
@@ -218,7 +216,7 @@ class PsTraining:
         """As Session.assign."""
         self._waiter.check_open()
         agreed = self._connection.agreed
-        self._reports.replaced = None
+        self.reports.replaced = None
         if found := checked(agreed.plan, values, agreed.settings.get("check_finite", True)):
             self._pushes.assign(found, timeout)
 
@@ -228,17 +226,19 @@ class PsTraining:
 
     def _gradients(self, grads: Any, loss: Any) -> Mapping[int, Gradient]:
         """A step of the loop begins: its gradients by variable index, checked, as its loss is."""
-        self._waiter.check_open()
+        if self._waiter.closed:
+            self._waiter.check_open()
         if loss is not None:
             as_number(loss, "loss")  # before anything is sent
-        gradients, reports = self._pushes.assembly.gradients(grads), self._reports
+        gradients, reports = self._pushes.assembly.gradients(grads), self.reports
         if reports.watch is not None and reports.watch.pushed(self._connection.agreed.plan, gradients):
             reports.watch = None
         if not isinstance(gradients, Whole) and is_empty(gradients):
             reports.empty()
-        self._hooks.call_hooks("before_run", self._session)
+        if self._hooks.hooks or self._hooks.shared:
+            self._hooks.call_hooks("before_run", self._session)
         if computed_s := self._connection.home.runtime.compute():
-            self._turns.times.count_computed(computed_s)
+            self.turns.times.count_computed(computed_s)
         return gradients
 
     # -- reading ------------------------------------------------------------------------------------------------
@@ -251,16 +251,16 @@ class PsTraining:
         write = None if out is None else self._writer(out, names)
         if names is None and if_newer_than is None:
             if write is None:
-                return self._reports.saw(self._pull_all(timeout))
-            held = Held(self, timeout)
+                return self.reports.saw(self._pull_all(timeout))
+            held = Held()
             try:
-                return self._reports.saw(write(held.take()))
+                return self.reports.saw(write(self.take(held, timeout)))
             finally:
                 held.release()
         values = self._pulls.finish(self._pulls.start(names, if_newer_than, after=False), timeout)
         if write is not None and values is not None:
             values = write(values)
-        return self._reports.saw(values)
+        return self.reports.saw(values)
 
     def _pull_all(self, timeout: float | None) -> Any:
         """All values, the caller's own. Blocks."""
@@ -269,32 +269,20 @@ class PsTraining:
 
     def take(self, held: Held, timeout: float | None) -> Any:
         """The newest values, which stay where they are until `held` is released. Blocks; raises as `Session.pull`."""
+        self._waiter.check_open()
         if holds := self._at_once.held():
-            self._hold(held, holds)
-            return self._still(holds)
+            self._at_once.hand_over(held.keep)
+            return self._at_once.still(holds)
         operation = self._pulls.start(None, None, after=False, hold=True)
         held.keep((operation,))
         return self._pulls.finish(operation, timeout)
-
-    def _hold(self, held: Held, holds: Holds) -> None:
-        """Those of the last answers are released by `held` from now on."""
-        held.keep(holds)
-        self._at_once.hand_over()
-
-    def _still(self, holds: Holds) -> Any:
-        """Values in place, in the nesting of params."""
-        return self._pushes.assembly.still([memory for hold in holds for memory in hold.memories])
 
     def pull_async(self, names: Sequence[str] | None) -> Reply[Any]:
         """As Session.pull_async."""
         operation = self._pulls.start(names, None, after=False)
         operation.start()
         self._connection.caller.flush()
-        return self._reply(operation, lambda t: self._reports.saw(self._pulls.finish(operation, t)), lambda: None)
-
-    def viewed(self, timeout: float | None = None) -> Viewed:
-        """Values in place, which are not taken yet."""
-        return Held(self, timeout)
+        return self._reply(operation, lambda t: self.reports.saw(self._pulls.finish(operation, t)), lambda: None)
 
     def lookup(self, name: Any, rows: Any, timeout: float | None, out: Any) -> Any:
         """As Session.lookup."""
@@ -312,7 +300,7 @@ class PsTraining:
     def _writer(self, out: Any, names: Sequence[str] | None) -> Callable[[Any], Any]:
         """A function that copies the values of a pull of these names to the caller's arrays, which fit, and returns
         them. Raises as Session.pull."""
-        plan, reports = self._connection.agreed.plan, self._reports
+        plan, reports = self._connection.agreed.plan, self.reports
         if not self._is_out_apart:
             check_apart(plan, out)
             self._is_out_apart = True
@@ -320,9 +308,9 @@ class PsTraining:
 
         def write(values: Any) -> Any:
             if reports.replaced is None:
-                fill(places, values)
+                self._pulls.fill(places, values)
             else:
-                fill(places, values, partial(reports.replaced.replaces, plan))
+                self._pulls.fill(places, values, partial(reports.replaced.replaces, plan))
                 if reports.replaced.filled():
                     reports.replaced = None
             return out
@@ -333,5 +321,5 @@ class PsTraining:
         self, operation: Operation, finish: Callable[[float | None], T], accepted: Callable[[], bool | None]
     ) -> Reply[T]:
         """A reply whose calls are the session's."""
-        of = self._turns.of
+        of = self.turns.of
         return Reply(of("result", finish), of("done", lambda: self._waiter.poll(operation)), accepted)

@@ -14,7 +14,7 @@ from dps.actors.answers import Done, Failed, Waiting
 from dps.actors.caller import Posted
 from dps.actors.requests import Request
 from dps.client.cargo import Cargo
-from dps.client.lanes import LentVersion, PsPeer, hold_lent
+from dps.client.lanes import LentVersion, PsPeer
 from dps.errors import Aborted, ProtocolError, Unavailable
 from dps.messages.sessions import (
     APPLIED,
@@ -143,19 +143,19 @@ class PullTransfer(Transfer):
             self._ask()
         else:
             behind.then, self.number = self, behind.number
-            self.peer.lane.reads(self.number)
+            self.peer.lane.reading.add(self.number)
 
     def _ask(self) -> None:
         self._caller.open(self.peer.ref, self._message, self, 0.25 + self.peer.layout.nbytes / 100e6)
         if self._message.shared:
-            self.peer.lane.reads(self.number)
+            self.peer.lane.reading.add(self.number)
 
     def go_on(self, lent: list[Any]) -> None:
         """The push has its result; `lent`: counter, step and places of the values that came with it, or nothing."""
         if lent:
             self.complete = self._read(*lent)
         if not self.complete:
-            self.peer.lane.over(self.number)
+            self.peer.lane.reading.discard(self.number)
             self._ask()
             self._behind = None  # only now: until here the number was that of the push, which `drop` must not close
 
@@ -178,13 +178,13 @@ class PullTransfer(Transfer):
         else:
             complete = bool(self._common(message))
         if complete:
-            self.peer.lane.over(self.number)
+            self.peer.lane.reading.discard(self.number)
         return complete
 
     def _read(self, counter: int, step: int, memories: list[Any]) -> bool:
         """Read the values in the ps's memory. False if that fails: then they have to be asked for over the socket."""
-        hold = hold_lent(self.peer, self.number, counter, memories)
-        if hold is None:
+        hold = LentVersion(self.peer, self.number)
+        if not hold.hold(counter, memories):
             self._message = changed(self._message, shared=False)
             return False
         self.counter, self.step = counter, step
@@ -192,17 +192,16 @@ class PullTransfer(Transfer):
             self.hold, self.values = hold, None  # also not pieces of an earlier answer
             return True
         self.values = run = self._take_run()
-        for arena, memory in zip(self.peer.layout.arenas, hold.memories, strict=True):
-            target = run[arena.offset : arena.offset + arena.nbytes]
+        for target, memory in zip(self.peer.layout.memories(run), hold.memories, strict=True):
             copy_steadily(self._caller.runtime, target, memory)
         hold.release()
         return True
 
     def release(self) -> None:
         """Release what is held."""
-        hold, self.hold = self.hold, None
-        if hold is not None:
-            hold.release()
+        if self.hold is not None:
+            self.hold.release()
+            self.hold = None
 
     def drop(self) -> None:
         """Forget the request; values that a late answer lends are released immediately."""

@@ -193,12 +193,12 @@ class ThreadGuard:
         """Call the function under the lock. Raises RuntimeError if another thread is in a call."""
         if not self.lock.acquire(False):
             raise self.taken(call)
-        self.call, self.thread = call, get_ident()
-        self.times.enter()
+        self.call, self.thread, times = call, get_ident(), self.times
+        times.at = times.now()
         try:
             return function(*args, **kwargs)
         finally:
-            self.times.leave()
+            times.inside_s += times.now() - times.at
             self.lock.release()
 
     def of(self, call: str, function: Callable[P, T]) -> Callable[P, T]:
@@ -220,7 +220,7 @@ def one_at_a_time(method: Callable[Concatenate[U, P], T]) -> Callable[Concatenat
     @wraps(method)
     def taking_turns(self: U, /, *args: P.args, **kwargs: P.kwargs) -> T:
         turns = self._turns
-        if not turns.lock.acquire(False):  # all of this is `turns.run`, without its calls: it is a part of every step
+        if not turns.lock.acquire(False):  # all of this is `turns.run`, without its call: it is a part of every step
             raise turns.taken(call)
         turns.call, turns.thread, times = call, get_ident(), turns.times
         times.at = times.now()

@@ -100,7 +100,7 @@ class Chain:
     ) -> None:  # fmt: skip
         if isinstance(hooks, Hook) or not hasattr(hooks, "__iter__"):
             raise ConfigError(f"hooks: got {hooks!r}, wanted a list of them, such as [dps.StopAtStep(last_step=100)]")
-        self.hooks, self._name, self._failed, self._shared = list(hooks), name, failed, shared
+        self.hooks, self._name, self._failed, self.shared = list(hooks), name, failed, shared
         self._times = times
         for hook in self.hooks:
             if not isinstance(hook, Hook):
@@ -113,7 +113,7 @@ class Chain:
         Raises HookError if a hook raises an exception. An error of dps keeps its class; its text begins with the name
         of the hook. StopIteration, and BaseExceptions such as Ctrl-C, are not changed.
         """
-        if self.hooks or self._shared:
+        if self.hooks or self.shared:
             if self._times is not None:
                 self._times.leave()
             try:
@@ -123,7 +123,7 @@ class Chain:
                     self._times.enter()
 
     def _call_each(self, method: str, arguments: tuple[Any, ...]) -> None:
-        for hook in [*self._shared, *self.hooks]:
+        for hook in [*self.shared, *self.hooks]:
             try:
                 getattr(hook, method)(*arguments)
             except StopIteration:

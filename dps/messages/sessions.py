@@ -162,7 +162,11 @@ class SharedValues(Message, kind=15, roles=ANSWER):
     def expanded(
         cls, epoch: int, counter: int, step: int, process: int, descriptor: int, inode: int, nbytes: int
     ) -> SharedValues:
-        return cls(epoch, counter, step, [[process, descriptor, inode, nbytes]])
+        made = object.__new__(cls)  # here and below without the constructor: it would double the cost
+        made.__dict__ = {
+            "epoch": epoch, "counter": counter, "step": step, "memories": [[process, descriptor, inode, nbytes]],
+        }  # fmt: skip
+        return made
 
 
 class Release(Message, kind=16, roles=SESSIONS):
@@ -253,8 +257,13 @@ class Push(Message, kind=20, roles=WORKERS):
         process: int, descriptor: int, inode: int, memory_nbytes: int,
     ) -> Push:  # fmt: skip
         # More than 9 parameters: the numbers of a compact message, each under its name.
-        place = [[process, descriptor, inode, memory_nbytes], 0]
-        return cls(epoch, number, step, counter, SHARED, nbytes, [], place, clock, bool(lend), released)
+        made = object.__new__(cls)
+        made.__dict__ = {
+            "epoch": epoch, "number": number, "step": step, "counter": counter, "form": SHARED, "nbytes": nbytes,
+            "offsets": [], "parts": [[process, descriptor, inode, memory_nbytes], 0], "clock": clock,
+            "lend": lend != 0, "released": released, "times": NOTHING, "counted_by": STEP_PS, "arrays": (),
+        }  # fmt: skip
+        return made
 
 
 class PushStatus(Message, kind=21, roles=WORKERS):
@@ -322,8 +331,13 @@ class Pushed(Message, kind=24, roles=ANSWER):
         process: int, descriptor: int, inode: int, nbytes: int,
     ) -> Pushed:  # fmt: skip
         # More than 9 parameters: the numbers of a compact message, each under its name.
-        lent = [lent_counter, lent_step, [[process, descriptor, inode, nbytes]]] if nbytes else NOTHING
-        return cls(number, APPLIED, step, staleness, counter, "", lent, bool(flags & 1), bool(flags & 2))
+        made = object.__new__(cls)
+        made.__dict__ = {
+            "number": number, "status": APPLIED, "step": step, "staleness": staleness, "counter": counter,
+            "reason": "", "credit": flags & 1 != 0, "settles": flags & 2 != 0,
+            "lent": [lent_counter, lent_step, [[process, descriptor, inode, nbytes]]] if nbytes else NOTHING,
+        }  # fmt: skip
+        return made
 
 
 class Credit(Message, kind=25, roles=WORKERS):

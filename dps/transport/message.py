@@ -58,6 +58,14 @@ _TYPES: dict[str, frozenset[type] | None] = {
 _M = TypeVar("_M", bound="Message")
 
 
+VERSION = 1
+"""Of the protocol."""
+PLAIN = 0xC0
+"""First byte of a plain header. In msgpack it means nil, so no list begins with it."""
+BEGIN_NBYTES = 3
+"""A plain header begins with PLAIN, VERSION and the number of its form."""
+
+
 class Form(NamedTuple):
     """The fields of one class of messages, prepared for encoding."""
 
@@ -73,16 +81,27 @@ class Form(NamedTuple):
     usual: tuple[type | None, ...]
     """The usual classes of the fields, to be checked by one comparison."""
     plain: struct.Struct | None
-    """The wire format of integers: three bytes, then request, incarnation, the integers. None for classes whose
-    messages are never that."""
+    """The wire format of integers: `begin`, then request, incarnation, the integers. None for classes whose messages
+    are never that."""
     numbers: Callable[[Any], tuple[int, ...] | None]
     """A message as integers: its fields, or its `compact` form; None if it has none."""
     made: Callable[..., Message]
     """The message of such integers."""
+    begin: bytes
+    """The first bytes of a plain header."""
+    pack: Callable[..., bytes]
+    """`plain.pack`."""
+
+
+def _no_plain(*numbers: Any) -> bytes:
+    raise TypeError("messages of this class have no plain header")
 
 
 FORMS: dict[int, Form] = {}
 """All message classes, by number."""
+PLAIN_FORMS: dict[bytes, tuple[Callable[[bytes], tuple[Any, ...]], int, Callable[..., Message]]] = {}
+"""How a plain header that begins so is read: a function that unpacks it, where the names in it begin, and
+`Form.made`."""
 
 
 @dataclass_transform(frozen_default=True)
@@ -119,10 +138,14 @@ class Message:
         if hasattr(cls, "compact"):
             numbers, made = cls.compact, cls.expanded  # type: ignore[attr-defined]
             count = made.__func__.__code__.co_argcount - 1
-        plain = None if count < 0 else struct.Struct(f"<3B{2 + count}q")
+        plain = None if count < 0 else struct.Struct(f"<{BEGIN_NBYTES}s{2 + count}q")
+        begin = bytes([PLAIN, VERSION, kind])
         cls.form_of = FORMS[kind] = Form(
-            cls, kind, names, types, "arrays" in fields, values, usual, plain, numbers, made
+            cls, kind, names, types, "arrays" in fields, values, usual, plain, numbers, made, begin,
+            _no_plain if plain is None else plain.pack,
         )  # fmt: skip
+        if plain is not None:
+            PLAIN_FORMS[begin] = plain.unpack_from, plain.size, made
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in self._fields)})"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -153,15 +153,21 @@ class Nesting:
         self.paths: list[str] = []
         """The paths of all leaves, in creation order."""
         self._root = _node(tree, "", self.paths)
-
-    def build(self, found: Sequence[Any]) -> Any:
-        """A new tree with this nesting and these leaves, one for each path."""
-        return self._root.build(found)
+        self.build: Callable[[Sequence[Any]], Any] = self._root.build
+        """Returns a new tree with this nesting and these leaves, one for each path."""
+        self.collect: Callable[[Any, list[Any]], bool] = self._root.collect
+        """Adds the leaf at each path to a list; False if the tree does not have exactly this nesting, of containers of
+        the same classes."""
 
     def leaves(self, tree: Any) -> list[Any] | None:
         """The leaf at each path, if `tree` has exactly this nesting, of containers of the same classes; else None."""
         found: list[Any] = []
-        return found if self._root.collect(tree, found) else None
+        return found if self.collect(tree, found) else None
+
+    def named(self, tree: Any) -> dict[str, Any]:
+        """As `leaves` of this module, in a dict; quicker for a tree with exactly this nesting."""
+        found: list[Any] = []
+        return dict(zip(self.paths, found, strict=True)) if self.collect(tree, found) else dict(leaves(tree))
 
 
 def leaves(tree: Any) -> Iterator[tuple[str, Any]]:
@@ -200,7 +206,7 @@ class _Leaves:
         return made
 
     def collect(self, tree: Any, found: list[Any]) -> bool:
-        if tree.__class__ is not self._kind or len(tree) != len(self._keys) or list(tree) != self._keys:
+        if tree.__class__ is not self._kind or list(tree) != self._keys:
             return False
         found.extend(tree.values())
         return True

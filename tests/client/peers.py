@@ -60,6 +60,7 @@ class Memory:
         self.values, self.there, self.on = values, values is not None, on
         self.reading: set[int] = set()
         self.released: list[int] = []
+        self.versions: dict[Any, Any] = {}
 
     def attach(self, name: list[int]) -> Any:
         if not self.there or name != [1, 2]:

@@ -146,3 +146,17 @@ def test_pulls_on_their_way_that_are_more_than_are_kept_have_arrays_of_their_own
             del one, held[:-2]
         for number, tree in held:
             assert all((values == number).all() for values in _arrays(tree))
+
+
+@pytest.mark.parametrize("ps", [1, 3])
+def test_memory_with_scalars_and_empty_arrays_is_free_when_nobody_has_any_of_it(ps: int) -> None:
+    shapes, dtypes = [(), (0,), (3, 0, 2), (1,), (2, 2), (7,), (1, 1, 5)], ["<f4", "<f8", "<f2"]
+    specs = [VariableSpec(f"v{i}", shapes[i % 7], dtypes[i % 3], SGD) for i in range(23)]
+    turns = iter(range(len(specs)))
+    plan = make_plan(specs, tuple(range(ps)), lambda *_: next(turns) % ps, None)
+    memory, assembly = PullMemory(plan.layouts), Assembly(plan, Nesting(nested([spec.name for spec in specs])))
+    for spec in specs:
+        leaf = memory.tree(assembly)[spec.name]
+        assert not memory.is_free and leaf.shape == spec.shape
+        del leaf
+        assert memory.is_free

@@ -113,8 +113,8 @@ def test_an_answer_that_is_lost_is_asked_for_again(made: list[bool], monkeypatch
 
     def forgetful(self: Caller, numbers: Any, wait_s: float) -> Any:
         answers = hear(self, numbers, wait_s)
-        lost.append(type(next(iter(answers.values()))))
-        return dict.fromkeys(answers) if len(lost) % 3 == 0 else answers
+        lost.append(type(answers[0]))
+        return [None] * len(answers) if len(lost) % 3 == 0 else answers
 
     monkeypatch.setattr(Caller, "hear", forgetful)
     values = trained()
@@ -261,6 +261,7 @@ def test_where_the_values_cannot_be_read_sockets_are_used(made: list[bool], monk
             raise Unavailable("the memory of process 1 cannot be reached from here: no such process")
 
         monkeypatch.setattr(Lane, "attach", gone)
+        s._connection.peers[0].lane.versions.clear()
         for count in (1, 2):
             np.testing.assert_allclose(s.step(ones)["w"], before - count, rtol=1e-5)
     assert made == [True]

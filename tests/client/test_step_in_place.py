@@ -158,3 +158,28 @@ def test_after_a_hook_that_rolls_the_run_back_the_restored_values_are_read(tmp_p
         s.push(ones())
         with s.step_in_place(ones(), loss=0.0) as read:
             assert float(read["w"][0, 0]) == -1.0 and s.global_step == 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Ctrl-C within a `__del__`
+@pytest.mark.parametrize(("ps", "update"), [(1, "async"), (2, "sync")])
+def test_ctrl_c_at_any_line_leaves_no_version_held(ps: int, update: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tune(monkeypatch, client__step_patience_s=5.0, client__probe_s=60.0)
+
+    def step() -> None:
+        with s.step_in_place(own):
+            pass
+
+    def view() -> None:
+        with s.view():
+            pass
+
+    with cluster(ps, 1) as (server,), session(server, update=update) as s:
+        own = s.gradients()
+        for call, every, most in ((step, 5, 470), (view, 3, 330), (lambda: s.step(ones()), 17, 500)):
+            for line in range(1, most, every):
+                interrupted_at(line, call)
+                s._pushes.drain()
+                s.push(ones())
+                s.push(ones())  # in sync the last push keeps a version for a pull
+                kept = {hold.request for hold in s._training._at_once._holds}
+                assert not any(peer.lane.reading - kept for peer in s._connection.peers.values()), f"at line {line}"

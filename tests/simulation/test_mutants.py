@@ -218,9 +218,9 @@ def test_a_push_that_goes_the_ordinary_way_under_another_number_is_caught(
 ) -> None:
     push = at_once.AtOnce._push
 
-    def renumbered(self: at_once.AtOnce, peers: Any, *more: Any) -> Any:
-        numbers = {peer.ps: self._pushes.numbers[peer.ps] + 1 for peer in peers}
-        found = push(self, peers, *more)
+    def renumbered(self: at_once.AtOnce, *given: Any) -> Any:
+        numbers = {peer.ps: self._pushes.numbers[peer.ps] + 1 for peer in self._peers}
+        found = push(self, *given)
         self._pushes.numbers.update(numbers)
         self._posted = {}  # and is sent again
         return found

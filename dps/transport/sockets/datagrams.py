@@ -22,6 +22,7 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Generic, TypeVar
 
 from dps.errors import ConfigError
@@ -123,6 +124,10 @@ _COUNT = struct.Struct(f"<{_SENDER_NBYTES}xH")
 _ALONE = struct.Struct(f"<{_SENDER_NBYTES}sHI")
 """Precedes a header without frames: the sender's mark (the file name of its socket, as bytes), the number 1 and the
 header's length."""
+ALONE_AT = _ALONE.size
+_LONGEST_ALONE = LONGEST_NBYTES - ALONE_AT
+_delivery = partial(tuple.__new__, Delivery)
+"""Makes a delivery of a tuple of all fields, in less time than its constructor."""
 _lock = threading.Lock()
 _folders: dict[int, str] = {}
 """The folder of this process's datagram sockets, by its pid: a forked child gets its own."""
@@ -143,6 +148,10 @@ class Direct:
         """A socket for each peer that was written to, connected to the peer's, by its name."""
         self._names: dict[bytes, str] = {}
         """The names of all paired peers, by mark."""
+        self._usual: dict[bytes, Route] = {}
+        """The routes of peers that have sent datagrams, by mark, until something changes among the peers."""
+        self._ready: dict[Route, socket.socket] = {}
+        """The sockets of `_lines` for peers that were written to, by route, until something changes."""
         self.peers = DatagramPeers[str](_is_open, self._drop_peer)
         self._buffer = memoryview(bytearray(LONGEST_NBYTES + 1))
         if sys.platform == "linux":
@@ -169,6 +178,7 @@ class Direct:
         mark, text = _mark_of(name), os.fsdecode(name)
         if self._socket is None or not mark or not os.path.isabs(name) or not is_private(os.path.dirname(name)):
             return False
+        self._forget_usual()
         if self._names.get(mark, text) != text or not self.peers.pair(route, text, hears):
             return False
         self._names[mark] = text
@@ -176,12 +186,19 @@ class Direct:
 
     def _drop_peer(self, name: str) -> None:
         """The peer of this name is forgotten."""
+        self._forget_usual()
         self._names.pop(_mark_of(os.fsencode(name)), None)
         if (line := self._lines.pop(name, None)) is not None:
             line.close()
 
+    def _line_to(self, route: Route) -> socket.socket:
+        """The socket that writes to a peer. Raises OSError."""
+        name = self.peers.written[route]
+        line = self._ready[route] = self._lines.get(name) or self._open_line(name)
+        return line
+
     def _open_line(self, name: str) -> socket.socket:
-        """The socket that writes to the peer of this name. Raises OSError."""
+        """A new socket that writes to the peer of this name. Raises OSError."""
         line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
             line.setblocking(False)
@@ -198,21 +215,29 @@ class Direct:
 
     def disconnected(self, route: Route) -> None:
         """Note that ZeroMQ's connection to a route broke: use ZeroMQ for it until the peer sends a datagram again."""
+        self._forget_usual()
         self.peers.disconnected(route)
+
+    def _forget_usual(self) -> None:
+        self._usual.clear()
+        self._ready.clear()
 
     def send(self, route: Route, header: bytes, frames: Sequence[Buffer]) -> bool:
         """Hand a message over; False if it must go through ZeroMQ, as to a peer that gets no datagrams. Never
         blocks."""
-        name, nbytes = self.peers.written.get(route), len(header)
-        if name is None:
+        line, nbytes = self._ready.get(route), len(header)
+        if line is None and route not in self.peers.written:
             return False
-        alone = not frames and nbytes <= LONGEST_NBYTES - _ALONE.size
-        data = _ALONE.pack(self._mark, 1, nbytes) + header if alone else _joined(self._mark, header, frames)
-        if not data:
-            return False
+        if frames or nbytes > _LONGEST_ALONE:
+            data = _joined(self._mark, header, frames)
+            if not data:
+                return False
+        else:
+            data = _ALONE.pack(self._mark, 1, nbytes) + header
         try:
-            (self._lines.get(name) or self._open_line(name)).send(data)
+            (line or self._line_to(route)).send(data)
         except (ConnectionRefusedError, FileNotFoundError):  # that socket is closed
+            self._forget_usual()
             self.peers.gone(route)
             return False
         except OSError:  # the queue or the system's memory is full: only this time
@@ -221,26 +246,35 @@ class Direct:
 
     def receive(self) -> Delivery | None:
         """The next message of a known peer; None if there is none. Malformed ones are dropped."""
-        while self._socket is not None:
+        buffer, own = self._buffer, self._socket
+        while own is not None:
             try:
-                nbytes = self._socket.recv_into(self._buffer)
+                nbytes = own.recv_into(buffer)
             except BlockingIOError:
                 return None
             except OSError:
                 continue
-            mark, count, length = _ALONE.unpack_from(self._buffer)  # of a shorter datagram it is what was there before
-            name = self._names.get(mark) if nbytes > _ALONE.size else None
-            route = None if name is None else self.peers.heard(name)
-            if route is None:  # of a stranger
+            mark, count, length = _ALONE.unpack_from(buffer)  # of a shorter datagram it is what was there before
+            route = self._usual.get(mark)
+            if nbytes <= ALONE_AT or (route is None and (route := self._heard_from(mark)) is None):
                 continue
-            if count == 1 and length == nbytes - _ALONE.size:
-                return Delivery(route, bytes(self._buffer[_ALONE.size : nbytes]), [])
-            parts = _parts(self._buffer, nbytes)
+            if count == 1 and length == nbytes - ALONE_AT:
+                return _delivery((route, bytes(buffer[ALONE_AT:nbytes]), [], None))
+            parts = _parts(buffer, nbytes)
             if parts is not None:
                 return Delivery(route, parts[0], [memoryview(part) for part in parts[1:]])
         return None
 
+    def _heard_from(self, mark: bytes) -> Route | None:
+        """The route of the peer with this mark, which has sent a datagram; None for a stranger."""
+        name = self._names.get(mark)
+        route = None if name is None else self.peers.heard(name)
+        if route is not None:
+            self._usual[mark] = route
+        return route
+
     def close(self) -> None:
+        self._forget_usual()
         if self._socket is not None:
             self._socket.close()
             self._socket = None

@@ -6,6 +6,7 @@ sends heartbeats and reports through a socket monitor when a connection comes up
 
 from __future__ import annotations
 
+import select
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -67,9 +68,15 @@ class ZmqEndpoint:
         self._greetings: dict[str, bytes] = {}
         self._loans = Loans()
         self._direct, self._heard_direct = Direct(), 0
+        self._answered = [(self._direct.fd, select.POLLIN)]
+        """What the poller tells when a datagram has come, and nothing else."""
+        self._only_asks, self._waits_for_answer = bind is None, False
+        """Whether it is not bound, and whether its last message left as a datagram: then the answer is awaited next,
+        and takes longer than one look."""
         self._events: deque[Event] = deque()
         self._ready: deque[zmq.Socket[bytes]] = deque()
         self._signals, self._poller = Signals(), Poller()
+        self._poll = self._poller.poll
         self._poller.register_fd(self._signals.fd)
         if self._direct.fd >= 0:
             self._poller.register_fd(self._direct.fd)
@@ -153,6 +160,7 @@ class ZmqEndpoint:
         if not header:
             raise ValueError("a message needs a header of at least one byte, got none")
         if self._direct.send(route, header, frames):
+            self._waits_for_answer = self._only_asks
             if done is not None:
                 finish(done)
             return
@@ -174,6 +182,14 @@ class ZmqEndpoint:
 
     def receive(self, timeout_s: float) -> Event | None:
         """The next event, or None after `timeout_s` seconds or a `wake`. Blocks; 0 only looks."""
+        if self._waits_for_answer:
+            self._waits_for_answer = False
+            if not (self._events or self._ready or self._loans.open or self._poller.used_sockets):
+                ready = self._poll(1000 * timeout_s if timeout_s > 0 else 0)
+                if not ready:
+                    return None
+                if ready == self._answered and (delivery := self._direct.receive()) is not None:
+                    return delivery
         if self._loans.open:
             self._loans.return_buffers()
         if self._events:
@@ -190,20 +206,22 @@ class ZmqEndpoint:
     def _wait(self, timeout_s: float) -> Event | None:
         if self.closed:
             self._check_open()
-        now, upkeep = time.monotonic(), self._upkeep
+        now, upkeep, signals, loans, direct = time.monotonic(), self._upkeep, self._signals, self._loans, self._direct
         deadline = now + timeout_s
         while True:
-            if upkeep is not None and now >= upkeep.due_at:
-                upkeep.run_due(now)
-            left_s = (deadline if upkeep is None else min(deadline, upkeep.due_at)) - now
-            if self._signals.woken:
+            left_s = min(deadline - now, _LONGEST_POLL_S)
+            if upkeep is not None:
+                if now >= upkeep.due_at:
+                    upkeep.run_due(now)
+                left_s = min(left_s, upkeep.due_at - now)
+            if signals.woken:
                 left_s = 0.0
-            if self._loans.open:
-                left_s = min(left_s, self._loans.recheck_s)
-            fds, sockets = self._poller.wait(min(left_s, _LONGEST_POLL_S))
+            if loans.open:
+                left_s = min(left_s, loans.recheck_s)
+            fds, sockets = self._poller.wait(left_s)
             for fd in fds:
-                if fd != self._direct.fd:
-                    self._signals.attend()
+                if fd != direct.fd:
+                    signals.attend()
             if sockets:  # attending to monitors may have replaced some
                 self._ready.extend(socket for socket in sockets if not socket.closed)
             if self._events:
@@ -211,12 +229,12 @@ class ZmqEndpoint:
             while self._ready:
                 if (delivery := self._read_socket(self._ready.popleft())) is not None:
                     return delivery
-            if (delivery := self._direct.receive()) is not None:
+            if direct.fd in fds and (delivery := direct.receive()) is not None:
                 return delivery
-            if self._loans.open:
-                self._loans.return_buffers()
-            if self._signals.woken:
-                self._signals.woken = False
+            if loans.open:
+                loans.return_buffers()
+            if signals.woken:
+                signals.woken = False
                 return None
             now = time.monotonic()
             if now >= deadline:

@@ -113,7 +113,10 @@ class Poller:
         self.rounds = 0
         """How often there was a wait; after each an endpoint reads at most one message of each socket."""
         self._sockets: dict[int, Socket] = {}
-        self._used: dict[Socket, None] = {}
+        self.poll: Callable[[float], list[tuple[int, int]]] = self._poll.poll
+        """Returns the descriptors that can be read, also those of sockets, each with `select.POLLIN`. Blocks up to so
+        many milliseconds. Only while there are no `used_sockets`."""
+        self.used_sockets: dict[Socket, None] = {}
         """The sockets that must be queried before a wait."""
 
     def register_fd(self, fd: int) -> None:
@@ -124,7 +127,7 @@ class Poller:
         """Add a socket."""
         fd = int(socket.get(zmq.FD))
         self._sockets[fd] = socket
-        self._used[socket] = None
+        self.used_sockets[socket] = None
         self._poll.register(fd, select.POLLIN)
 
     def unregister(self, socket: Socket) -> None:
@@ -132,26 +135,27 @@ class Poller:
         fd = int(socket.get(zmq.FD))
         self._poll.unregister(fd)
         del self._sockets[fd]
-        self._used.pop(socket, None)
+        self.used_sockets.pop(socket, None)
 
     def used(self, socket: Socket) -> None:
         """Note that a socket is about to be read or written, after which its descriptor alone is not reliable. Call
         this before the access, because Ctrl-C may come in between."""
-        self._used[socket] = None
+        self.used_sockets[socket] = None
 
     def wait(self, wait_s: float) -> tuple[list[int], list[Socket]]:
         """The descriptors and sockets that can be read. Blocks up to `wait_s` seconds; may return none earlier."""
         self.rounds += 1
-        sockets, fds = list[Socket](), list[int]()
-        if self._used:
-            sockets = [socket for socket in self._used if _readable(socket)]
-            self._used = dict.fromkeys(sockets)
+        sockets: list[Socket] = []
+        fds: list[int] = []
+        if self.used_sockets:
+            sockets = [socket for socket in self.used_sockets if _readable(socket)]
+            self.used_sockets = dict.fromkeys(sockets)
         for fd, _ in self._poll.poll(math.ceil(1000 * wait_s) if wait_s > 0 and not sockets else 0):
             socket = self._sockets.get(fd)
             if socket is None:
                 fds.append(fd)
-            elif socket not in self._used:
-                self._used[socket] = None
+            elif socket not in self.used_sockets:
+                self.used_sockets[socket] = None
                 if _readable(socket):
                     sockets.append(socket)
         return fds, sockets
