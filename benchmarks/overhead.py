@@ -74,11 +74,12 @@ def products_for(milliseconds: float) -> int:
 def forms(model: Model, session: Any) -> dict[str, Steps]:
     """Loops by their names: so many steps alone, and through a session in each form."""
     first, shared = session.pull(), session.gradients()
-    own = model.values.copy()
+    own, gradient = model.values.copy(), np.empty_like(model.values)
 
     def local(steps: int) -> None:
         for _ in range(steps):
-            np.subtract(own, RATE * model.gradient(own), out=own)
+            np.multiply(model.gradient(own, gradient), RATE, out=gradient)
+            np.subtract(own, gradient, out=own)
 
     def step(steps: int) -> None:
         values = first["w"]
