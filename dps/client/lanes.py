@@ -81,8 +81,12 @@ class Lane:
         until the ps acks it.
         """
         self.reading.discard(number)
-        if nbytes > self._small_nbytes or (self.tells_at_once and nbytes):
+        if nbytes and not self.is_silent(nbytes):
             self._caller.start(self._ref, Release(self._epoch, [number]), is_last)
+
+    def is_silent(self, nbytes: int) -> bool:
+        """Whether the release of so many bytes is no message of its own."""
+        return nbytes <= self._small_nbytes and not self.tells_at_once
 
     def all_released_below(self) -> int:
         """No request of a lower number reads memory any more; 0 if the lane is off."""

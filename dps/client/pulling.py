@@ -218,9 +218,17 @@ class PullOp(Operation):
             transfer.drop()
 
     def release(self) -> None:
-        """Release what is held."""
+        """Release what is held, and forget the requests that are not answered: a late answer lends nothing."""
         for transfer in self.transfers.values():
-            transfer.release()
+            if transfer.complete:
+                transfer.release()
+            else:
+                transfer.drop()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether `release` sends no message, so that any thread may call it."""
+        return all(t.complete and t.peer.lane.is_silent(t.peer.layout.nbytes) for t in self.transfers.values())
 
     def forget(self) -> None:
         """Drop the references to the values: they are the caller's."""

@@ -65,39 +65,62 @@ class Held:
 
 
 class ViewBlock(Held, AbstractContextManager[Any]):
-    """The block of a view: the values are taken when it begins, and released when it ends."""
+    """The block of a view: the values are taken when it begins, and released when it ends. It is entered once."""
+
+    _began = False
 
     def __init__(self, training: PsTraining) -> None:
         self._training = training
 
     def __enter__(self) -> Any:
-        training = self._training
+        if self._began:
+            raise self._entered()
+        self._began, training = True, self._training
         try:
             return training.reports.saw(training.turns.run("view", training.take, self, None))
         except BaseException:
             self.__exit__()
             raise
 
+    def _entered(self) -> RuntimeError:
+        """The error for a block that is entered again."""
+        return RuntimeError(
+            f"{self._training.task}: a block of view() or step_in_place() was entered a second time; "
+            "write for each: with session.view() as values"
+        )
+
     def __exit__(self, *about: object) -> None:
         if self._is_silent:
             self.release()
         elif self._held:
-            self._training.turns.run("view", self.release)
+            try:
+                self._training.turns.run("view", self.release)
+            finally:
+                self._leave()
+
+    def _leave(self) -> None:
+        """Leave what is held to the session's next call."""
+        if self._held:
+            self._training.left.append(self._held)
+            self._held = ()
 
     def __del__(self) -> None:
-        if self._held and self._is_silent:
-            self.release()
+        if self._held:
+            if self._is_silent:
+                self.release()
+            else:
+                self._leave()
 
 
 class StepBlock(ViewBlock):
     """The block of a step in place, which is made when the block begins."""
 
-    _began = True
-
     def __init__(self, training: PsTraining, grads: Any, loss: Any, timeout: float | None) -> None:
-        self._training, self._given, self._began = training, (grads, loss, timeout), False
+        self._training, self._given = training, (grads, loss, timeout)
 
     def __enter__(self) -> Any:
+        if self._began:
+            raise self._entered()
         self._began, training = True, self._training
         try:
             values = training.turns.run("step_in_place", training.step_held, self, *self._given)
@@ -123,6 +146,9 @@ class PsTraining:
         self._session, self._connection, self._waiter, self.turns = parts[:4]
         self._hooks, self.reports, self._pushes, self._pulls, self._lookups, self._train = parts[4:]
         self._at_once = AtOnce(self._connection, self._pushes, self._pulls)
+        self.left: list[Sequence[LentVersion | PullOp]] = []
+        """What blocks held that ended in another thread's call, by Ctrl-C, or without an end. The next call releases
+        it."""
         self._is_out_apart = False
         """Whether an `out` was given before, and no two variables share memory in it."""
 
@@ -205,7 +231,7 @@ class PsTraining:
                 return self._pull_all(timeout) if held is None else self.take(held, timeout)
             values = self._pulls.finish(pulling, timeout)
             if held is not None:
-                held.keep((pulling,))
+                held.keep((pulling,), pulling.is_silent)
                 pulling = None
             return values
         finally:
@@ -228,6 +254,8 @@ class PsTraining:
         """A step of the loop begins: its gradients by variable index, checked, as its loss is."""
         if self._waiter.closed:
             self._waiter.check_open()
+        if self.left:
+            self._release_left()
         if loss is not None:
             as_number(loss, "loss")  # before anything is sent
         gradients, reports = self._pushes.assembly.gradients(grads), self.reports
@@ -248,6 +276,8 @@ class PsTraining:
     ) -> Any:  # fmt: skip
         """As Session.pull."""
         self._waiter.check_open()
+        if self.left:
+            self._release_left()
         write = None if out is None else self._writer(out, names)
         if names is None and if_newer_than is None:
             if write is None:
@@ -270,12 +300,23 @@ class PsTraining:
     def take(self, held: Held, timeout: float | None) -> Any:
         """The newest values, which stay where they are until `held` is released. Blocks; raises as `Session.pull`."""
         self._waiter.check_open()
+        if self.left:
+            self._release_left()
         if holds := self._at_once.held():
             self._at_once.hand_over(held.keep)
             return self._at_once.still(holds)
         operation = self._pulls.start(None, None, after=False, hold=True)
         held.keep((operation,))
-        return self._pulls.finish(operation, timeout)
+        values = self._pulls.finish(operation, timeout)
+        held.keep((operation,), operation.is_silent)
+        return values
+
+    def _release_left(self) -> None:
+        """Release what blocks have left."""
+        while self.left:
+            for each in self.left[-1]:
+                each.release()
+            self.left.pop()  # only now: after Ctrl-C the next call releases the others
 
     def pull_async(self, names: Sequence[str] | None) -> Reply[Any]:
         """As Session.pull_async."""

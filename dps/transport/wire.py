@@ -108,6 +108,8 @@ def decode_plain(header: bytes, frames: Sequence[Buffer]) -> Envelope:
     """The envelope in a plain header. Raises ProtocolError for malformed input."""
     try:
         unpack, names_at, made = PLAIN_FORMS[header[:BEGIN_NBYTES]]
+        if len(header) > names_at + _NAMES_NBYTES:  # before any of it is copied
+            raise ValueError(f"{len(header)} bytes are more than it can have")
         _, request, incarnation, *numbers = unpack(header)
         actor, sender = _named(header[names_at:])
     except (KeyError, struct.error, ValueError) as error:

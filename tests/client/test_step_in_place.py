@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -173,9 +175,14 @@ def test_ctrl_c_at_any_line_leaves_no_version_held(ps: int, update: str, monkeyp
         with s.view():
             pass
 
+    def asked_view() -> None:  # in sync the values that came with the push are gone
+        s.pull()
+        view()
+
     with cluster(ps, 1) as (server,), session(server, update=update) as s:
         own = s.gradients()
-        for call, every, most in ((step, 5, 470), (view, 3, 330), (lambda: s.step(ones()), 17, 500)):
+        calls = ((step, 5, 470), (view, 3, 330), (asked_view, 23, 800), (lambda: s.step(ones()), 17, 500))
+        for call, every, most in calls:
             for line in range(1, most, every):
                 interrupted_at(line, call)
                 s._pushes.drain()
@@ -183,3 +190,69 @@ def test_ctrl_c_at_any_line_leaves_no_version_held(ps: int, update: str, monkeyp
                 s.push(ones())  # in sync the last push keeps a version for a pull
                 kept = {hold.request for hold in s._training._at_once._holds}
                 assert not any(peer.lane.reading - kept for peer in s._connection.peers.values()), f"at line {line}"
+
+
+@pytest.mark.parametrize("update", ["sync", "async"])
+def test_what_a_block_without_an_end_held_is_released_by_the_next_call(update: str) -> None:
+    with cluster(1, 1) as (server,), session(server, update=update) as s:
+        s.push(ones())
+        s.pull()  # in sync the next view has to ask
+        block = s.view()
+        block.__enter__()
+        del block
+        s.push(ones())
+        s.push(ones())
+        assert len(s._connection.peers[0].lane.reading) <= (update == "sync")  # in sync that of the last push
+
+
+def test_a_block_that_ends_while_another_thread_is_in_a_call_is_released_by_the_next_one() -> None:
+    large = {"w": np.zeros(400_000, np.float32)}  # its release is a message
+    taken, over = threading.Event(), threading.Event()
+
+    def call() -> None:
+        with s._turns.lock:
+            s._turns.call = "push"
+            taken.set()
+            over.wait(60)
+
+    with cluster(1, 1) as (server,), session(server, params=large) as s:
+        block = s.view()
+        block.__enter__()
+        other = threading.Thread(target=call)
+        other.start()
+        taken.wait(60)
+        with pytest.raises(RuntimeError, match="a session serves one thread at a time"):
+            block.__exit__(None, None, None)
+        over.set()
+        other.join(60)
+        s.push(large)
+        assert not s._connection.peers[0].lane.reading
+
+
+@pytest.mark.parametrize("update", ["sync", "async"])
+def test_a_block_is_entered_once(update: str) -> None:
+    with cluster(1, 1) as (server,), session(server, update=update) as s:
+        block = s.step_in_place(ones())
+        with block:
+            pass
+        view = s.view()
+        with view, pytest.raises(RuntimeError, match=r"entered a second time; write for each: with session"):
+            view.__enter__()
+        with pytest.raises(RuntimeError, match="entered a second time"), block:
+            pass
+        assert s.global_step == 1
+        s.push(ones())
+        s.push(ones())
+        assert len(s._connection.peers[0].lane.reading) <= (update == "sync")
+
+
+def test_a_pull_to_the_callers_arrays_that_is_late_leaves_no_version_held() -> None:
+    with cluster(1, 1) as (server,), session(server, update="sync") as s:
+        s.push(ones())
+        out = s.pull()
+        for _ in range(50):
+            with contextlib.suppress(dps.DeadlineExceeded):
+                s.pull(out=out, timeout=0.0)
+        s.push(ones())
+        s.push(ones())
+        assert len(s._connection.peers[0].lane.reading) <= 1

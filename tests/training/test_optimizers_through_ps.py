@@ -155,7 +155,7 @@ def gradients(worker: int, step: int, dense: bool) -> dict[str, Any]:
 
 
 def train(server: Any, dense: bool, partitioner: Any = None, update: Any = None) -> Any:
-    with dps.Session(server, first_values(), update=update, partitioner=partitioner, timeout=30) as session:
+    with dps.Session(server, first_values(), update=update, partitioner=partitioner, timeout=120) as session:
         for step in range(STEPS):
             session.pull()
             assert session.push(dict.fromkeys(OPTIMIZERS, gradients(server.task, step, dense))).accepted

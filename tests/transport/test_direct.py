@@ -219,3 +219,22 @@ def test_endpoints_that_are_paired_use_it_and_fall_back_when_it_fails() -> None:
     finally:
         client.close()
         node.close()
+
+
+def test_a_socket_that_is_closed_while_it_is_read_has_no_message(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, node = pair(make)
+
+    class Interrupted:
+        """A socket whose owner is closed by the handler of a signal while it receives a stranger's datagram."""
+
+        def recv_into(self, buffer: memoryview) -> int:
+            node.close()
+            return own.recv_into(buffer)
+
+        def close(self) -> None:
+            own.close()
+
+    own = node._socket
+    assert own is not None
+    monkeypatch.setattr(node, "_socket", Interrupted())
+    assert client.send("node", b"header", []) and node.receive() is None

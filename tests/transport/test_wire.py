@@ -288,7 +288,7 @@ def test_what_does_not_fit_into_a_plain_message_travels_as_a_list(envelope: Enve
         (PLAIN_CREDIT[:30], "a plain Credit is cut off or wrong"),
         (PLAIN_CREDIT[:35] + b"ps", "with a 0 between them"),
         (PLAIN_CREDIT[:35] + b"ps\0\xff", "a plain Credit is cut off or wrong"),
-        (PLAIN_CREDIT + b"x" * 300, "with a 0 between them"),
+        (PLAIN_CREDIT + b"x" * 300, "bytes are more than it can have"),
     ],
 )
 def test_a_malformed_plain_message_is_refused(header: bytes, why: str) -> None:

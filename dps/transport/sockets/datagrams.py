@@ -253,6 +253,8 @@ class Direct:
             except BlockingIOError:
                 return None
             except OSError:
+                if self._socket is not own:  # it was closed meanwhile, by a handler of a signal
+                    return None
                 continue
             mark, count, length = _ALONE.unpack_from(buffer)  # of a shorter datagram it is what was there before
             route = self._usual.get(mark)
