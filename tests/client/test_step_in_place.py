@@ -129,6 +129,7 @@ def test_a_hook_that_pulls_a_later_version_does_not_change_what_is_read() -> Non
                 assert float(read["w"][0, 0]) == -count and s.version.counters == ((0, count),)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Ctrl-C within a `__del__`
 @pytest.mark.parametrize("ps", [1, 2])
 def test_ctrl_c_at_any_line_neither_loses_nor_doubles(ps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     tune(monkeypatch, client__step_patience_s=5.0, client__probe_s=60.0)  # sockets would be the ordinary way
