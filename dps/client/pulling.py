@@ -11,6 +11,7 @@ import numpy as np
 
 from dps.client.assembly import Assembly
 from dps.client.connection import Connection
+from dps.client.lanes import LentVersion
 from dps.client.pushing import Pushes, PushOp
 from dps.client.transfers import PullTransfer
 from dps.client.waiting import Operation, Waiter
@@ -244,6 +245,9 @@ class Pulls:
         self._connection, self._waiter, self._pushes = connection, waiter, pushes
         self.read: tuple[int, dict[int, int]] = connection.membership.epoch, {}
         """The run epoch and each shard's counter of the last whole pull."""
+        self.left: list[Sequence[LentVersion | PullOp]] = []
+        """What blocks held that ended in another thread's call, by Ctrl-C, or without an end. The next call releases
+        it."""
         self._cache: Kept = {}
         self._recycled = Recycled()
 
@@ -302,6 +306,13 @@ class Pulls:
         """The version that the last whole pull read."""
         epoch, counters = self.read
         return Version(epoch, tuple(sorted(counters.items())))
+
+    def release_left(self) -> None:
+        """Release what blocks have left."""
+        while self.left:
+            for each in self.left[-1]:
+                each.release()
+            self.left.pop()  # only now: after Ctrl-C the next call releases the others
 
     def prepared(self, assembly: Assembly) -> tuple[PullMemory, Any]:
         """Memory for the values of all shards, and the user's nested arrays in it; None if they can be made only of

@@ -101,7 +101,7 @@ class ViewBlock(Held, AbstractContextManager[Any]):
     def _leave(self) -> None:
         """Leave what is held to the session's next call."""
         if self._held:
-            self._training.left.append(self._held)
+            self._training.leave(self._held)
             self._held = ()
 
     def __del__(self) -> None:
@@ -146,9 +146,6 @@ class PsTraining:
         self._session, self._connection, self._waiter, self.turns = parts[:4]
         self._hooks, self.reports, self._pushes, self._pulls, self._lookups, self._train = parts[4:]
         self._at_once = AtOnce(self._connection, self._pushes, self._pulls)
-        self.left: list[Sequence[LentVersion | PullOp]] = []
-        """What blocks held that ended in another thread's call, by Ctrl-C, or without an end. The next call releases
-        it."""
         self._is_out_apart = False
         """Whether an `out` was given before, and no two variables share memory in it."""
 
@@ -204,6 +201,10 @@ class PsTraining:
         """As Session.view."""
         return ViewBlock(self)
 
+    def leave(self, held: Sequence[LentVersion | PullOp]) -> None:
+        """The session's next call releases this. Any thread may call it."""
+        self._pulls.left.append(held)
+
     @property
     def task(self) -> str:
         """The name of the session's task."""
@@ -254,8 +255,8 @@ class PsTraining:
         """A step of the loop begins: its gradients by variable index, checked, as its loss is."""
         if self._waiter.closed:
             self._waiter.check_open()
-        if self.left:
-            self._release_left()
+        if self._pulls.left:
+            self._pulls.release_left()
         if loss is not None:
             as_number(loss, "loss")  # before anything is sent
         gradients, reports = self._pushes.assembly.gradients(grads), self.reports
@@ -276,8 +277,8 @@ class PsTraining:
     ) -> Any:  # fmt: skip
         """As Session.pull."""
         self._waiter.check_open()
-        if self.left:
-            self._release_left()
+        if self._pulls.left:
+            self._pulls.release_left()
         write = None if out is None else self._writer(out, names)
         if names is None and if_newer_than is None:
             if write is None:
@@ -300,8 +301,8 @@ class PsTraining:
     def take(self, held: Held, timeout: float | None) -> Any:
         """The newest values, which stay where they are until `held` is released. Blocks; raises as `Session.pull`."""
         self._waiter.check_open()
-        if self.left:
-            self._release_left()
+        if self._pulls.left:
+            self._pulls.release_left()
         if holds := self._at_once.held():
             self._at_once.hand_over(held.keep)
             return self._at_once.still(holds)
@@ -310,13 +311,6 @@ class PsTraining:
         values = self._pulls.finish(operation, timeout)
         held.keep((operation,), operation.is_silent)
         return values
-
-    def _release_left(self) -> None:
-        """Release what blocks have left."""
-        while self.left:
-            for each in self.left[-1]:
-                each.release()
-            self.left.pop()  # only now: after Ctrl-C the next call releases the others
 
     def pull_async(self, names: Sequence[str] | None) -> Reply[Any]:
         """As Session.pull_async."""

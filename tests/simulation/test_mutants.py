@@ -277,7 +277,7 @@ def test_an_admitted_push_of_which_no_result_is_recorded_is_caught(monkeypatch: 
     commit = modes.AsyncMode.commit_pushes
     monkeypatch.setattr(modes.AsyncMode, "commit_pushes", forget)
     monkeypatch.setattr(ledger.Ledger, "is_complete", lambda self, number: number <= self.done or number in self.staged)
-    caught("at once", "applied twice")
+    caught("at once", "applied twice", 59)
 
 
 def test_a_push_that_is_admitted_ahead_of_others_that_are_staged_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
