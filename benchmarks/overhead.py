@@ -24,7 +24,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from dps.monitor.loops import FORMS, LOCAL
+from benchmarks.scaling_plot import pyplot_for_files, save_picture, size_text
+from dps.monitor.loops import FORMS, LOCAL, loops_through
 from dps.monitor.rounds import rotated
 
 ELEMENTS = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
@@ -53,10 +54,10 @@ class Model:
         for _ in range(self._products):
             np.matmul(self._left, self._right, out=self._product)
 
-    def gradient(self, values: Any, out: Any = None) -> Any:
-        """Float32, of the shape of `values`; `out`, where given, is filled."""
+    def gradients(self, params: Mapping[str, Any], out: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Float32, of the shape of the values "w"; `out`, where given, is filled."""
         self.compute()
-        return np.multiply(values, RATE, out=out)
+        return {"w": np.multiply(params["w"], RATE, out=None if out is None else out["w"])}
 
 
 def products_for(milliseconds: float) -> int:
@@ -73,42 +74,14 @@ def products_for(milliseconds: float) -> int:
 
 def forms(model: Model, session: Any) -> dict[str, Steps]:
     """Loops by their names: so many steps alone, and through a session in each form."""
-    first, shared = session.pull(), session.gradients()
     own, gradient = model.values.copy(), np.empty_like(model.values)
 
     def local(steps: int) -> None:
         for _ in range(steps):
-            np.multiply(model.gradient(own, gradient), RATE, out=gradient)
+            np.multiply(model.gradients({"w": own}, {"w": gradient})["w"], RATE, out=gradient)
             np.subtract(own, gradient, out=own)
 
-    def step(steps: int) -> None:
-        values = first["w"]
-        for _ in range(steps):
-            values = session.step({"w": model.gradient(values)})["w"]
-
-    def pull_and_push(steps: int) -> None:
-        for _ in range(steps):
-            session.push({"w": model.gradient(session.pull()["w"])})
-
-    def in_place(steps: int) -> None:
-        with session.view() as values:
-            model.gradient(values["w"], shared["w"])
-        for _ in range(steps - 1):
-            with session.step_in_place(shared) as values:
-                model.gradient(values["w"], shared["w"])
-        session.push(shared)
-
-    def overlapped(steps: int) -> None:
-        values, push = session.prefetch(), None
-        for _ in range(steps):
-            push = session.push_async({"w": model.gradient(next(values)["w"])})
-        values.close()
-        if push is not None:
-            push.result()
-
-    return {
-        LOCAL: local, "step": step, "pull and push": pull_and_push, "in place": in_place, "overlapped": overlapped,
-    }  # fmt: skip
+    return {LOCAL: local, **loops_through(session, model)}
 
 
 def measure(server: Any, elements: int, milliseconds: float, rounds: int) -> list[dict[str, float]]:
@@ -148,20 +121,9 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"{size_text(row['nbytes']):>9} {row['local_ms']:>7.2f} ms {added}"
 
 
-def size_text(nbytes: int) -> str:
-    return f"{nbytes / 1e6:g} MB" if nbytes >= 1e6 else f"{nbytes / 1e3:g} KB"
-
-
 def draw(found: Mapping[str, Any], path: Path) -> None:
     """Write the picture (svg or png by its name). ImportError names matplotlib where it is missing."""
-    import matplotlib
-
-    from benchmarks.scaling_plot import save_picture
-
-    matplotlib.use("agg")
-    matplotlib.rcParams["svg.hashsalt"] = "dps"  # the same figures give the same file
-    from matplotlib import pyplot
-
+    pyplot = pyplot_for_files()
     rows, shown = found["results"], ("step", "in place", "overlapped")
     figure, axes = pyplot.subplots(1, len(shown), figsize=(3.6 * len(shown), 3.4), sharey=True)
     for axis, form in zip(axes, shown, strict=True):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.links import MOST
-from benchmarks.scaling_plot import save_picture
+from benchmarks.scaling_plot import pyplot_for_files, save_picture
 
 STYLES = {"dps": {"linestyle": "-", "marker": "o"}, "torch": {"linestyle": ":", "marker": "x"}}
 NAMES = {"dps": "dps", "torch": "torch RPC"}
@@ -14,12 +14,7 @@ NAMES = {"dps": "dps", "torch": "torch RPC"}
 
 def draw(found: dict[str, Any], path: Path) -> None:
     """Write the picture (svg or png by its name). ImportError names matplotlib where it is missing."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    matplotlib.rcParams["svg.hashsalt"] = "dps"  # the same figures give the same file
-    from matplotlib import pyplot
-
+    pyplot = pyplot_for_files()
     rows = found["results"]
     panels = list(dict.fromkeys((row["work"], row["update"]) for row in rows))
     figure, axes = pyplot.subplots(1, len(panels), figsize=(3.6 * len(panels), 3.8), squeeze=False)

@@ -10,8 +10,8 @@ from xml.sax.saxutils import quoteattr
 Row = dict[str, Any]
 
 PANELS: dict[str, tuple[str, str, Callable[[Row], float], Callable[[Row], str]]] = {
-    "workers": ("workers (processes)", "pushes/s, all workers", lambda r: r["per_s"], lambda r: _bytes(r["nbytes"])),
-    "ps": ("ps (processes)", "pushes/s, 4 workers", lambda r: r["per_s"], lambda r: _bytes(r["nbytes"])),
+    "workers": ("workers (processes)", "pushes/s, all workers", lambda r: r["per_s"], lambda r: size_text(r["nbytes"])),
+    "ps": ("ps (processes)", "pushes/s, 4 workers", lambda r: r["per_s"], lambda r: size_text(r["nbytes"])),
     "variables": ("variables (25.6 MB together)", "milliseconds", lambda r: r["p50_us"] / 1e3, lambda r: _work(r)),
     "check": (
         "workers (processes of one machine)",
@@ -23,7 +23,7 @@ PANELS: dict[str, tuple[str, str, Callable[[Row], float], Callable[[Row], str]]]
         "workers (machines)",
         "pushes/s, all workers",
         lambda r: r["per_s"],
-        lambda r: f"{_bytes(r['nbytes'])}, {r['ps']} ps",
+        lambda r: f"{size_text(r['nbytes'])}, {r['ps']} ps",
     ),
     "rows": ("rows of the table", "million rows/s", lambda r: r["rows_per_s"] / 1e6, lambda r: _work(r)),
 }
@@ -32,12 +32,7 @@ PANELS: dict[str, tuple[str, str, Callable[[Row], float], Callable[[Row], str]]]
 
 def draw(found: dict[str, Any], path: Path) -> None:
     """Write the picture (svg or png by its name). ImportError names matplotlib where it is missing."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    matplotlib.rcParams["svg.hashsalt"] = "dps"  # the same figures give the same file
-    from matplotlib import pyplot
-
+    pyplot = pyplot_for_files()
     there = [sweep for sweep in PANELS if any(row["sweep"] == sweep for row in found["results"])]
     if not there:
         return
@@ -49,6 +44,17 @@ def draw(found: dict[str, Any], path: Path) -> None:
     figure.suptitle(f"{machine['cores']} cores, {about}", fontsize=9)
     axes_of = ", ".join(PANELS[sweep][0] for sweep in there)
     save_picture(figure, path, f"Plots against {axes_of}: {machine['cores']} cores, {about}")
+
+
+def pyplot_for_files() -> Any:
+    """matplotlib's pyplot, which opens no window. ImportError names matplotlib where it is missing."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    matplotlib.rcParams["svg.hashsalt"] = "dps"  # the same figures give the same file
+    from matplotlib import pyplot
+
+    return pyplot
 
 
 def save_picture(figure: Any, path: Path, text: str) -> None:
@@ -82,7 +88,7 @@ def _panel(axis: Any, sweep: str, rows: list[Row]) -> None:
     axis.legend(fontsize=7)
 
 
-def _bytes(nbytes: int) -> str:
+def size_text(nbytes: int) -> str:
     return f"{nbytes / 1e6:.1f} MB" if nbytes >= 1e6 else f"{nbytes / 1e3:.0f} KB"
 
 

@@ -121,14 +121,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 def draw(found: dict[str, Any], path: Path) -> None:
     """Write the picture: accuracy over time, for each system the round whose time is the median."""
-    import matplotlib
+    from benchmarks.scaling_plot import pyplot_for_files, save_picture
 
-    matplotlib.use("agg")
-    matplotlib.rcParams["svg.hashsalt"] = "dps"  # the same figures give the same file
-    from matplotlib import pyplot
-
-    from benchmarks.scaling_plot import save_picture
-
+    pyplot = pyplot_for_files()
     figure, axis = pyplot.subplots(figsize=(7.2, 3.8))
     for row in sorted(found["results"], key=lambda row: float(row["median_s"])):
         middle = sorted(range(len(row["seconds"])), key=row["seconds"].__getitem__)[len(row["seconds"]) // 2]

@@ -74,20 +74,20 @@ class ViewBlock(Held, AbstractContextManager[Any]):
 
     def __enter__(self) -> Any:
         if self._began:
-            raise self._entered()
-        self._began, training = True, self._training
+            raise RuntimeError(
+                f"{self._training.task}: a block of view() or step_in_place() was entered a second time; "
+                "write for each: with session.view() as values"
+            )
+        self._began = True
         try:
-            return training.reports.saw(training.turns.run("view", training.take, self, None))
+            return self._training.reports.saw(self._take())
         except BaseException:
             self.__exit__()
             raise
 
-    def _entered(self) -> RuntimeError:
-        """The error for a block that is entered again."""
-        return RuntimeError(
-            f"{self._training.task}: a block of view() or step_in_place() was entered a second time; "
-            "write for each: with session.view() as values"
-        )
+    def _take(self) -> Any:
+        """Take the values of the block."""
+        return self._training.turns.run("view", self._training.take, self, None)
 
     def __exit__(self, *about: object) -> None:
         if self._is_silent:
@@ -118,16 +118,9 @@ class StepBlock(ViewBlock):
     def __init__(self, training: PsTraining, grads: Any, loss: Any, timeout: float | None) -> None:
         self._training, self._given = training, (grads, loss, timeout)
 
-    def __enter__(self) -> Any:
-        if self._began:
-            raise self._entered()
-        self._began, training = True, self._training
-        try:
-            values = training.turns.run("step_in_place", training.step_held, self, *self._given)
-            return training.reports.saw(values)
-        except BaseException:
-            self.__exit__()
-            raise
+    def _take(self) -> Any:
+        """Make the step, and take the values after it."""
+        return self._training.turns.run("step_in_place", self._training.step_held, self, *self._given)
 
     def __del__(self) -> None:
         if not self._began:
@@ -155,7 +148,7 @@ class PsTraining:
         """As Session.push."""
         gradients = self._gradients(grads, loss)
         made = self._at_once.push(gradients, loss)
-        if made is None or isinstance(made, PushOp):
+        if not isinstance(made, tuple):
             return self._pushes.finish(made or self._pushes.start(gradients, loss, timeout), timeout)
         self.reports.report_push(made[0], loss)
         return made[0]
@@ -180,7 +173,7 @@ class PsTraining:
         """As Session.step, but the values stay where they are until `held` is released. None: they are a copy."""
         gradients = self._gradients(grads, loss)
         made = self._at_once.push(gradients, loss, True, None if held is None else held.keep)
-        if made is None or isinstance(made, PushOp):
+        if not isinstance(made, tuple):
             return self._push_and_pull(made, gradients, loss, timeout, held)
         result, values, holds = made
         peers = self._connection.peers

@@ -9,7 +9,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -59,40 +60,47 @@ class MeasuredLoop:
 
     def calls(self, session: Session) -> dict[str, Callable[[], object]]:
         """Training through a session, by the names of `FORMS`."""
-        computing, params = Computing(self.batches), session.pull()
-        return {
-            "step": lambda: self._step(session, computing, params),
-            "pull and push": lambda: self._pull_and_push(session, computing),
-            "in place": lambda: self._in_place(session, computing),
-            "overlapped": lambda: self._overlapped(session, computing),
-        }
+        loops = loops_through(session, Computing(self.batches))
+        return {form: partial(loop, self.steps) for form, loop in loops.items()}
 
-    def _step(self, session: Session, computing: Computing, params: Params) -> None:
-        for _ in range(self.steps):
+
+class Computes(Protocol):
+    """What a step computes."""
+
+    def gradients(self, params: Params, out: dict[str, Array] | None = None) -> dict[str, Array]:
+        """Gradients by the names of the variables; `out`, where given, is filled."""
+
+
+def loops_through(session: Session, computing: Computes) -> dict[str, Callable[[int], None]]:
+    """Loops through a session that make so many steps, by the names of `FORMS`."""
+    first, grads = session.pull(), session.gradients()
+
+    def step(steps: int) -> None:
+        params = first
+        for _ in range(steps):
             params = session.step(computing.gradients(params))
 
-    def _pull_and_push(self, session: Session, computing: Computing) -> None:
-        for _ in range(self.steps):
+    def pull_and_push(steps: int) -> None:
+        for _ in range(steps):
             session.push(computing.gradients(session.pull()))
 
-    def _in_place(self, session: Session, computing: Computing) -> None:
-        grads = session.gradients()
+    def in_place(steps: int) -> None:
         with session.view() as params:
             computing.gradients(params, out=grads)
-        for _ in range(self.steps - 1):
+        for _ in range(steps - 1):
             with session.step_in_place(grads) as params:
                 computing.gradients(params, out=grads)
         session.push(grads)
 
-    def _overlapped(self, session: Session, computing: Computing) -> None:
-        values = session.prefetch()
-        push = None
-        for _ in range(self.steps):
-            params = next(values)
-            push = session.push_async(computing.gradients(params))
+    def overlapped(steps: int) -> None:
+        values, push = session.prefetch(), None
+        for _ in range(steps):
+            push = session.push_async(computing.gradients(next(values)))
         values.close()  # type: ignore[attr-defined]  # a generator: the pull that is on its way is dropped
         if push is not None:
             push.result()
+
+    return dict(zip(FORMS, (step, pull_and_push, in_place, overlapped), strict=True))
 
 
 class Computing:
