@@ -110,7 +110,8 @@ class ProcessTasks:
             while True:
                 report = read_value(reports)
                 if "progress" in report:
-                    run.pushed(report["progress"])
+                    for row, ago_s in zip(report["progress"], report["ago_s"], strict=True):
+                        run.pushed(row, ago_s)
                 elif "opened" in report:
                     run.opened(report["opened"])
                 else:

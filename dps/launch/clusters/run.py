@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from dps.calls.failures import Failure
@@ -33,6 +35,7 @@ def worker_names(tasks: Iterable[int]) -> str:
     return ", ".join(f"worker:{task}" for task in sorted(tasks))
 
 
+_at = itemgetter("at")
 RUNNING, DONE, FAILED, STOPPED = "running", "done", "failed", "stopped"
 GRACE_S = 5.0
 """How long `stop` gives the workers to end by themselves."""
@@ -62,7 +65,8 @@ class RunWorkers(Protocol):
 class LocalRun:
     """A function running on every worker of a `dps.LocalCluster`, as `LocalCluster.run` returns it.
 
-    `history` grows while it runs: one row for each push of each worker, with `at`, the seconds since the run began. Its
+    `history` grows while it runs: one row for each push of each worker, with `at`, the seconds since the run began, in
+    the order of `at`. Processes send their rows every 50 ms, so the last ones of a killed worker may be missing. Its
     repr shows each worker's state, the step and the chief's address.
 
     Example:
@@ -258,10 +262,11 @@ class LocalRun:
                 f"{session['step']}; local.run(..., fresh=True) begins anew"
             )
 
-    def pushed(self, row: dict[str, Any]) -> None:
-        """Note that a worker has pushed."""
+    def pushed(self, row: dict[str, Any], ago_s: float = 0.0) -> None:
+        """Note that a worker has pushed, so many seconds ago."""
         with self._changing:  # the reports of each worker arrive on a separate thread
-            self.history.append({"at": runtime().now() - self._began, **row})
+            found = {"at": runtime().now() - self._began - ago_s, **row}
+            insort(self.history, found, key=_at)
             self.standing.pushed(row)
         if self._untold:
             self._report_failures(0.0)

@@ -7,6 +7,8 @@ import os
 import struct
 import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -64,6 +66,49 @@ def _read_bytes(fd: int, n: int) -> bytes:
     return bytes(parts)
 
 
+TOGETHER_S = 0.05
+"""For so long rows of progress are collected before they are sent."""
+MOST_ROWS = 10_000
+"""As many rows are sent at once, by the thread that has made the last one."""
+
+
+class Reports:
+    """Sends a worker's reports through a pipe. Rows of progress are sent together: each message wakes the process that
+    reads it, and takes the time of half a small push."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd, self._rows = fd, deque[tuple[float, dict[str, Any]]]()
+        self._sending, self._has_rows = threading.Lock(), threading.Event()
+        threading.Thread(target=self._send_rows, name="dps reports progress", daemon=True).start()
+
+    def add_row(self, row: dict[str, Any]) -> None:
+        """Send a row of progress soon. Blocks only while the pipe is full and many rows wait."""
+        self._rows.append((time.monotonic(), row))
+        if not self._has_rows.is_set():
+            self._has_rows.set()
+        if len(self._rows) >= MOST_ROWS:
+            self.send()
+
+    def send(self, *reports: dict[str, Any]) -> None:
+        """Send all rows, and then these reports. Blocks while the pipe is full."""
+        with self._sending:
+            rows, now = [self._rows.popleft() for _ in range(len(self._rows))], time.monotonic()
+            if rows:
+                write_value(self._fd, {"progress": [row for _, row in rows], "ago_s": [now - at for at, _ in rows]})
+            for report in reports:
+                write_value(self._fd, report)
+
+    def _send_rows(self) -> None:
+        while True:
+            self._has_rows.wait()
+            time.sleep(TOGETHER_S)
+            self._has_rows.clear()
+            try:
+                self.send()
+            except OSError:  # nobody reads, or the worker has ended
+                return
+
+
 def main() -> None:
     """Read the order from the pipe that DPS_RUN_FDS names, run it as this task, report progress and the result.
 
@@ -72,28 +117,21 @@ def main() -> None:
     orders, reports = map(int, os.environ["DPS_RUN_FDS"].split(","))
     order = read_value(orders)
     os.close(orders)
-    sending = threading.Lock()  # a user's threads may push, too
-
-    def report(what: dict[str, Any]) -> None:
-        with sending:
-            write_value(reports, what)
-
-    def pushed(row: dict[str, Any]) -> None:
-        report({"progress": row})
+    told = Reports(reports)
 
     def opened(session: dict[str, Any]) -> None:
-        report({"opened": session})
+        told.send({"opened": session})
 
-    telemetry.listen(pushed, opened)
+    telemetry.listen(told.add_row, opened)
     sys.path[:] = [*order["path"], *(p for p in sys.path if p not in order["path"])]
     try:
-        report({"result": _run_order(order)})
+        told.send({"result": _run_order(order)})
     except BaseException as error:
         failure = Failure(str(error)) if isinstance(error, _NotLoaded) else failure_of(error)
-        report({"failure": [failure.error, failure.trace, failure.place]})
+        told.send({"failure": [failure.error, failure.trace, failure.place]})
         sys.exit(error.exit_code if isinstance(error, DpsError) else 1)
     finally:
-        telemetry.forget(pushed, opened)
+        telemetry.forget(told.add_row, opened)
         os.close(reports)
 
 

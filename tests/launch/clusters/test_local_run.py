@@ -228,7 +228,7 @@ def test_a_worker_whose_reports_cannot_be_read_has_failed_and_holds_up_nobody() 
 
     run, _ = run_of(1)
     (orders_out, orders), (reports, reports_in) = os.pipe(), os.pipe()
-    write_value(reports_in, {"progress": {"step": 1}})
+    write_value(reports_in, {"progress": [{"step": 1}], "ago_s": [0.0]})
     os.close(reports_in)
     ProcessTasks._read_reports(object.__new__(ProcessTasks), Gone(), 0, {}, orders, reports, run)  # type: ignore[arg-type]
     os.close(orders_out)
@@ -241,3 +241,16 @@ def test_a_launcher_without_a_descriptor_left_goes_on_when_a_worker_ends(monkeyp
 
     monkeypatch.setattr(leaving, "Caller", refuse)
     leaving.report_end("127.0.0.1:2220", 0, "ended with exit code 1", 1)
+
+
+def test_rows_that_came_late_stand_where_they_belong_in_the_history() -> None:
+    run, _ = run_of(2)
+    run.pushed(row(2, 0.5), 0.1)
+    run.pushed(row(1, 0.5, worker=1), 0.3)
+    run.pushed(row(3, 0.5), 0.0)
+    assert [(found["step"], found["worker"]) for found in run.history] == [
+        (1, "worker:1"),
+        (2, "worker:0"),
+        (3, "worker:0"),
+    ]
+    assert 0.15 < run.history[1]["at"] - run.history[0]["at"] < 1.0

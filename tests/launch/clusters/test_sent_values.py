@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import os
+import threading
 from typing import Any
 
 import ml_dtypes
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from dps.launch.clusters.worker import as_number, read_value, write_value
+from dps.launch.clusters.worker import Reports, as_number, read_value, write_value
 from dps.variables import items
 
 plain = st.recursive(
@@ -87,3 +88,48 @@ def test_values_follow_one_another_through_a_pipe_until_it_is_closed() -> None:
     with pytest.raises(EOFError):
         read_value(out)
     os.close(out)
+
+
+def test_rows_of_progress_travel_together_and_before_what_is_sent_after_them() -> None:
+    """Each message wakes the process that reads it: a row of its own for each push took a quarter of a small step."""
+    out, into = os.pipe()
+    told = Reports(into)
+    for number in range(300):
+        told.add_row({"step": number})
+    told.send({"result": "done"})
+    told.add_row({"step": 300})  # the thread sends it
+    heard = [read_value(out)]
+    while "result" not in heard[-1]:
+        heard.append(read_value(out))
+    rows = [row for report in heard[:-1] for row in report["progress"]]
+    assert rows == [{"step": number} for number in range(300)] and len(heard) < 30
+    last = read_value(out)
+    assert last["progress"] == [{"step": 300}] and 0 <= last["ago_s"][0] < 5
+    os.close(out)
+    told.add_row({"step": 301})  # nobody reads: the thread ends
+    os.close(into)
+
+
+def test_rows_of_several_threads_are_all_sent_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dps.launch.clusters.worker.TOGETHER_S", 0.0005)
+    out, into = os.pipe()
+    told, heard = Reports(into), list[int]()
+
+    def read() -> None:
+        while "result" not in (report := read_value(out)):
+            heard.extend(row["step"] for row in report["progress"])
+
+    def push(first: int) -> None:
+        for number in range(first, first + 2000):
+            told.add_row({"step": number})
+
+    threads = [threading.Thread(target=push, args=(2000 * n,)) for n in range(4)]
+    reader = threading.Thread(target=read)
+    for thread in (reader, *threads):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    told.send({"result": None})
+    reader.join()
+    assert sorted(heard) == list(range(8000))
+    assert all(sorted(own) == own for n in range(4) if (own := [h for h in heard if h // 2000 == n]))
