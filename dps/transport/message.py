@@ -81,8 +81,7 @@ class Form(NamedTuple):
     usual: tuple[type | None, ...]
     """The usual classes of the fields, to be checked by one comparison."""
     plain: struct.Struct | None
-    """The wire format of integers: `begin`, then request, incarnation, the integers. None for classes whose messages
-    are never that."""
+    """The wire format of the request number and the integers. None for classes whose messages are never that."""
     numbers: Callable[[Any], tuple[int, ...] | None]
     """A message as integers: its fields, or its `compact` form; None if it has none."""
     made: Callable[..., Message]
@@ -99,9 +98,8 @@ def _no_plain(*numbers: Any) -> bytes:
 
 FORMS: dict[int, Form] = {}
 """All message classes, by number."""
-PLAIN_FORMS: dict[bytes, tuple[Callable[[bytes], tuple[Any, ...]], int, Callable[..., Message]]] = {}
-"""How a plain header that begins so is read: a function that unpacks it, where the names in it begin, and
-`Form.made`."""
+PLAIN_FORMS: dict[bytes, Form] = {}
+"""The forms that have plain headers, by `begin`."""
 
 
 @dataclass_transform(frozen_default=True)
@@ -138,14 +136,14 @@ class Message:
         if hasattr(cls, "compact"):
             numbers, made = cls.compact, cls.expanded  # type: ignore[attr-defined]
             count = made.__func__.__code__.co_argcount - 1
-        plain = None if count < 0 else struct.Struct(f"<{BEGIN_NBYTES}s{2 + count}q")
+        plain = None if count < 0 else struct.Struct(f"<{1 + count}q")
         begin = bytes([PLAIN, VERSION, kind])
         cls.form_of = FORMS[kind] = Form(
             cls, kind, names, types, "arrays" in fields, values, usual, plain, numbers, made, begin,
             _no_plain if plain is None else plain.pack,
         )  # fmt: skip
         if plain is not None:
-            PLAIN_FORMS[begin] = plain.unpack_from, plain.size, made
+            PLAIN_FORMS[begin] = cls.form_of
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in self._fields)})"

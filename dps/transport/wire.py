@@ -2,9 +2,10 @@
 
 The header is a msgpack list: protocol version, kind of message, request number, sender, its incarnation, the target
 actor, the message's fields, and dtype and shape of each array. The field `arrays`, if a message class has it, is sent
-as frames. A message that a few integers describe has a plain header (see `Message`): a first byte that no list has,
-version, kind, request, incarnation and the integers, 8 bytes each, then actor and sender, with a 0 between them. All
-input is checked before it is used: kinds, field types, dtypes, shapes, byte counts.
+as frames. A message that a few integers describe has a plain header (see `Message`). Its head is the same for all
+messages of this kind that a sender sends to an actor: a first byte that no list has, version, kind, how many bytes the
+names have, the incarnation, then actor and sender, with a 0 between them. The request number and the integers follow, 8
+bytes each. All input is checked before it is used: kinds, field types, dtypes, shapes, byte counts.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import functools
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
@@ -76,7 +77,7 @@ def encode_plain(
 ) -> bytes:  # fmt: skip
     """The plain header of the message `form.made(*numbers)`, which need not be made; b"" if there is none."""
     try:
-        return form.pack(form.begin, request, incarnation, *numbers) + _names(actor, sender)
+        return plain_head(form.begin, actor, sender, incarnation) + form.pack(request, *numbers)
     except (struct.error, TypeError, ValueError):  # a number of more than 8 bytes, or a name that is too long
         return b""
 
@@ -84,39 +85,60 @@ def encode_plain(
 _pack = msgpack.Packer().pack
 
 PLAIN_BYTE, _VERSION = bytes([PLAIN]), bytes([VERSION])
-_NAMES_NBYTES = 256
+_HEAD = struct.Struct(f"<{BEGIN_NBYTES}sBq")
+HEAD_NBYTES = _HEAD.size
+"""Bytes of a head without its names, whose length is the byte `header[NAMES_AT]`."""
+NAMES_AT = BEGIN_NBYTES
+
+
+class Head(NamedTuple):
+    """The head of plain headers, and how the rest of them is read."""
+
+    nbytes: int
+    """Bytes of the whole header."""
+    unpack: Callable[[bytes, int], tuple[int, ...]]
+    """Unpacks the request number and the integers, which follow the head."""
+    form: Form
+    actor: str
+    sender: str
+    incarnation: int
 
 
 @functools.lru_cache(256)
-def _names(actor: str, sender: str) -> bytes:
+def plain_head(begin: bytes, actor: str, sender: str, incarnation: int) -> bytes:
+    """The head of plain headers. Raises ValueError for names that it cannot hold, and struct.error for an incarnation
+    of more than 8 bytes."""
     names = f"{actor}\0{sender}".encode()
-    if _named(names) != (actor, sender):
+    if "\0" in actor or len(names) > 255:
         raise ValueError("names that a plain header cannot hold")
-    return names
+    return _HEAD.pack(begin, len(names), incarnation) + names
 
 
-@functools.lru_cache(256)
-def _named(names: bytes) -> tuple[str, str]:
-    """Actor and sender. Raises ValueError for invalid names."""
-    actor, between, sender = names.decode().partition("\0")
-    if not between or len(names) > _NAMES_NBYTES:
+@functools.lru_cache(1024)
+def read_head(head: bytes) -> Head:
+    """What a head says. Raises KeyError for a kind that is not plain, and ValueError or struct.error for a malformed
+    one."""
+    form, (_, _, incarnation) = PLAIN_FORMS[head[:BEGIN_NBYTES]], _HEAD.unpack_from(head)
+    actor, between, sender = head[HEAD_NBYTES:].decode().partition("\0")
+    if not between:
         raise ValueError("actor and sender must be text with a 0 between them")
-    return actor, sender
+    assert form.plain is not None, "PLAIN_FORMS has plain ones alone"
+    return Head(len(head) + form.plain.size, form.plain.unpack_from, form, actor, sender, incarnation)
 
 
 def decode_plain(header: bytes, frames: Sequence[Buffer]) -> Envelope:
     """The envelope in a plain header. Raises ProtocolError for malformed input."""
     try:
-        unpack, names_at, made = PLAIN_FORMS[header[:BEGIN_NBYTES]]
-        if len(header) > names_at + _NAMES_NBYTES:  # before any of it is copied
-            raise ValueError(f"{len(header)} bytes are more than it can have")
-        _, request, incarnation, *numbers = unpack(header)
-        actor, sender = _named(header[names_at:])
-    except (KeyError, struct.error, ValueError) as error:
+        head = header[: HEAD_NBYTES + header[NAMES_AT]]
+        nbytes, unpack, form, actor, sender, incarnation = read_head(head)
+        if len(header) != nbytes:
+            raise ValueError(f"got {len(header)} bytes, wanted {nbytes}")
+        request, *numbers = unpack(header, len(head))
+    except (IndexError, KeyError, struct.error, ValueError) as error:
         raise ProtocolError(_wrong_plain(header, error)) from None
     if frames:
-        raise ProtocolError(f"{FORMS[header[2]].cls.__name__} carries no arrays, got {len(frames)}")
-    return _envelope((made(*numbers), actor, request, sender, incarnation))
+        raise ProtocolError(f"{form.cls.__name__} carries no arrays, got {len(frames)}")
+    return _envelope((form.made(*numbers), actor, request, sender, incarnation))
 
 
 def _wrong_plain(header: bytes, error: Exception) -> str:

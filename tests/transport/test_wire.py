@@ -265,7 +265,8 @@ PLAIN_CREDIT = encode(Envelope(Credit(3, 1 << 62), "ps", 7, "worker:0", 5))[0]
 
 
 def test_whole_numbers_travel_as_they_are() -> None:
-    assert struct.pack("<3B4q", 0xC0, 1, 25, 7, 5, 3, 1 << 62) + b"ps\0worker:0" == PLAIN_CREDIT
+    head = struct.pack("<4Bq", 0xC0, 1, 25, 11, 5) + b"ps\0worker:0"
+    assert head + struct.pack("<3q", 7, 3, 1 << 62) == PLAIN_CREDIT
     assert decode(PLAIN_CREDIT, []) == Envelope(Credit(3, 1 << 62), "ps", 7, "worker:0", 5)
     assert peek(PLAIN_CREDIT) == (7, "ps")
 
@@ -286,9 +287,10 @@ def test_what_does_not_fit_into_a_plain_message_travels_as_a_list(envelope: Enve
         (b"\xc0\x01\x0b" + PLAIN_CREDIT[3:], r"unknown message kind \[11\], or one that is not plain"),
         (b"\xc0\x01\xff" + PLAIN_CREDIT[3:], r"unknown message kind \[255\]"),
         (PLAIN_CREDIT[:30], "a plain Credit is cut off or wrong"),
-        (PLAIN_CREDIT[:35] + b"ps", "with a 0 between them"),
-        (PLAIN_CREDIT[:35] + b"ps\0\xff", "a plain Credit is cut off or wrong"),
-        (PLAIN_CREDIT + b"x" * 300, "bytes are more than it can have"),
+        (PLAIN_CREDIT[:3], "a plain Credit is cut off or wrong"),
+        (PLAIN_CREDIT.replace(b"ps\0", b"ps:"), "with a 0 between them"),
+        (PLAIN_CREDIT.replace(b"\0worker", b"\0\xfforker"), "a plain Credit is cut off or wrong"),
+        (PLAIN_CREDIT + b"x" * 300, "got 347 bytes, wanted 47"),
     ],
 )
 def test_a_malformed_plain_message_is_refused(header: bytes, why: str) -> None:
