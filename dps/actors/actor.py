@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from dps.actors.ref import Sender
 from dps.errors import DpsError, ProtocolError, Unavailable
-from dps.transport.message import Message
+from dps.transport.message import Form, Message
 
 if TYPE_CHECKING:
     from dps.actors.node import Node
+    from dps.actors.shortcuts import Integers
 
 
 class Actor:
@@ -55,3 +56,8 @@ class Actor:
                 raise ProtocolError(f"{self.name} got {kind.__name__}, which it does not handle; is its address right?")
             self._handlers = {**self._handlers, kind: handler}
         handler(message, sender)
+
+    def plain_handler(self, form: Form) -> Callable[[Sender, Integers], None]:
+        """What handles the messages of a form by their integers: `take_<MessageClass>` if there is one."""
+        own: Callable[[Sender, Integers], None] | None = getattr(self, f"take_{form.cls.__name__}", None)
+        return own or (lambda sender, integers: self.handle(form.made(*integers[1:]), sender))

@@ -9,7 +9,7 @@ the ticket's.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from dps.actors.answers import Waiting
@@ -111,6 +111,8 @@ class Tickets:
         """Of each connection without a ticket that was told to wait: since when, and how often."""
         self._claimed: dict[int, Peer] = {}
         """By each incarnation that a peer may claim."""
+        self.changed: Callable[[], object] = lambda: None
+        """Called when it has changed who may send what."""
         self.admit("own", [[digest(own), "", "", ()]])
         self.own = self.present(endpoint.address, digest(own))
         """This process itself."""
@@ -119,6 +121,7 @@ class Tickets:
 
     def present(self, route: Route, ticket: str) -> Peer:
         """Note that the process at a route has presented the ticket of this digest."""
+        self.changed()
         self._early.pop(route, None)
         peer = self._known.get(ticket)
         if peer is None:
@@ -176,6 +179,7 @@ class Tickets:
 
     def admit(self, group: str, entries: Iterable[Any]) -> None:
         """Admit these tickets, each [digest, name, role, incarnations], in place of those of the same group."""
+        self.changed()
         admitted = [entry for entry in entries if entry[0]]
         before, kept = self._groups.get(group, set()), {str(entry[0]) for entry in admitted}
         self._groups[group] = kept
@@ -252,6 +256,8 @@ class Authorization:
         self._senders: dict[Route, tuple[str, str]] = {}
         self.refused: dict[tuple[str, str], int] = {}
         """How many messages were refused, by role and host."""
+        self.changed: Callable[[], object] = lambda: None
+        """Called when a sender is known, or another one than before."""
 
     def identify_sender(self, route: Route, source: Any) -> tuple[str, str]:
         """The role of the sender of a message, and whose key it has; also of a datagram that follows others on this
@@ -259,7 +265,10 @@ class Authorization:
         if source is None:
             return self._senders.get(route, NOBODY)
         whose = user(source)
-        found = self._senders[route] = whose.partition(" ")[0], whose
+        found = whose.partition(" ")[0], whose
+        if self._senders.get(route) != found:
+            self.changed()
+            self._senders[route] = found
         if len(self._senders) > SENDERS_ROUTES:
             del self._senders[next(iter(self._senders))]
         return found

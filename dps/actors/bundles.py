@@ -5,13 +5,14 @@ Each message wakes the receiver, which takes longer than handling most messages.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from dps.actors.authorization import Tickets
 from dps.errors import ProtocolError
 from dps.transport.endpoint import Delivery, Endpoint, Route
+from dps.transport.message import Form
 from dps.transport.tuning import Tuning
-from dps.transport.wire import Array, Envelope, bundle, decode, encode, unbundle
+from dps.transport.wire import Array, Envelope, bundle, decode, encode, encode_plain, unbundle
 
 _Letter = tuple[bytes, tuple[Array, ...], Callable[[], None] | None]
 
@@ -54,6 +55,19 @@ class Outbox:
         self.flush()
         header, arrays = encode(envelope)
         self._endpoint.send(route, header, arrays)
+
+    def send_plain(
+        self, route: Route, form: Form, integers: Sequence[int], addressing: tuple[str, int, str, int]
+    ) -> None:  # fmt: skip
+        """As `send_message`, the message `form.made(*integers)`, which is not made if it has a plain header.
+        `addressing`: what follows the message in an envelope."""
+        if self.waiting:
+            self.flush()
+        header = encode_plain(form, integers, *addressing)
+        if header:
+            self._endpoint.send(route, header)
+        else:
+            self.send_message(route, Envelope(form.made(*integers), *addressing))
 
     def flush(self) -> None:
         """Send all queued messages."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,6 +16,7 @@ from dps.actors.failure_detector import FailureDetector
 from dps.actors.pausable_clock import PausableClock
 from dps.actors.ref import Ref, Sender, local_nodes
 from dps.actors.requests import Question, Requests
+from dps.actors.shortcuts import Integers, Shortcuts, made_sender
 from dps.errors import DeadlineExceeded, DpsError, NotAuthenticated, OutOfDescriptors, ProtocolError, Unavailable
 from dps.process.telemetry import log, stack
 from dps.transport.endpoint import (
@@ -29,8 +30,8 @@ from dps.transport.endpoint import (
     Runtime,
     TaskHandle,
 )
-from dps.transport.message import Message
-from dps.transport.wire import Envelope, peek
+from dps.transport.message import PLAIN, Form, Message
+from dps.transport.wire import HEAD_NBYTES, NAMES_AT, Envelope, peek, read_head
 
 if TYPE_CHECKING:
     from dps.actors.authorization import Authorization
@@ -51,6 +52,7 @@ class Hosted(Protocol):
     def back(self, address: str) -> None: ...
     def refused(self, address: str, error: DpsError) -> None: ...
     def handle(self, message: Message, sender: Sender) -> None: ...
+    def plain_handler(self, form: Form) -> Callable[[Sender, Integers], None]: ...
 
 
 class NodeTimer:
@@ -103,6 +105,10 @@ class Node:
             from dps.actors.authorization import Authorization
 
             self._authorization = Authorization(self.address)
+        self._shortcuts = Shortcuts()
+        for checked in (self.tickets, self._authorization):
+            if checked is not None:
+                checked.changed = self._shortcuts.clear
         self.actors: dict[str, Hosted] = {}
         self.refused_messages = 0
         self._time, self._tuning = PausableClock(runtime), runtime.tuning.nodes
@@ -211,10 +217,21 @@ class Node:
         else:
             self._outbox.send_message(sender.route, Envelope(message, "", sender.request, self.name))
 
+    def answer_plain(self, sender: Sender, form: Form, integers: Sequence[int]) -> None:
+        """`answer_now` with the message that these integers describe. It is not made where they can be sent."""
+        if sender.route == self.address:
+            self.answer(sender, form.made(*integers))
+        else:
+            self._outbox.send_plain(sender.route, form, integers, ("", sender.request, self.name, 0))
+
     def present(self, address: str, ticket: bytes | None = None) -> None:
         """Present this process's ticket, or the given one unless it is empty, on each connection to an address."""
         if ticket != b"" and address != self.address:
             self._endpoint.introduce(address, introduction(ticket or self.ticket, self._endpoint, self.name))
+
+    def forget_shortcuts(self) -> None:
+        """Look up the handler of each message again. Any thread may call it."""
+        self._shortcuts.clear()
 
     def flush(self) -> None:
         """Send all queued messages now, not at the end of the turn: this turn still has much work to do."""
@@ -272,14 +289,15 @@ class Node:
             self._endpoint.close()
 
     def _judges_at(self) -> float:
-        """When the next request is resent, or the next silent node counts as lost."""
-        return min(self._requests.next_at(), self._detector.next_at())
+        """When the next request may be resent, or the next silent node counts as lost."""
+        return min(self._requests.due_at, self._detector.next_at())
 
     def _run_turn(self, longest_s: float = 10.0) -> None:
-        judges, time, stood_still_s = self._judges_at(), self._time, self._time.stood_still_s
-        until = min(judges, self._timers[0].at) if self._timers else judges
+        judges, time, timers = self._judges_at(), self._time, self._timers
+        until = timers[0].at if timers and timers[0].at < judges else judges
+        stood_still_s = time.stood_still_s
         event = time.receive(self._endpoint, 0.0 if self._posted else longest_s, until)
-        now, wait_s = time.received_at, time.asked_s
+        now = time.received_at
         if time.stood_still_s > stood_still_s:
             self._detector.excuse_stop(now)
         if event is not None:
@@ -287,13 +305,14 @@ class Node:
         if judges <= now:  # the event may be the awaited one
             now, judges = self._read_waiting(now)
         took_s, self._turned_at = now - self._turned_at, now
-        if took_s - wait_s > self._tuning.held_up_s:
+        if took_s - time.asked_s > self._tuning.held_up_s:
             self._detector.excuse_delay(took_s, now)
         while self._posted and not self._stop_asked:
             self._call_guarded(self._posted.popleft())
-        if judges <= now or (self._timers and self._timers[0].at <= now):
+        if judges <= now or (timers and timers[0].at <= now):
             self._run_timers()
-        self._outbox.flush()
+        if self._outbox.waiting:
+            self._outbox.flush()
 
     def _read_waiting(self, now: float) -> tuple[float, float]:
         """Read waiting events before judging who is late: after a long turn, live nodes would else count as lost.
@@ -311,15 +330,28 @@ class Node:
         if event.__class__ is not Delivery:
             self._handle_connection(event)
             return
-        self._source = event.source
+        route, header, frames, source = event
+        self._source, head = source, b""
+        if source is None and not frames and len(header) > HEAD_NBYTES and header[0] == PLAIN:
+            head = header[: HEAD_NBYTES + header[NAMES_AT]]
+            shortcut = self._shortcuts.get((route, head))
+            if shortcut is not None and len(header) == shortcut[0]:
+                _, at, unpack, handler, who, self.asker, self.user, about = shortcut
+                integers = unpack(header, at)
+                sender = made_sender((route, integers[0], *who))
+                try:
+                    handler(sender, integers)
+                except Exception as raised:
+                    self._answer_error(raised, about, sender)
+                return
         if self._authorization is not None:
-            self.asker, self.user = self._authorization.identify_sender(event.route, event.source)
-        if len(event.header) > SHORT_NBYTES and (error := too_long(event, self.tickets)) is not None:
+            self.asker, self.user = self._authorization.identify_sender(route, source)
+        if len(header) > SHORT_NBYTES and (error := too_long(event, self.tickets)) is not None:
             self._refuse(event.route, event.header, error, ENOUGH)
             return
         for envelope in envelopes(event, self._refuse):
             if envelope.actor:
-                self._hand_over(event.route, envelope)
+                self._hand_over(route, envelope, head)
             elif envelope.message.__class__ is Present:
                 self.tickets.accept_presented(event.route, envelope.message, self.user)
             elif event.route.__class__ is str:  # an answer comes from where this node has connected to
@@ -363,7 +395,9 @@ class Node:
         for request, message in self._requests.resends_to(address):
             self._send(address, Envelope(message, request.to.actor, request.number, self.name))
 
-    def _hand_over(self, route: Route, envelope: Envelope) -> None:
+    def _hand_over(self, route: Route, envelope: Envelope, head: bytes) -> None:
+        """Check a message, and have its actor handle it. `head`: of its plain header, b"" if it has none, or one whose
+        sender has to be identified each time."""
         message, name, request, told, claim = envelope
         peer = self.tickets.by_route.get(route, STRANGER)
         authorization = self._authorization
@@ -383,6 +417,10 @@ class Node:
         elif actor is None:
             self.answer(sender, Unavailable(f"{self.name} hosts no {name!r}, only {sorted(self.actors)}"))
         else:
+            if head and not message.proven:
+                handler = actor.plain_handler(message.form_of)
+                asked = self.asker, self.user
+                self._shortcuts.remember(route, head, read_head(head), handler, sender, asked)
             self._handle(actor, message, sender)
 
     def handle(self, name: str, message: Message, sender: Sender) -> None:
@@ -392,17 +430,22 @@ class Node:
     def _handle(self, actor: Hosted, message: Message, sender: Sender) -> None:
         try:
             actor.handle(message, sender)
-        except OutOfDescriptors:
-            raise
-        except DpsError as error:
-            self.answer(sender, self.tickets.answer_to(error, sender.route, sender.peer, self._time.now()))
-        except (ValueError, TypeError) as error:
-            log.debug("%s: refused %s: %s", self.name, type(message).__name__, error, exc_info=True)
-            self.answer(sender, error)
         except Exception as error:
+            self._answer_error(error, (actor.name, type(message).__name__), sender)
+
+    def _answer_error(self, error: Exception, about: tuple[str, str], sender: Sender) -> None:
+        """Answer with an error of a handler. `about`: the names of the actor and of the message's class. Raises
+        OutOfDescriptors."""
+        if isinstance(error, OutOfDescriptors):
+            raise error
+        if isinstance(error, DpsError):
+            self.answer(sender, self.tickets.answer_to(error, sender.route, sender.peer, self._time.now()))
+        elif isinstance(error, ValueError | TypeError):
+            log.debug("%s: refused %s: %s", self.name, about[1], error, exc_info=True)
+            self.answer(sender, error)
+        else:
             text = stack()
-            about = self.name, actor.name, type(message).__name__, text
-            log.error("%s: an error inside dps, where %s handles %s; please report it\n%s", *about)
+            log.error("%s: an error inside dps, where %s handles %s; please report it\n%s", self.name, *about, text)
             self.answer(sender, Failed.of(error, self.name, text))
 
     def _refuse(self, route: Route, header: bytes, error: ProtocolError, strikes: int = 1) -> None:

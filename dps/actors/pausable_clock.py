@@ -11,6 +11,7 @@ import math
 
 from dps.transport.endpoint import Endpoint, Event, Runtime
 
+NEVER = math.inf
 SHARE = 0.4
 """A share of the silence that ends a connection. A wait that exceeds its timeout by more than this means that the
 process was stopped. Shorter stops count as time that has passed."""
@@ -35,13 +36,15 @@ class PausableClock:
         """Monotonic seconds, without those in which the process was stopped."""
         return self._now() - self.stood_still_s
 
-    def receive(self, endpoint: Endpoint, wait_s: float, until: float = math.inf) -> Event | None:
+    def receive(self, endpoint: Endpoint, wait_s: float, until: float = NEVER) -> Event | None:
         """Like `Endpoint.receive`, but waits no longer than `until`, on the clock of `now`. If the process was stopped
         meanwhile, none of the wait counts."""
         now = self._now
         began = now()
-        if until != math.inf:
-            wait_s = max(0.0, min(wait_s, until - (began - self.stood_still_s)))  # in this order it is rounded as `now`
+        if until != NEVER:
+            left_s = until - (began - self.stood_still_s)  # in this order it is rounded as `now`
+            if left_s < wait_s:
+                wait_s = left_s if left_s > 0.0 else 0.0
         event = endpoint.receive(wait_s)
         ended = now()
         took_s = ended - began

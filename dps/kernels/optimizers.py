@@ -75,6 +75,7 @@ class BoundOptimizer:
                 raise ValueError(f"got the slots {optimizer.slots}, wanted those that the rule takes: {passes.slots}")
             self._slots, self._kernel, self._kernel_of_rows = passes.slots, passes.dense, passes.rows
             self.fused = passes.fused
+        self._rate = optimizer.learning_rate
         self._scalars: tuple[tuple[float, int], list[Any]] = ((math.nan, 0), [])
 
     def ordered(self, slots: Mapping[str, Array]) -> list[Array | None]:
@@ -117,12 +118,13 @@ class BoundOptimizer:
 
     def _of(self, t: int, step: int, scale: float) -> list[Any]:
         """The scalars of an update, in the arrays' dtype; none where nothing changes."""
-        rate = self.optimizer.learning_rate
+        rate = self._rate
         lr = (rate if rate.__class__ is float else rate_at(rate, step)) * scale
-        key = (lr, t if self.counts else 0)
-        if key != self._scalars[0]:
-            self._scalars = key, _cast(self.optimizer.scalars(lr, t), self._number)
-        return self._scalars[1]
+        key, found = self._scalars
+        if key[0] != lr or (self.counts and key[1] != t):
+            found = _cast(self.optimizer.scalars(lr, t), self._number)
+            self._scalars = (lr, t), found
+        return found
 
 
 def _cast(scalars: Scalars, dtype: Any) -> list[Any]:

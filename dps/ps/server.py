@@ -27,6 +27,8 @@ from dps.messages.runs import (
 )
 from dps.messages.sessions import (
     CUT,
+    SHARED,
+    STEP_PS,
     WINDOW,
     CommitVersion,
     CountSteps,
@@ -49,13 +51,14 @@ from dps.messages.sessions import (
     ResumePushes,
     SettleVersion,
 )
-from dps.ps.intake.intake import Intake, IntakeState, Staged
+from dps.ps.intake.borrowed import Place, place_of
+from dps.ps.intake.intake import Intake, IntakeState, Staged, made_push, push_of
 from dps.ps.intake.ledger import Ledger
 from dps.ps.intake.receiving import receive
 from dps.ps.modes.asynchronous import AsyncMode, BoundedMode
 from dps.ps.modes.mode import Mode
 from dps.ps.modes.sync import SyncMode
-from dps.ps.modes.whole_pushes import TAKEN
+from dps.ps.modes.whole_pushes import TAKEN, Verdict
 from dps.ps.serving.saving import restore
 from dps.ps.shard import Shard
 from dps.ps.store.memory import check_device
@@ -66,12 +69,17 @@ from dps.transport.shared_memory import ASKED, ASKER, expected, marked, proof
 from dps.variables.plan import Plan, as_applied
 
 if TYPE_CHECKING:
+    from dps.actors.shortcuts import Integers
     from dps.ps.store.making import Making
 
 MODES: dict[type[Update], Callable[[Shard, Any], Mode]] = {
     Async: AsyncMode, Bounded: BoundedMode, SyncReplicas: SyncMode,
 }  # fmt: skip
 """How the ps work in each update mode (`on_ps`)."""
+
+
+NOT_WHOLE: tuple[int, Place] = -1, ()
+"""As bytes and place of a message that is not a whole gradient in the session's memory."""
 
 
 class PsActor(Actor):
@@ -344,15 +352,35 @@ class PsActor(Actor):
                 ledger.discard_push(number)
         self._grant_credit(shard)
 
+    def take_Push(self, sender: Sender, integers: Integers) -> None:
+        """A whole gradient in the session's memory, as `Push.expanded` names the integers."""
+        epoch, number, step, counter, nbytes, clock, lend, released = integers[1:9]
+        shard = self._shard(epoch)
+        ledger, pushes = shard.ledger(sender), shard.pushes
+        if released > ledger.released:
+            shard.reading.release_below(ledger, released)
+        push = made_push((ledger.task, ledger.incarnation, number, step, counter, clock, STEP_PS))
+        verdict = pushes.take_push(push, ledger, nbytes, (*integers[9:], 0), sender, lend != 0)
+        if verdict not in TAKEN:
+            self._take_other(shard, verdict, ledger, Push.expanded(*integers[1:]), sender)
+
     def on_Push(self, message: Push, sender: Sender) -> None:
         shard = self._shard(message.epoch)
-        ledger, number = shard.ledger(sender), message.number
+        ledger = shard.ledger(sender)
         if message.times:
             ledger.record_times(message.times)
-        if message.released:
-            shard.reading.release_below(sender.incarnation, message.released)
-        if (verdict := shard.pushes.take_push(message, ledger, sender)) in TAKEN:
-            return
+        if message.released > ledger.released:
+            shard.reading.release_below(ledger, message.released)
+        nbytes, place = NOT_WHOLE
+        if message.form == SHARED and not message.offsets:
+            nbytes, place = message.nbytes, place_of(message.parts)
+        verdict = shard.pushes.take_push(push_of(message, ledger), ledger, nbytes, place, sender, message.lend)
+        if verdict not in TAKEN:
+            self._take_other(shard, verdict, ledger, message, sender)
+
+    def _take_other(self, shard: Shard, verdict: Verdict, ledger: Ledger, message: Push, sender: Sender) -> None:
+        """Take a message of a push that is "again" or "unusual"."""
+        number = message.number
         shard.reading.lending.record_wish(sender.incarnation, sender.request, message.lend)
         if verdict == "again":
             shard.mode.answer_repeated(ledger, number, sender)

@@ -6,12 +6,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dps.messages.replies import Push
 from dps.messages.sessions import APPLIED
 from dps.tracing.ring import ARRIVES, LEAVES, Ring, TraceLane
 from dps.tracing.taps import Taps
+
+if TYPE_CHECKING:
+    from dps.actors.node import Node
 
 CALLS = ("pull", "push", "step", "lookup", "gradients", "averages", "save", "restore", "stats")
 REPLIES = ("pull_async", "push_async", "lookup_async")
@@ -113,9 +116,12 @@ class NodeCalls:
     """Has what a node's actors handle go through a trace: a slice for each message. On a ps there are slices for the
     updates of its shard, in which the flows of their pushes arrive."""
 
-    def __init__(self, ring: Ring, taps: Taps, actors: dict[str, Any], handled: Callable[[], None]) -> None:
+    def __init__(
+        self, ring: Ring, taps: Taps, node: Node, actors: dict[str, Any], handled: Callable[[], None]
+    ) -> None:  # fmt: skip
         """`actors`: those of the node that are traced. `handled` is called after each message."""
         self._ring, self._taps, self._handled = ring, taps, handled
+        self.forget_shortcuts = node.forget_shortcuts
         self.lane = ring.lane(NODE, NODE)
         self._ps: Any = None
         self._shard: Any = None
@@ -127,8 +133,10 @@ class NodeCalls:
                 self._ps = actor
                 self._follow_shard()
                 taps.tap(actor, "handle", self._through_ps)
+                taps.tap(actor, "take_Push", self._through_take_push)
             else:
                 taps.tap(actor, "handle", self._through)
+        self.forget_shortcuts()  # they lead to methods without taps
 
     @property
     def step(self) -> int:
@@ -137,15 +145,30 @@ class NodeCalls:
 
     def _through(self, handle: Callable[..., None]) -> Callable[..., None]:
         def handled(message: Any, sender: Any) -> None:
-            with self._ring.slice(self.lane, type(message).__name__) as about:
-                if sender.name:
-                    about["from"] = str(sender.name)[:80]
+            with self._slice(type(message).__name__, sender):
                 handle(message, sender)
-                for number in self._recorded:
-                    self._ring.note_flow(self.lane, ARRIVES, number)
-                self._recorded.clear()
 
         return handled
+
+    @contextmanager
+    def _slice(self, name: str, sender: Any) -> Iterator[None]:
+        """The slice of a message from this sender."""
+        with self._ring.slice(self.lane, name) as about:
+            if sender.name:
+                about["from"] = str(sender.name)[:80]
+            yield
+            for number in self._recorded:
+                self._ring.note_flow(self.lane, ARRIVES, number)
+            self._recorded.clear()
+
+    def _through_take_push(self, take_push: Callable[..., None]) -> Callable[..., None]:
+        def taken(sender: Any, integers: Any) -> None:
+            with self._slice("Push", sender):
+                take_push(sender, integers)
+            self._follow_shard()
+            self._handled()
+
+        return taken
 
     def _through_ps(self, handle: Callable[..., None]) -> Callable[..., None]:
         through = self._through(handle)

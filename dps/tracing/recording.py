@@ -58,7 +58,7 @@ class TaskTrace:
         """Sessions come on their threads, and the trace ends on any."""
         self._parts: list[Array] = []
         actors = {name: actor for name, actor in node.actors.items() if name not in (AGENT, OPERATORS)}
-        self._handled = NodeCalls(self.ring, self._taps, actors, self._check_step)
+        self._handled = NodeCalls(self.ring, self._taps, node, actors, self._check_step)
         hooks.append(self)
 
     @property
@@ -85,6 +85,7 @@ class TaskTrace:
                 self._last_step = self._handled.step
             self.ring.close()
             self._taps.end()
+            self._handled.forget_shortcuts()
             self._sessions = []
 
     def parts(self, name: str) -> list[Array]:

@@ -32,7 +32,7 @@ def dearest(least: dict[str, int], count: int = 25) -> str:
 
 def handled(ps: Any, call: Callable[[], Any], times: int = 40) -> Counter:
     """The bytecodes of the ps's node for the pushes that `call` makes, one each time."""
-    found = Counter(type(ps.node)._hand_over.__code__)
+    found = Counter(type(ps.node)._handle_event.__code__)
     for _ in range(3):
         call()
     ps.node.post(lambda: sys.settrace(found))

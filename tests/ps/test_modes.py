@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from dps.ps.shard import Shard
 from dps.training import update_modes as update
 from dps.training.update_modes import Async, Bounded, Update
 from dps.transport.current import runtime
+from dps.transport.message import Form
 from dps.variables.plan import VariableSpec, make_plan
 from tests.variables.models import SGD
 
@@ -64,6 +66,9 @@ class Desk:
 
     def answer_now(self, sender: Sender, message: Any) -> None:
         self.answer(sender, message)
+
+    def answer_plain(self, sender: Sender, form: Form, integers: Sequence[int]) -> None:
+        self.answer_now(sender, form.made(*integers))
 
     def post(self, call: Any) -> None:
         call()

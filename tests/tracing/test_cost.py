@@ -29,8 +29,8 @@ VARIES = (
 ON_THE_WAY = (
     "client/session.py::Session.push", "client/training.py::PsTraining.push",
     "client/training.py::PsTraining._gradients",
-    "actors/node.py::Node._hand_over", "actors/node.py::Node._handle", "actors/actor.py::Actor.handle",
-    "ps/server.py::PsActor.on_Push", "ps/store/store.py::Store.apply_update", "ps/shard.py::Shard.commit_push",
+    "actors/node.py::Node._handle_event", "ps/server.py::PsActor.take_Push",
+    "ps/store/store.py::Store.apply_update", "ps/shard.py::Shard.commit_push",
     "ps/store/draft.py::Draft.write", "ps/store/draft.py::Draft.publish",
 )  # fmt: skip
 """What a trace taps, what calls it, and what it calls. What else runs depends on what other pushes have left behind."""
@@ -75,7 +75,7 @@ class Counter:
 
 def counted(server: Any, ps: Any, push: Callable[[], Any]) -> tuple[Counter, Counter]:
     """The bytecodes of pushes: of `Session.push` on this thread, and of the ps's handling on the node's."""
-    own, other = Counter(dps.Session.push.__wrapped__.__code__), Counter(type(ps.node)._hand_over.__code__)
+    own, other = Counter(dps.Session.push.__wrapped__.__code__), Counter(type(ps.node)._handle_event.__code__)
     before = sys.gettrace()
     ps.node.post(lambda: sys.settrace(other))
     push()

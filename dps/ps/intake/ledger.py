@@ -36,6 +36,8 @@ class Ledger:
         """All numbers up to this one have results."""
         self.applied = 0
         """The number of those pushes that were applied and had a gradient; not counted in sync mode."""
+        self.released = 0
+        """The session reads nothing of its requests under lower numbers any more."""
         self.counted = 0
         """The number of those pushes that count here as steps, on a ps that is not the step ps."""
         self.received = self.sent = 0

@@ -11,7 +11,7 @@ from dps.errors import NOT_FINITE, ProtocolError
 from dps.kernels import compress as kernels
 from dps.kernels.compress import BLOCK, place_dtype
 from dps.messages.sessions import DENSE, PACKED, ROWS, VALUE, Push
-from dps.ps.intake.borrowed import Borrowed, writable
+from dps.ps.intake.borrowed import Borrowed, place_of, writable
 from dps.ps.intake.rowlists import checked, row_gradient
 from dps.ps.store.gradients import RowGradient, is_finite
 from dps.ps.store.table import KeyedTable
@@ -166,7 +166,7 @@ class Parts:
         if values is None:
             count = int(np.prod(shape))
             self.borrowed = True
-            return self._session.run(place, count * dtype.itemsize).view(dtype).reshape(shape)
+            return self._session.run(place_of(place), count * dtype.itemsize).view(dtype).reshape(shape)
         if values.dtype != dtype:
             raise ValueError(f"the {_what(how)} of {part.name} is {values.dtype}; the variable is {dtype}")
         if values.shape != shape:

@@ -7,7 +7,8 @@ from types import MappingProxyType
 
 from dps.errors import ProtocolError
 from dps.messages.sessions import EMPTY, PARTS, RUN, SHARED, Push
-from dps.ps.intake.intake import Intake, IntakeState, PushOf, Staged
+from dps.ps.intake.borrowed import place_of
+from dps.ps.intake.intake import Intake, IntakeState, PushOf, Staged, push_of
 from dps.ps.intake.ledger import Ledger
 from dps.ps.intake.parts import Parts
 from dps.ps.store.gradients import Gradient
@@ -30,8 +31,7 @@ def receive(
     ledger.check_reach(number)
     if form in (RUN, SHARED) and message.nbytes != layout.gradient_nbytes:
         raise ProtocolError(f"a dense push to this shard has {layout.gradient_nbytes} bytes, got {message.nbytes}")
-    of = ledger.task, ledger.incarnation, number
-    push = PushOf(*of, message.step, message.counter, message.clock, message.counted_by)
+    push = push_of(message, ledger)
     if form == RUN:
         intake = ledger.arriving.get(number)
         if intake is None:
@@ -42,7 +42,7 @@ def receive(
         del ledger.arriving[number]
         return intake if state is IntakeState.LOST else ledger.stage_push(intake.staged(), message.nbytes)
     if form == SHARED:
-        run = ledger.memory.flats(message.parts, layout)
+        run = ledger.memory.flats(place_of(message.parts), layout)
         gradient = Gradient(run, {}, borrowed=True, checked=not check)
         return ledger.stage_push(Staged(push, gradient), message.nbytes)
     if form == PARTS:

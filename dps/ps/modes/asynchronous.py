@@ -14,13 +14,13 @@ from dps.messages.runs import Members
 from dps.messages.sessions import (
     APPLIED,
     DROPPED,
+    NOTHING,
     REFUSED,
     STEP_PS,
     CountSteps,
     Decide,
     Exchange,
     Pull,
-    Push,
     Pushed,
     Report,
     Token,
@@ -112,11 +112,11 @@ class AsyncMode:
         raise AssertionError("one push makes an update")
 
     def step_of(self, pushes: list[KeptPush]) -> int:
-        push = pushes[0].push
+        push = pushes[0].about
         return self._step(push.step, push.counted_by)
 
     def commit_pushes(self, pushes: list[KeptPush], step: int, counter: int) -> None:
-        self._record_applied(pushes[0].row, pushes[0].push, step, False, counter)
+        self._record_applied(pushes[0].row, pushes[0].about, step, False, counter)
 
     def settle(self) -> None:
         """Does nothing: no call waits for a step."""
@@ -290,20 +290,19 @@ class AsyncMode:
             record = self._record_and_answer
         return self.shard.store.apply_update(gradient, step, scale, partial(record, *about))
 
-    def _record_applied(self, ledger: Ledger, push: Push | PushOf, step: int, credit: bool, counter: int) -> None:
+    def _record_applied(self, ledger: Ledger, push: PushOf, step: int, credit: bool, counter: int) -> None:
         """A push will be version `counter`."""
         shard, number = self.shard, push.number
         if push.counted_by == shard.ps and not shard.is_step_ps:
             self._counting.count_push(ledger, number)
         ledger.applied += 1
-        staleness = self._staleness(push.counter)
-        shard.commit_push(
-            ledger, Pushed(number, APPLIED, step, staleness, counter, "", credit=credit, settles=shard.settles)
-        )
-        pushes = ((ledger.task, ledger.incarnation, number),)
-        shard.node.runtime.record("applied", epoch=shard.epoch, counter=counter, step=step, pushes=pushes)
+        about = number, APPLIED, step, self._staleness(push.counter), counter, "", NOTHING, credit, shard.settles
+        shard.commit_push(ledger, Pushed(*about))
+        if (runtime := shard.node.runtime).simulated:
+            pushes = ((ledger.task, ledger.incarnation, number),)
+            runtime.record("applied", epoch=shard.epoch, counter=counter, step=step, pushes=pushes)
 
-    def _record_and_answer(self, ledger: Ledger, push: Push | PushOf, step: int, credit: bool, counter: int) -> None:
+    def _record_and_answer(self, ledger: Ledger, push: PushOf, step: int, credit: bool, counter: int) -> None:
         """Answer a large push before the pass that applies it, because its memory is not the session's. Later requests
         of the session are handled after the pass. If the ps is lost in between, it loses all that it has applied.
         """
@@ -404,7 +403,7 @@ class BoundedMode(AsyncMode):
 
     def commit_pushes(self, pushes: list[KeptPush], step: int, counter: int) -> None:
         super().commit_pushes(pushes, step, counter)
-        self._advance_clock(pushes[0].row, pushes[0].push.clock)
+        self._advance_clock(pushes[0].row, pushes[0].about.clock)
 
     def _advance_clock(self, ledger: Ledger, clock: int) -> None:
         """A push has its result. `clock`: as of the message."""

@@ -88,23 +88,23 @@ class SyncMode:
         return Gathering(push, self.shard.layout, self.shard.checks_finite)
 
     def begin_wait(self, push: KeptPush) -> None:
-        self._waits.begin_wait(push.incarnation, push.number)
+        self._waits.begin_wait(*push.about[1:3])
         if len(self._books.kept) == 1:
             self._long_waits.add_wait(partial(self._report_late, self._books.step))
 
     def step_of(self, pushes: list[KeptPush]) -> int:
         if len(pushes) > 1:
-            self._waits.end_waits([push[1:3] for push in pushes])
+            self._waits.end_waits([push.about[1:3] for push in pushes])
         return self._books.step + 1
 
     def commit_pushes(self, pushes: list[KeptPush], step: int, counter: int) -> None:
         assert self.quorum is not None
-        chosen = tuple([push[:3] for push in pushes])
+        chosen = tuple([push.about[:3] for push in pushes])
         self.quorum.record_step(chosen)
         self._books.step = step
         self._record_step(chosen, step, counter)
         for push in pushes:  # it may ask again
-            self._keep_granted(push.incarnation, push.row.results[push.number])
+            self._keep_granted(push.about.incarnation, push.row.results[push.about.number])
 
     def _report_late(self, step: int) -> None:
         """The step takes long: tell the sessions that wait for whom they wait."""

@@ -9,12 +9,14 @@ quorum, `stage_kept` hands it the kept pushes, so that the books are as if each 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from dps.actors.ref import Sender
-from dps.messages.sessions import SHARED, Push
+from dps.ps.intake.borrowed import Place
 from dps.ps.intake.intake import PushOf, Staged
 from dps.ps.intake.ledger import Ledger
 from dps.ps.modes.combine import combined_runs
@@ -31,11 +33,8 @@ TAKEN = ("apply", "keep")
 class KeptPush(NamedTuple):
     """A push that waits for the others of its update. They are summed in the order of task, incarnation, number."""
 
-    task: int
-    incarnation: int
-    number: int
+    about: PushOf
     row: Ledger
-    push: Push | PushOf
     run: list[Array]
     """The gradient of each arena; in the session's memory, unless the push is staged."""
     sender: Sender
@@ -43,6 +42,10 @@ class KeptPush(NamedTuple):
     """As of `ShardReads.answer_push`."""
     staged: Staged | None = None
     """The push, if it came in pieces. Then it was checked."""
+
+
+_order: Callable[[KeptPush], PushOf] = itemgetter(0)
+_kept_push = partial(tuple.__new__, KeptPush)
 
 
 @dataclass(slots=True)
@@ -87,16 +90,15 @@ class WholePushes:
         self._checks = shard.checks_finite
         self.books = Books(shard.layout.gradient_nbytes)
 
-    def take_push(self, push: Push, row: Ledger, sender: Sender) -> Verdict:
-        """Take a push in the session's memory, if it is admitted. Returns the verdict: after "again" and "unusual" the
-        caller goes on. Raises as `Borrowed.flats`; then nothing has changed."""
-        number, books = push.number, self.books
-        is_whole = push.form == SHARED and push.nbytes == books.nbytes and not push.offsets
-        verdict = admit_push(books, row, number, push.step, is_whole)
+    def take_push(self, push: PushOf, row: Ledger, nbytes: int, place: Place, sender: Sender, lend: bool) -> Verdict:
+        """Take a push of so many bytes at a place in the session's memory, if it is admitted. Returns the verdict:
+        after "again" and "unusual" the caller goes on. Raises as `Borrowed.flats`; then nothing has changed."""
+        books = self.books
+        verdict = admit_push(books, row, push[2], push[3], nbytes == books.nbytes)
         if verdict in TAKEN:
-            run = row.memory.flats(push.parts, self._layout)
-            row.received += books.nbytes
-            self._keep_or_apply(KeptPush(row.task, row.incarnation, number, row, push, run, sender, push.lend), verdict)
+            run = row.memory.flats(place, self._layout)
+            row.received += nbytes
+            self._keep_or_apply(_kept_push((push, row, run, sender, lend, None)), verdict)
         return verdict
 
     def accept_staged(self, staged: Staged, row: Ledger, sender: Sender) -> None:
@@ -106,7 +108,7 @@ class WholePushes:
             del row.staged[push.number]
             verdict = admit_push(self.books, row, push.number, push.step, True)
             if verdict in TAKEN:
-                self._keep_or_apply(KeptPush(*push[:3], row, push, gradient.flats(), sender, None, staged), verdict)
+                self._keep_or_apply(KeptPush(push, row, gradient.flats(), sender, None, staged), verdict)
                 return
             row.staged[push.number] = staged
         self.stage_kept()
@@ -121,10 +123,10 @@ class WholePushes:
     def _keep_or_apply(self, push: KeptPush, verdict: Verdict) -> None:
         if verdict == "keep":
             self.books.kept.append(push)
-            push.row.kept = push.number
+            push.row.kept = push.about.number
             self._shard.mode.begin_wait(push)
         elif self.books.kept:
-            self._apply(sorted([*self._end_keeping(), push]))
+            self._apply(sorted([*self._end_keeping(), push], key=_order))
         else:
             self._apply([push])
         self._shard.mode.settle()
@@ -147,17 +149,16 @@ class WholePushes:
         if self._shard.store.apply_update(update, step, 1.0, partial(mode.commit_pushes, pushes, step)):
             self._stage(pushes)
             return
-        answer = self._reading.answer_push
+        answer = self._reading.answer_applied
         for push in pushes:  # one by one: the first are at work again while the last are answered
-            answer(push.sender, push.row.results[push.number], push.lend, True)
+            answer(push.sender, push.row.results[push.about.number], push.lend)
         self._reading.answer_waiting()
 
     def _stage(self, pushes: list[KeptPush]) -> None:
         for kept in pushes:
-            push, staged = kept.push, kept.staged
+            about, staged = kept.about, kept.staged
             if staged is None:
-                self._reading.lending.record_wish(kept.incarnation, kept.sender.request, bool(kept.lend))
-                of = PushOf(*kept[:3], push.step, push.counter, push.clock, push.counted_by)
-                staged = Staged(of, Gradient(kept.run, {}, borrowed=True, checked=not self._checks))
+                self._reading.lending.record_wish(about.incarnation, kept.sender.request, bool(kept.lend))
+                staged = Staged(about, Gradient(kept.run, {}, borrowed=True, checked=not self._checks))
             kept.row.stage_push(staged, 0)
             self._shard.mode.accept_push(staged, kept.sender)

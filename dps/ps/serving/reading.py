@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Any
 from dps.actors.answers import Waiting
 from dps.actors.authorization import CountLimit
 from dps.actors.ref import Sender
-from dps.messages.sessions import NO_BASE, NO_CHECKSUM, REFUSED, NotNewer, Pull, Pushed, Release, SharedValues, Values
+from dps.messages.sessions import (
+    NO_BASE,
+    NO_CHECKSUM,
+    NOT_LENT,
+    REFUSED,
+    NotNewer,
+    Pull,
+    Pushed,
+    Release,
+    SharedValues,
+    Values,
+)
 from dps.ps.serving.buffer_wait import Wait
 from dps.ps.serving.lending import Lending
 from dps.ps.serving.long_waits import LongWaits
@@ -25,7 +36,11 @@ from dps.variables.packed import PackedLayout
 from dps.variables.plan import cut
 
 if TYPE_CHECKING:
+    from dps.ps.intake.ledger import Ledger
     from dps.ps.shard import Shard
+
+
+PUSHED = Pushed.form_of
 
 
 @dataclass
@@ -72,9 +87,9 @@ class ShardReads:
 
     def answer_pull(self, sender: Sender, pull: Pull) -> None:
         """Answer a pull now, or keep it until it may be answered."""
-        self._shard.ledger(sender)
-        if pull.released:
-            self.release_below(sender.incarnation, pull.released)
+        ledger = self._shard.ledger(sender)
+        if pull.released > ledger.released:
+            self.release_below(ledger, pull.released)
         key = sender.incarnation, sender.request
         if self._sending.is_on_its_way(sender):  # a slow answer is not sent twice
             return
@@ -109,9 +124,10 @@ class ShardReads:
         if not self._shard.ended:
             self.answer_waiting()
 
-    def release_below(self, incarnation: int, number: int) -> None:
+    def release_below(self, ledger: Ledger, number: int) -> None:
         """A session reads nothing under lower numbers any more."""
-        self._sending.buffers.sent += self.lending.give_back_below(incarnation, number) * self._shard.layout.nbytes
+        ledger.released, ended = number, self.lending.give_back_below(ledger.incarnation, number)
+        self._sending.buffers.sent += ended * self._shard.layout.nbytes
         if self._waiting:
             self._shard.node.post(self._answer_waiting)
 
@@ -206,21 +222,32 @@ class ShardReads:
             self._record_pull(sender, True, self._shard.layout.data_nbytes)
         return hold
 
-    def answer_push(self, sender: Sender, result: Pushed, lend: bool | None = None, now: bool = False) -> None:
-        """Tell a push's result, with the values where its sender wants them (`lend`; None: as it has said, maybe for an
-        answer that was told before) and they can be lent. `now`: before the end of this turn."""
-        hold = None
+    def answer_push(self, sender: Sender, result: Pushed) -> None:
+        """Tell a push's result at the end of this turn, with the values where its sender wants them, as it has said,
+        maybe for an answer that was told before, and they can be lent."""
+        self._shard.node.answer(sender, self._with_values(sender, result))
+
+    def _with_values(self, sender: Sender, result: Pushed) -> Pushed:
+        wanted = self.lending.is_wanted(sender.incarnation, sender.request)
+        if not wanted or result.status == REFUSED:
+            return result
+        hold = self.lending.lent(sender.incarnation, sender.request) or self.lend_version(sender)
+        return result if hold is None else changed(result, lent=[hold.counter, hold.step, hold.memories])
+
+    def answer_applied(self, sender: Sender, result: Pushed, lend: bool | None) -> None:
+        """Tell now that a push was applied. `lend`: with the values, if they can be lent; None: as of `answer_push`."""
+        node = self._shard.node
         if lend is None:
-            lend = self.lending.is_wanted(sender.incarnation, sender.request)
-            hold = self.lending.lent(sender.incarnation, sender.request)
-        if lend and result.status != REFUSED:
-            hold = hold or self.lend_version(sender)
-            if hold is not None:
-                result = changed(result, lent=[hold.counter, hold.step, hold.memories])
-        if now:
-            self._shard.node.answer_now(sender, result)
+            node.answer_now(sender, self._with_values(sender, result))
+            return
+        hold = self.lend_version(sender) if lend else None
+        if hold is None:
+            node.answer_plain(sender, PUSHED, (*result.integers(), *NOT_LENT))
+        elif len(hold.memories) == 1:
+            integers = *result.integers(), hold.counter, hold.step, *hold.memories[0]
+            node.answer_plain(sender, PUSHED, integers)
         else:
-            self._shard.node.answer(sender, result)
+            node.answer_now(sender, changed(result, lent=[hold.counter, hold.step, hold.memories]))
 
     def _answer_lent(self, sender: Sender) -> bool:
         """A pull that was lent a version was sent again: answer with that version, unless it was returned."""

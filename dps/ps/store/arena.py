@@ -288,11 +288,10 @@ class ArenaMemory:
         gs, n = self._gradients(gradient)
         if len(gs) > 1 and (len(gs) > MOST or not self._fused):
             gs = self._reduced(gs, n)
-        current = self.current
+        buffers, current = self.buffers, self.current
         if len(gs) == 1 and not self.only_fused and (index == current or not self._streams):
             n = 0
-        out, w, slots = self.buffers[index].given, self.buffers[current].given, self._ordered
-        size = gs[0].size
+        out, w, slots, size = buffers[index].given, buffers[current].given, self._ordered, gs[0].size
         if size < out.size:
             out, w = out[start : start + size], w[start : start + size]
             slots = [None if slot is None else slot[start : start + size] for slot in slots]

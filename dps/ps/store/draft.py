@@ -173,8 +173,9 @@ class Draft:
         """Run the kernel over a range; in the simulator in blocks, so that readers can run in between."""
         index, runtime = self.targets[number], self._store.runtime
         before = self.step - 1  # what a schedule is a function of: the first update takes its rate at 0
-        block = runtime.tuning.block_nbytes // 4
-        if not block or memory.by_rows:
+        if not runtime.simulated:
+            good = memory.update(index, start, gradient, t, before, self._scale)
+        elif not (block := runtime.tuning.block_nbytes // 4) or memory.by_rows:
             good = memory.update(index, start, gradient, t, before, self._scale)
             runtime.charge_pass("update", size_of(gradient) * memory.arena.itemsize, len(memory.slots))
         else:

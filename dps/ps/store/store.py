@@ -241,15 +241,16 @@ class Store:
         such draft is open, or no free buffer would remain for others.
         """
         written = self._trained if parts is None and not values else self._written(parts, values)
-        targets: dict[int, int] = {}
         with self._lock:
-            for a, memory in written.items():
-                index: int | None = memory.current
-                if self.leases_on:
-                    index = memory.reversible_target() if reversible else memory.target()
-                if index is None:
+            if not self.leases_on:
+                targets = {a: memory.current for a, memory in written.items()}
+            elif reversible:
+                free = {a: memory.reversible_target() for a, memory in written.items()}
+                targets = {a: index for a, index in free.items() if index is not None}
+                if len(targets) < len(free):
                     return None
-                targets[a] = index
+            else:
+                targets = {a: memory.target() for a, memory in written.items()}
             if reversible:
                 for a, index in targets.items():
                     buffer = self.arenas[a].buffers[index]
@@ -275,9 +276,10 @@ class Store:
                     self.arenas[a].buffers[index].drafted = False
             if not published:
                 return
+            of_all, arenas = draft.parts is None, self.arenas
             for a, index in draft.targets.items():
-                memory = self.arenas[a]
-                if draft.parts is None and memory.optimizer is not None:
+                memory = arenas[a]
+                if of_all and memory.optimizer is not None:
                     memory.applied.together += 1
                     memory.wrote(index, None)
                 else:
@@ -298,10 +300,10 @@ class Store:
     def problem(self, update: Gradient) -> str:
         """The first variable whose gradient is not finite in a run, as a sentence; "" if there is none. Parts and
         pieces are checked when they arrive."""
-        assert update.run is not None, "parts come checked"
+        run: Sequence[Any] | None = update.run
+        assert run is not None, "parts come checked"
         for a, memory in self._trained.items():
-            gradient: Any = update.run[a]
-            for array in gradient.arrays if isinstance(gradient, GradientSum) else (gradient,):
+            for array in run[a].arrays if run[a].__class__ is GradientSum else (run[a],):
                 if not memory.is_finite(array):
                     return not_finite(memory.arena, memory.on_host(array), 0)
         return ""

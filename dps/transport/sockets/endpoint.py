@@ -70,9 +70,8 @@ class ZmqEndpoint:
         self._direct, self._heard_direct = Direct(), 0
         self._answered = [(self._direct.fd, select.POLLIN)]
         """What the poller tells when a datagram has come, and nothing else."""
-        self._only_asks, self._waits_for_answer = bind is None, False
-        """Whether it is not bound, and whether its last message left as a datagram: then the answer is awaited next,
-        and takes longer than one look."""
+        self._waits_next = False
+        """Whether its last message left as a datagram: then the next one is awaited, and takes longer than one look."""
         self._events: deque[Event] = deque()
         self._ready: deque[zmq.Socket[bytes]] = deque()
         self._signals, self._poller = Signals(), Poller()
@@ -160,7 +159,7 @@ class ZmqEndpoint:
         if not header:
             raise ValueError("a message needs a header of at least one byte, got none")
         if self._direct.send(route, header, frames):
-            self._waits_for_answer = self._only_asks
+            self._waits_next = True
             if done is not None:
                 finish(done)
             return
@@ -182,9 +181,11 @@ class ZmqEndpoint:
 
     def receive(self, timeout_s: float) -> Event | None:
         """The next event, or None after `timeout_s` seconds or a `wake`. Blocks; 0 only looks."""
-        if self._waits_for_answer:
-            self._waits_for_answer = False
+        if self._waits_next:
+            self._waits_next = False
             if not (self._events or self._ready or self._loans.open or self._poller.used_sockets):
+                if (upkeep := self._upkeep) is not None and (due_s := upkeep.due_at - time.monotonic()) < timeout_s:
+                    timeout_s = due_s
                 ready = self._poll(1000 * timeout_s if timeout_s > 0 else 0)
                 if not ready:
                     return None
