@@ -64,12 +64,11 @@ class Lending:
         loans = self._of[incarnation]
         if number <= loans.below:
             return 0
-        loans.below, ended = number, 0
-        for key in list(loans.open):
-            if key < number:
-                loans.open.pop(key).release()
-                ended += 1
-        return ended
+        loans.below = number
+        ended = [key for key in loans.open if key < number] if loans.open else ()
+        for key in ended:
+            loans.open.pop(key).release()
+        return len(ended)
 
     def give_back(self, incarnation: int, number: int) -> int:
         """End a hold, if it was not returned before. Returns how many holds this ends, 1 or 0."""

@@ -126,10 +126,11 @@ class ShardReads:
 
     def release_below(self, ledger: Ledger, number: int) -> None:
         """A session reads nothing under lower numbers any more."""
-        ledger.released, ended = number, self.lending.give_back_below(ledger.incarnation, number)
-        self._sending.buffers.sent += ended * self._shard.layout.nbytes
-        if self._waiting:
-            self._shard.node.post(self._answer_waiting)
+        ledger.released = number
+        if ended := self.lending.give_back_below(ledger.incarnation, number):
+            self._sending.buffers.sent += ended * self._shard.layout.nbytes
+            if self._waiting:
+                self._shard.node.post(self._answer_waiting)
 
     def _waiting_text(self, sender: Sender, pull: Pull) -> str:
         """Why a pull has to wait; "" if it may be answered."""
@@ -212,8 +213,8 @@ class ShardReads:
         ledger.sent += lent
         shard.counts["pulls"] += 1
         shard.mode.record_pull(ledger)
-        if record:
-            shard.node.runtime.record("pulled", incarnation=incarnation, epoch=shard.epoch, counter=shard.store.counter)
+        if record and (runtime := shard.node.runtime).simulated:
+            runtime.record("pulled", incarnation=incarnation, epoch=shard.epoch, counter=shard.store.counter)
 
     def lend_version(self, sender: Sender) -> Hold | None:
         """Lend the values to a reader on this machine; None if they have to be sent."""

@@ -40,6 +40,8 @@ class Hold:
     Nobody writes to its values until `release`. Any thread may call that, and the end of a `with` block calls it.
     """
 
+    __slots__ = ("__weakref__", "_buffers", "_lock", "arrays", "counter", "memories", "step")
+
     def __init__(
         self, counter: int, step: int, arrays: list[Array], memories: list[list[int]], buffers: Sequence[Buffer],
         lock: threading.Lock,

@@ -82,15 +82,16 @@ class Store:
     def hold_shared(self) -> Hold | None:
         """`hold` of all arenas for others on this machine, by the names of its memories; None, too, if they cannot read
         all of it in place."""
-        buffers, names = list[Buffer](), list[list[int]]()
+        leases_on, buffers, names = self.leases_on, [], []
         with self._lock:
             for memory in self.arenas:
                 buffer = memory.buffers[memory.current]
-                if buffer.memory is None or (self.leases_on and not memory.may_lease()):
+                shared = buffer.memory
+                if shared is None or (leases_on and not memory.may_lease()):
                     return None
                 buffers.append(buffer)
-                names.append(buffer.memory.name)
-            return Hold(self.counter, self.step, [], names, buffers if self.leases_on else (), self._lock)
+                names.append(shared.name)
+            return Hold(self.counter, self.step, [], names, buffers if leases_on else (), self._lock)
 
     def hold_draft(self, draft: Draft) -> Hold | None:
         """Hold the version that a reversible draft will be, for those who know which ranges of it are written.
