@@ -6,6 +6,9 @@ One worker and one ps, two processes of one machine, SGD. A model is one array o
 matrices for about so many milliseconds and then computes a gradient of the model's size from its values. A local loop
 and the forms of `dps bench --works loop` run in bursts of steps by turns; the figure of a form is the median over the
 rounds of the ratio to the local loop of the same round. The picture shows them against the size, a line for each time.
+
+The last two columns are no use of dps: two processes with the same kernels, shared memory and datagrams, and nothing
+else (`bare_pair.py`). What they add are copies, two wake-ups and colder caches, as any ps in a process of its own adds.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.bare_pair import BarePair
 from benchmarks.scaling_plot import pyplot_for_files, save_picture, size_text
 from dps.monitor.loops import FORMS, LOCAL, loops_through
 from dps.monitor.rounds import rotated
@@ -33,6 +37,7 @@ MILLISECONDS = (0.5, 2.0, 8.0, 32.0)
 RATE = np.float32(1e-3)
 BURST_S = 0.08
 """About how long the steps of a burst compute."""
+BARE = ("bare step", "bare in place")
 UNCOUNTED = 2
 """Rounds at the start that warm up."""
 
@@ -84,14 +89,34 @@ def forms(model: Model, session: Any) -> dict[str, Steps]:
     return {LOCAL: local, **loops_through(session, model)}
 
 
+def bare_forms(model: Model, pair: BarePair) -> dict[str, Steps]:
+    """The same loops through a process that is no ps: the gradient copied there and the values back, and in place."""
+    kept = [np.empty_like(model.values) for _ in range(3)]
+
+    def step(steps: int) -> None:
+        params = {"w": kept[0]}
+        for number in range(steps):
+            pair.gradient[...] = model.gradients(params)["w"]
+            params = {"w": kept[number % len(kept)]}
+            params["w"][...] = pair.step()
+
+    def in_place(steps: int) -> None:
+        values = pair.values[0]
+        for _ in range(steps):
+            model.gradients({"w": values}, {"w": pair.gradient})
+            values = pair.step()
+
+    return dict(zip(BARE, (step, in_place), strict=True))
+
+
 def measure(server: Any, elements: int, milliseconds: float, rounds: int) -> list[dict[str, float]]:
     """One worker. Seconds of a step by the loop's name, for each counted round."""
     import dps
 
     model = Model(elements, products_for(milliseconds))
-    found = []
+    found, pair = [], BarePair(model.values, 1e-3)
     with dps.Session(server, {"w": model.values}, optimizer=dps.optim.SGD(1e-3)) as session:
-        loops = forms(model, session)
+        loops = {**forms(model, session), **bare_forms(model, pair)}
         steps = max(4, round(BURST_S * 1e3 / milliseconds))
         for number in range(rounds + UNCOUNTED):
             took = {}
@@ -101,12 +126,13 @@ def measure(server: Any, elements: int, milliseconds: float, rounds: int) -> lis
                 took[name] = (time.perf_counter() - began) / steps
             if number >= UNCOUNTED:
                 found.append(took)
+    pair.close()
     return found
 
 
 def summary(elements: int, milliseconds: float, rounds: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     """One row of the result: by form the median over the rounds of what it adds to the local loop, as a share."""
-    added = {form: statistics.median(took[form] / took[LOCAL] - 1 for took in rounds) for form in FORMS}
+    added = {form: statistics.median(took[form] / took[LOCAL] - 1 for took in rounds) for form in (*FORMS, *BARE)}
     return {
         "nbytes": 4 * elements, "computing_ms": milliseconds, "added": added,
         "local_ms": 1e3 * statistics.median(took[LOCAL] for took in rounds),
@@ -115,9 +141,9 @@ def summary(elements: int, milliseconds: float, rounds: Sequence[Mapping[str, fl
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """The lines of the table."""
-    yield f"{'model':>9} {'alone':>10} " + " ".join(f"{form:>14}" for form in FORMS)
+    yield f"{'model':>9} {'alone':>10} " + " ".join(f"{form:>14}" for form in (*FORMS, *BARE))
     for row in rows:
-        added = " ".join(f"{row['added'][form]:>+14.0%}" for form in FORMS)
+        added = " ".join(f"{row['added'][form]:>+14.0%}" for form in (*FORMS, *BARE))
         yield f"{size_text(row['nbytes']):>9} {row['local_ms']:>7.2f} ms {added}"
 
 

@@ -9,21 +9,32 @@ import numpy as np
 import pytest
 
 import dps
-from benchmarks.overhead import Model, draw, forms, main, products_for, summary, table
+from benchmarks.bare_pair import BarePair
+from benchmarks.overhead import BARE, Model, bare_forms, draw, forms, main, products_for, summary, table
 from dps.monitor.loops import LOCAL
 from tests.in_process import cluster
 
 ROUNDS = [
-    {LOCAL: 1e-3, "step": 1.5e-3, "pull and push": 2e-3, "in place": 1.2e-3, "overlapped": overlapped}
+    {
+        LOCAL: 1e-3,
+        "step": 1.5e-3,
+        "pull and push": 2e-3,
+        "in place": 1.2e-3,
+        "overlapped": overlapped,
+        BARE[0]: 1.1e-3,
+        BARE[1]: 1e-3,
+    }
     for overlapped in (1.0e-3, 1.1e-3, 9e-4)
 ]
 
 
 def test_a_row_has_the_median_of_what_each_form_adds() -> None:
     row = summary(100_000, 0.5, ROUNDS)
-    assert row["added"] == pytest.approx({"step": 0.5, "pull and push": 1.0, "in place": 0.2, "overlapped": 0.0})
+    assert row["added"] == pytest.approx(
+        {"step": 0.5, "pull and push": 1.0, "in place": 0.2, "overlapped": 0.0} | {BARE[0]: 0.1, BARE[1]: 0.0}
+    )
     head, line = table([row])
-    assert " ".join(line.split()) == "400 KB 1.00 ms +50% +100% +20% +0%"
+    assert " ".join(line.split()) == "400 KB 1.00 ms +50% +100% +20% +0% +10% +0%"
     assert head.split()[:3] == ["model", "alone", "step"]
 
 
@@ -39,6 +50,19 @@ def test_all_forms_and_the_local_loop_make_the_same_steps() -> None:
                 assert session.global_step == before + 5, name
             values = session.pull()["w"]
         assert np.all(values < 1) and np.all(values > 0.99)
+
+
+def test_the_bare_pair_trains_as_the_local_loop_does() -> None:
+    model = Model(50, 1)
+    pair = BarePair(model.values, 1e-3)
+    loops, values = bare_forms(model, pair), model.values
+    loops["bare in place"](4)
+    for _ in range(4):
+        values = values - np.float32(1e-3) * (values * np.float32(1e-3))
+    last = pair.step()
+    np.testing.assert_allclose(last, values - np.float32(1e-3) * pair.gradient, rtol=1e-6)
+    loops["bare step"](3)
+    pair.close()
 
 
 def test_the_picture_is_written(tmp_path: Path) -> None:
