@@ -57,17 +57,17 @@ class Outbox:
         self._endpoint.send(route, header, arrays)
 
     def send_plain(
-        self, route: Route, form: Form, integers: Sequence[int], addressing: tuple[str, int, str, int]
+        self, route: Route, form: Form, integers: Sequence[int], actor: str, request: int, sender: str, incarnation: int
     ) -> None:  # fmt: skip
-        """As `send_message`, the message `form.made(*integers)`, which is not made if it has a plain header.
-        `addressing`: what follows the message in an envelope."""
+        """As `send_message`, the message `form.made(*integers)`, which is not made if it has a plain header. The others
+        are the fields of an envelope."""
         if self.waiting:
             self.flush()
-        header = encode_plain(form, integers, *addressing)
+        header = encode_plain(form, integers, actor, request, sender, incarnation)
         if header:
             self._endpoint.send(route, header)
         else:
-            self.send_message(route, Envelope(form.made(*integers), *addressing))
+            self.send_message(route, Envelope(form.made(*integers), actor, request, sender, incarnation))
 
     def flush(self) -> None:
         """Send all queued messages."""

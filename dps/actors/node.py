@@ -219,10 +219,11 @@ class Node:
 
     def answer_plain(self, sender: Sender, form: Form, integers: Sequence[int]) -> None:
         """`answer_now` with the message that these integers describe. It is not made where they can be sent."""
-        if sender.route == self.address:
+        route = sender[0]
+        if route == self.address:
             self.answer(sender, form.made(*integers))
         else:
-            self._outbox.send_plain(sender.route, form, integers, ("", sender.request, self.name, 0))
+            self._outbox.send_plain(route, form, integers, "", sender[1], self.name, 0)
 
     def present(self, address: str, ticket: bytes | None = None) -> None:
         """Present this process's ticket, or the given one unless it is empty, on each connection to an address."""

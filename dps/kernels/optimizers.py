@@ -97,8 +97,10 @@ class BoundOptimizer:
                 np.copyto(out, w)
         elif n and self.fused is not None:
             return self.fused(out, w, *slots, gs, self._number(n), *scalars) is not False
+        elif self.by_rows:
+            self._kernel(out, w, *slots, gs[0], *scalars, *self._dim(w))
         else:
-            self._kernel(out, w, *slots, gs[0], *scalars, *(self._dim(w) if self.by_rows else ()))
+            self._kernel(out, w, *slots, gs[0], *scalars)
         return True
 
     def apply_rows(

@@ -355,12 +355,16 @@ class PsActor(Actor):
     def take_Push(self, sender: Sender, integers: Integers) -> None:
         """A whole gradient in the session's memory, as `Push.expanded` names the integers."""
         epoch, number, step, counter, nbytes, clock, lend, released = integers[1:9]
-        shard = self._shard(epoch)
-        ledger, pushes = shard.ledger(sender), shard.pushes
+        shard = self.shard
+        if shard is None or shard.epoch != epoch:
+            shard = self._shard(epoch)
+        ledger = shard.ledgers.get(sender[3])
+        if ledger is None:
+            ledger = shard.ledger(sender)
         if released > ledger.released:
             shard.reading.release_below(ledger, released)
         push = made_push((ledger.task, ledger.incarnation, number, step, counter, clock, STEP_PS))
-        verdict = pushes.take_push(push, ledger, nbytes, (*integers[9:], 0), sender, lend != 0)
+        verdict = shard.pushes.take_push(push, ledger, nbytes, (*integers[9:], 0), sender, lend != 0)
         if verdict not in TAKEN:
             self._take_other(shard, verdict, ledger, Push.expanded(*integers[1:]), sender)
 

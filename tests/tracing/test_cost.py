@@ -29,7 +29,7 @@ VARIES = (
 ON_THE_WAY = (
     "client/session.py::Session.push", "client/training.py::PsTraining.push",
     "client/training.py::PsTraining._gradients",
-    "actors/node.py::Node._handle_event", "ps/server.py::PsActor.take_Push",
+    "ps/server.py::PsActor.take_Push",
     "ps/store/store.py::Store.apply_update", "ps/shard.py::Shard.commit_push",
     "ps/store/draft.py::Draft.write", "ps/store/draft.py::Draft.publish",
 )  # fmt: skip

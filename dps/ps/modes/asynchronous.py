@@ -298,8 +298,8 @@ class AsyncMode:
         if push.counted_by == shard.ps and not shard.is_step_ps:
             self._counting.count_push(ledger, number)
         ledger.applied += 1
-        about = number, APPLIED, step, self._staleness(push.counter), counter, "", NOTHING, credit, shard.settles
-        shard.commit_push(ledger, Pushed(*about))
+        staleness = self._staleness(push.counter) if push.counter >= 0 else 0
+        shard.commit_push(ledger, Pushed(number, APPLIED, step, staleness, counter, "", NOTHING, credit, shard.settles))
         if (runtime := shard.node.runtime).simulated:
             pushes = ((ledger.task, ledger.incarnation, number),)
             runtime.record("applied", epoch=shard.epoch, counter=counter, step=step, pushes=pushes)
@@ -328,10 +328,12 @@ class AsyncMode:
 
     def _staleness(self, counter: int) -> int:
         """The number of updates between the version that a push was computed from (-1: none) and the current one."""
-        if counter < 0:
+        passed = self.shard.store.counter - counter
+        if counter < 0 or passed <= 0:
             return 0
-        only_set = len(self._assigned) - bisect_right(self._assigned, counter) if self._assigned else 0
-        return max(0, self.shard.store.counter - counter - only_set)
+        return (
+            max(0, passed - len(self._assigned) + bisect_right(self._assigned, counter)) if self._assigned else passed
+        )
 
     def _step(self, computed_at: int, counted_by: int) -> int:
         """The step that a push makes if it is applied now. On another ps than the step ps it is one that has been

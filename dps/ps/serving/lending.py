@@ -40,8 +40,10 @@ class Lending:
 
     def lend_version(self, incarnation: int, number: int) -> Hold | None:
         """A hold for a request; None if none can be had."""
-        self._store.refresh([])
-        hold = self._store.hold_shared()
+        store = self._store
+        if store.on_device:
+            store.refresh([])
+        hold = store.hold_shared()
         if hold is not None:
             held = self._of[incarnation].open
             if number in held:

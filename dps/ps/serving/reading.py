@@ -218,7 +218,7 @@ class ShardReads:
 
     def lend_version(self, sender: Sender) -> Hold | None:
         """Lend the values to a reader on this machine; None if they have to be sent."""
-        hold = self.lending.lend_version(sender.incarnation, sender.request)
+        hold = self.lending.lend_version(sender[3], sender[1])
         if hold is not None:
             self._record_pull(sender, True, self._shard.layout.data_nbytes)
         return hold

@@ -85,6 +85,8 @@ class ArenaMemory:
         """Whether rows must not be cut: an update of one needs all of it."""
         self.counts = self._bound is not None and self._bound.counts
         """Whether `applied` matters to an update: the t of Adam."""
+        self.is_plain = self._bound is not None and not self.counts and self.averages is None
+        """Whether a pass over the values is all that an update takes, whatever was updated before."""
         self._fused = self._bound is not None and self._bound.fused is not None
         self.reversible = self._fused and not self.slots
         """Whether an update of all values may go to a free buffer and be dropped: it changes nothing else."""
@@ -285,11 +287,14 @@ class ArenaMemory:
         if self.by_rows:
             self._update_rows_of_parts(index, start, gradient, t, step, scale)
             return True
-        gs, n = self._gradients(gradient)
-        if len(gs) > 1 and (len(gs) > MOST or not self._fused):
-            gs = self._reduced(gs, n)
+        if isinstance(gradient, GradientSum):
+            gs, n = self._gradients(gradient)
+            if len(gs) > 1 and (len(gs) > MOST or not self._fused):
+                gs = self._reduced(gs, n)
+        else:
+            gs, n = (self._given(gradient),), 1
         buffers, current = self.buffers, self.current
-        if len(gs) == 1 and not self.only_fused and (index == current or not self._streams):
+        if not (self.only_fused or len(gs) > 1 or (self._streams and index != current)):
             n = 0
         out, w, slots, size = buffers[index].given, buffers[current].given, self._ordered, gs[0].size
         if size < out.size:

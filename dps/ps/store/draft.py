@@ -90,13 +90,15 @@ class Draft:
                 elif isinstance(of_part, RowGradient):
                     table.apply(of_part, self.step, self._scale, max(self._store.step, self.step - 1))
         else:
-            arenas, run = self._store.arenas, update.run
-            for number in self.targets:
+            arenas, run, is_plain = self._store.arenas, update.run, not self._store.runtime.simulated
+            for number, index in self.targets.items():
                 memory, gradient = arenas[number], run[number]
                 if memory.optimizer is None:  # only values are set there
                     continue
                 if isinstance(gradient, GradientPieces):
                     self._write_pieces(memory, number, gradient)
+                elif is_plain and memory.is_plain:
+                    good &= memory.update(index, 0, gradient, memory.applied.together + 1, self.step - 1, self._scale)
                 elif not (memory.counts and memory.counts_differ):
                     good &= self._run_pass(memory, number, 0, gradient, memory.applied.count_of(0) + 1)
                 else:

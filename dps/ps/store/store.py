@@ -11,7 +11,7 @@ import numpy as np
 from dps.ps.store.arena import ArenaMemory
 from dps.ps.store.draft import Draft
 from dps.ps.store.gradients import Gradient, GradientPieces, GradientSum, RowGradient, not_finite
-from dps.ps.store.hold import Buffer, Hold
+from dps.ps.store.hold import Hold
 from dps.ps.store.memory import memory_of
 from dps.ps.store.table import KeyedTable
 from dps.ps.store.thread_pool import pool_of
@@ -43,7 +43,7 @@ class Store:
         self.is_large = layout.nbytes >= tuning.store.large_pieces * tuning.piece_nbytes
         """Whether the shard has so many pieces that memory is saved (see `large_pieces`)."""
         self._looks_itself = bool(self._trained) and all(m.looks_itself for m in self._trained.values())
-        self._on_device = any(memory.on_device for memory in self.arenas)
+        self.on_device = any(memory.on_device for memory in self.arenas)
         self.counter = 0
         self.step = 0
         self._lock = threading.Lock()
@@ -54,7 +54,7 @@ class Store:
         """Make sure that the current version of these parts, or of all, can be leased: a GPU copies it out. For the
         ps's thread, which waits for that. Returns the numbers of the arenas to lease, None for all.
         """
-        if not self._on_device:
+        if not self.on_device:
             return None
         arenas = sorted({self.layout.place[part][0] for part in parts}) if parts else None
         for number in range(len(self.arenas)) if arenas is None else arenas:
@@ -98,7 +98,7 @@ class Store:
 
         None if somebody reads the current version, or no second buffer would be left for the next update: memory for a
         third is not for this. And None on a GPU."""
-        if self._on_device:
+        if self.on_device:
             return None
         with self._lock:
             if any(a.buffers[a.current].leases for a in self.arenas):
@@ -193,14 +193,15 @@ class Store:
             return ""
         if self.tables and (full := self.full_text([update], max(self.step, step - 1))):
             return full
+        run, values = update.run, update.values
         if not update.checked:
             if self._looks_itself and self._apply_looking(update, step, scale, record):
                 return ""
             if problem := self.problem(update):
                 return problem
-        elif update.run is not None:  # what came in pieces was checked
-            update.run = self._put_together(update.run)
-        draft = self.open_draft(step, scale, update.parts if update.run is None else None, values=update.values or ())
+        elif run is not None:  # what came in pieces was checked
+            update.run = self._put_together(run)
+        draft = self.open_draft(step, scale, update.parts if run is None else None, False, values or ())
         assert draft is not None, "an irreversible draft can always be opened"
         try:
             record(draft.counter)
