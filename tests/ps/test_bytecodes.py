@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import dps
+from dps.ps.server import PsActor
 from tests.hooks.loops import session
 from tests.in_process import cluster
 from tests.tracing.test_cost import Counter, nodes
@@ -18,8 +19,8 @@ from tests.tuned import tune
 SLACK = 1.05 if sys.version_info[:2] == (3, 11) else 1.4
 """The bounds are of Python 3.11; others cut the same code into more bytecodes."""
 MOST = {
-    ("async", "push"): 1508, ("async", "step"): 1918,
-    ("bounded", "push"): 1600, ("sync", "push"): 1950, ("sync", "step"): 1950,
+    ("async", "push"): 1265, ("async", "step"): 1650,
+    ("bounded", "push"): 1360, ("sync", "push"): 1715, ("sync", "step"): 1715,
 }  # fmt: skip
 """The bytecodes of `dps/` outside of the transport that handle one push, by update mode and what the session calls."""
 
@@ -32,7 +33,7 @@ def dearest(least: dict[str, int], count: int = 25) -> str:
 
 def handled(ps: Any, call: Callable[[], Any], times: int = 40) -> Counter:
     """The bytecodes of the ps's node for the pushes that `call` makes, one each time."""
-    found = Counter(type(ps.node)._handle_event.__code__)
+    found = Counter(PsActor.take_Push.__code__)
     for _ in range(3):
         call()
     ps.node.post(lambda: sys.settrace(found))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import dps
-from dps.messages.sessions import Push
+from dps.ps.server import PsActor
 from dps.tracing.gathering import TraceClient, TraceWish
 from dps.transport.current import runtime
 from tests.hooks.loops import ones, session
@@ -37,8 +37,7 @@ ON_THE_WAY = (
 
 
 class Counter:
-    """Counts the bytecodes of dps that run within a function, on the thread that calls `sys.settrace` with it. On a
-    node only while it handles a push."""
+    """Counts the bytecodes of dps that run within a function, on the thread that calls `sys.settrace` with it."""
 
     def __init__(self, code: Any) -> None:
         self._code, self._counting = code, False
@@ -51,8 +50,7 @@ class Counter:
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
         if frame.f_code is self._code:
-            envelope = frame.f_locals.get("envelope")
-            self._counting = envelope is None or isinstance(envelope.message, Push)
+            self._counting = True
             self._now.clear()
         name = frame.f_code.co_filename
         if not self._counting or "/dps/" not in name or any(part in name for part in VARIES):
@@ -75,7 +73,7 @@ class Counter:
 
 def counted(server: Any, ps: Any, push: Callable[[], Any]) -> tuple[Counter, Counter]:
     """The bytecodes of pushes: of `Session.push` on this thread, and of the ps's handling on the node's."""
-    own, other = Counter(dps.Session.push.__wrapped__.__code__), Counter(type(ps.node)._handle_event.__code__)
+    own, other = Counter(dps.Session.push.__wrapped__.__code__), Counter(PsActor.take_Push.__code__)
     before = sys.gettrace()
     ps.node.post(lambda: sys.settrace(other))
     push()
@@ -88,7 +86,7 @@ def counted(server: Any, ps: Any, push: Callable[[], Any]) -> tuple[Counter, Cou
         ps.node.post(lambda: sys.settrace(None))
     push()
     assert own.calls >= PUSHES and other.calls >= PUSHES // 2
-    assert "client/training.py::PsTraining.push" in own.least and "ps/server.py::PsActor.on_Push" in other.least
+    assert "client/training.py::PsTraining.push" in own.least and "ps/server.py::PsActor.take_Push" in other.least
     return own, other
 
 
