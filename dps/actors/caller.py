@@ -16,7 +16,7 @@ from dps.process import config
 from dps.process.telemetry import LogThrottle, log
 from dps.transport.endpoint import Connected, Delivery, Disconnected, Refused, Runtime
 from dps.transport.message import Form, Message
-from dps.transport.wire import PLAIN_BYTE, Envelope, decode, decode_plain, encode_plain, unbundle
+from dps.transport.wire import Envelope, decode, encode_plain, integers_of_answer, unbundle
 
 if TYPE_CHECKING:
     from dps.transport.keys.keyring import Credentials
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 NEVER = float("inf")
 Posted = tuple[int, Message | None]
 """The number of a posted request, and its first answer; None: it has not come."""
+Answer = tuple[int, ...] | Message
+"""The first answer to a posted request: request number and integers of the usual one, or another message."""
 
 
 def _all_complete(requests: Sequence[Request]) -> bool:
@@ -53,7 +55,9 @@ class Caller:
         """Addresses with which there has been a connection."""
         self._posted: Collection[int] = ()
         """The numbers of posted requests of which somebody waits for the first answers."""
-        self._heard: dict[int, Message] = {}
+        self._usual: Form | None = None
+        """The form of their usual answers."""
+        self._heard: dict[int, Answer] = {}
         """These answers, by number, as far as they have come."""
 
     def now(self) -> float:
@@ -115,20 +119,20 @@ class Caller:
         if answer is not None:
             self._requests.feed_answer(number, answer, self._time.now())
 
-    def hear(self, numbers: Collection[int], wait_s: float) -> list[Any]:
-        """The first answer to each of these posted requests, in their order: a message, or None if it does not come in
-        time. Blocks up to `wait_s`."""
+    def hear(self, numbers: Collection[int], usual: Form, wait_s: float) -> dict[int, Answer]:
+        """The first answers to these posted requests, by number, as far as they come in time. One with a plain header
+        of the `usual` form is not made into a message. Blocks up to `wait_s`."""
         heard = self._heard = {}
-        self._posted = numbers
+        self._posted, self._usual = numbers, usual
         try:
             while wait_s > 0:
                 self.turn(wait_s)
                 if len(heard) == len(numbers):
                     break
                 wait_s -= self._time.took_s
-            return list(map(heard.get, numbers))
+            return heard
         finally:
-            self._posted = ()
+            self._posted, self._usual = (), None
 
     @property
     def next_number(self) -> int:
@@ -218,7 +222,12 @@ class Caller:
         event = self._time.receive(self._endpoint, wait_s)
         now = self._time.received_at
         if event.__class__ is Delivery:
-            self._take_delivery(event, now)
+            usual = self._usual
+            answer = () if usual is None or event.frames else integers_of_answer(event.header, usual)
+            if answer and answer[0] in self._posted:
+                self._heard.setdefault(answer[0], answer)
+            else:
+                self._take_delivery(event, now)
         elif isinstance(event, Connected):
             self.reached.add(event.address)
             if self.away.pop(event.address, None) is not None:
@@ -236,9 +245,6 @@ class Caller:
     def _take_delivery(self, delivery: Delivery, now: float) -> None:
         _, header, frames, _ = delivery
         try:
-            if header[:1] == PLAIN_BYTE:
-                self._take_answer(decode_plain(header, frames), now)
-                return
             for one, own in unbundle(header, frames):
                 self._take_answer(decode(one, own), now)
         except ProtocolError as error:

@@ -7,10 +7,10 @@ answer, or none in time, the push goes on as an ordinary request: nothing is sen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from dps.actors.caller import Posted
+from dps.actors.caller import Answer, Posted
 from dps.client.assembly import Whole, is_whole
 from dps.client.connection import Connection
 from dps.client.lanes import LentVersion, PsPeer
@@ -18,7 +18,7 @@ from dps.client.pulling import PullMemory, Pulls
 from dps.client.pushing import Pushes, PushOp
 from dps.client.transfers import copy_steadily
 from dps.messages.replies import Push
-from dps.messages.sessions import APPLIED, Pull, Pushed, SharedValues
+from dps.messages.sessions import APPLIED, SETTLES, Pull, Pushed, SharedValues
 from dps.messages.sessions import Push as PushMessage
 from dps.transport.message import changed
 from dps.variables.layout import Gradient
@@ -28,7 +28,7 @@ Holds = list[LentVersion]
 Made = tuple[Push, Any, Holds]
 """The result of a push that was made in one round trip, the values after it, and their versions, which are released
 where the values are a copy. No versions: the values have to be pulled."""
-PUSH, PULL = PushMessage.form_of, Pull.form_of
+PUSH, PUSHED, PULL, VALUES = PushMessage.form_of, Pushed.form_of, Pull.form_of, SharedValues.form_of
 Keep = Callable[[Holds, bool], None]
 """As `dps.client.training.Held.keep`."""
 
@@ -38,18 +38,17 @@ class AtOnce:
 
     def __init__(self, connection: Connection, pushes: Pushes, pulls: Pulls) -> None:
         self._connection, self._pushes, self._pulls = connection, pushes, pulls
-        self._caller = connection.caller
+        self._caller, self._runtime = connection.caller, connection.home.runtime
         self._seen: dict[int, PsPeer] = {}
         """The peers from which `_peers` was chosen."""
         self._peers: list[PsPeer] = []
         """All ps, if this run can be served here; else none."""
         self._assembly = pushes.assembly
         self._holds: Holds = []
-        """The values that the last answers lent; of all shards, or none. The next call releases them, unless
-        `hand_over` was called."""
-        self._asked: dict[int, LentVersion] = {}
-        """What the requests in flight ask for, by their numbers. After Ctrl-C what they had asked for: the next call
-        releases it."""
+        """The values that the last answers lent; of all shards, or none. After Ctrl-C it may be some. The next call
+        releases them, unless `hand_over` was called."""
+        self._asked: dict[int, PsPeer] = {}
+        """Who was sent the last requests, by their numbers."""
         self._posted: dict[int, Posted] = {}
         """The last requests of a push that got another answer than the usual ones, or none in time, by ps."""
         self._fresh = 0, 0.0
@@ -143,9 +142,9 @@ class AtOnce:
         return not connection.membership.over and connection.home.runtime.now() <= until
 
     def _release(self) -> None:
-        for lent in (*self._holds, *self._asked.values()):
+        for lent in self._holds:
             lent.release()
-        self._holds, self._asked = [], {}  # only now: after Ctrl-C the next call releases the others
+        self._holds = []  # only now: after Ctrl-C the next call releases the others
 
     def _copied(self) -> Any:
         """Copy the held values, into the prepared memory if there is any, and release them."""
@@ -163,7 +162,7 @@ class AtOnce:
     def _open(self) -> list[PsPeer]:
         """The ps to ask; none if the requests have to be ordinary ones."""
         connection = self._connection
-        if self._holds or self._asked:
+        if self._holds:
             self._release()
         if self._seen is not connection.peers:
             self._seen, self._peers = connection.peers, self._usual_peers()
@@ -187,33 +186,36 @@ class AtOnce:
 
     def _push(self, gradients: Mapping[int, Gradient], reads: bool, keep: Keep | None) -> Made | None:
         """Send a push of gradients in shared memory; None if a ps did not apply it soon."""
-        connection, pushes = self._connection, self._pushes
-        mode = connection.agreed.mode
-        if not self._send(gradients, reads or mode.has_stable_values):
-            self._go_on([None] * len(self._asked))
-            return None
+        mode = self._connection.agreed.mode
+        lends = reads or mode.has_stable_values
+        if not self._send(gradients, lends):
+            return self._go_on({})
         self._prepared = self._pulls.prepared(self._assembly) if reads and keep is None else None
-        answers = self._caller.hear(self._asked, connection.home.runtime.tuning.client.step_patience_s)
-        step_ps, staleness, settles, lends = answers[0], 0, False, True
-        for lent, answer in zip(self._asked.values(), answers, strict=True):
-            if answer.__class__ is not Pushed or answer.status != APPLIED:
-                self._go_on(answers)
-                return None
-            if answer.staleness > staleness:
-                staleness = answer.staleness
-            settles, version = settles or answer.settles, answer.lent
-            if not version or not lent.hold(version[0], version[2]):
+        heard = self._caller.hear(self._asked, PUSHED, self._runtime.tuning.client.step_patience_s)
+        number, step, staleness, flags = 0, -1, 0, 0
+        for request, peer in self._asked.items():
+            answer = heard.get(request)
+            told = answer if answer.__class__ is tuple else _in_integers(answer)
+            if not told:
+                return self._go_on(heard)
+            if step < 0:
+                number, step = told[1], told[2]  # as the step ps says, the first
+            if told[3] > staleness:
+                staleness = told[3]
+            flags |= told[5]
+            if not told[-1]:
                 lends = False
-            elif version[1] != step_ps.step and mode.is_atomic:
-                lends = False  # else values of several steps might be read together
-        result = Push(pushes.made(self._peers, step_ps.number, step_ps.step), True, staleness)
-        if settles:
-            connection.membership.settles = True
-        holds = self._keep(lends)
-        if not holds or not reads:
-            runtime = connection.home.runtime
-            self._fresh = step_ps.number, runtime.now() + runtime.tuning.client.step_values_s
+            elif not self._hold(peer, request, told[6], told[8:], answer) or (told[7] != step and mode.is_atomic):
+                lends = False  # in the last case values of several steps might be read together
+        result = Push(self._pushes.made(self._peers, number, step), True, staleness)
+        if flags & SETTLES:
+            self._connection.membership.settles = True
+        if not lends:
+            self._release()
+        if not lends or not reads:
+            self._fresh = number, self._runtime.now() + self._runtime.tuning.client.step_values_s
             return result, None, []
+        holds = self._holds
         if keep is None:
             return result, self._copied(), holds
         self.hand_over(keep)
@@ -225,9 +227,9 @@ class AtOnce:
         connection, pushes = self._connection, self._pushes
         run, numbers, pulled, times = pushes.loader.run, pushes.numbers, pushes.pulled, pushes.times
         epoch, step, tells_times = connection.membership.epoch, connection.steps.local_step, times.at >= times.due_at
+        self._asked = asked = {}
         if len(self._peers) > 1:
             pushes.announce()
-        self._asked = asked = {}
         for peer in self._peers:
             memory, ps = run(peer, gradients).memory, peer.ps
             if memory is None:
@@ -241,8 +243,7 @@ class AtOnce:
                 number, tells_times = self._caller.post(peer.ref, message), False
             else:
                 number = self._caller.post_plain(peer.ref, PUSH, request)
-            asked[number] = LentVersion(peer, number)
-            peer.lane.reading.add(number)  # only now: after Ctrl-C the next call releases what is in `_asked`
+            asked[number] = peer
         return True
 
     def _ask_values(self, prepares: bool) -> Holds:
@@ -253,30 +254,44 @@ class AtOnce:
         self._asked = asked = {}
         for peer in peers:
             request = connection.membership.epoch, 0, 0, 0, -1, 0, peer.lane.all_released_below(), 0
-            number = self._caller.post_plain(peer.ref, PULL, request)
-            asked[number] = LentVersion(peer, number)
-            peer.lane.reading.add(number)  # only now: after Ctrl-C the next call releases what is in `_asked`
+            asked[self._caller.post_plain(peer.ref, PULL, request)] = peer
         self._prepared = self._pulls.prepared(self._assembly) if prepares else None
-        answers, lends = self._caller.hear(asked, connection.home.runtime.tuning.client.step_patience_s), True
-        for lent, answer in zip(asked.values(), answers, strict=True):
-            lends = lends and isinstance(answer, SharedValues) and lent.hold(answer.counter, answer.memories)
-        holds = self._keep(lends)
-        if holds:
-            connection.steps.saw(answers[0].step)
-            self.note(holds)
-        return holds
-
-    def _keep(self, lends: bool) -> Holds:
-        """The versions that the last requests asked for, if all ps have lent theirs; else they are released."""
-        if lends:
-            self._holds = list(self._asked.values())
-            self._asked = {}
-        else:
-            self._release()
+        heard, step = self._caller.hear(asked, VALUES, self._runtime.tuning.client.step_patience_s), -1
+        for number, peer in asked.items():
+            answer = heard.get(number)
+            told = answer if answer.__class__ is tuple else _in_integers(answer)
+            if not told or not self._hold(peer, number, told[2], told[4:], answer):
+                self._release()
+                return self._holds
+            if step < 0:
+                step = told[3]  # as the step ps says, the first
+        connection.steps.saw(step)
+        self.note(self._holds)
         return self._holds
 
-    def _go_on(self, answers: Sequence[Any]) -> None:
+    def _hold(self, peer: PsPeer, request: int, counter: int, names: tuple[Any, ...], answer: Answer) -> bool:
+        """A ps has lent a version with this answer. `names`: of the memory of each arena, or the parts of the name of
+        the only one, as the usual answer has them. False if the memory cannot be read."""
+        lent = LentVersion(peer, request)
+        self._holds.append(lent)
+        return lent.hold(counter, (names,) if answer.__class__ is tuple else names)
+
+    def _go_on(self, heard: Mapping[int, Answer]) -> None:
         """A push goes on as an ordinary one, which hears these answers and those to come."""
-        asked = zip(self._asked.items(), answers, strict=True)
-        self._posted = {lent.peer.ps: (number, answer) for (number, lent), answer in asked}
+        self._posted = {}
+        for number, peer in self._asked.items():
+            answer = heard.get(number)
+            self._posted[peer.ps] = number, Pushed.expanded(*answer[1:]) if isinstance(answer, tuple) else answer
         self._release()
+
+
+def _in_integers(answer: Answer | None) -> tuple[Any, ...]:
+    """A message of values, or of a push that was applied, as the usual answer has it, but with the whole names of all
+    memories at its end. () for another message."""
+    if isinstance(answer, SharedValues):
+        return 0, answer.epoch, answer.counter, answer.step, *map(tuple, answer.memories)
+    if not isinstance(answer, Pushed) or answer.status != APPLIED:
+        return ()
+    flags, (counter, step, names) = answer.credit | answer.settles << 1, answer.lent or (0, 0, [()])
+    about = answer.number, answer.step, answer.staleness, answer.counter
+    return 0, *about, flags, counter, step, *map(tuple, names)

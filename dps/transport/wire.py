@@ -141,6 +141,32 @@ def decode_plain(header: bytes, frames: Sequence[Buffer]) -> Envelope:
     return _envelope((form.made(*numbers), actor, request, sender, incarnation))
 
 
+def integers_of_answer(header: bytes, form: Form) -> tuple[int, ...]:
+    """The request number and the integers in a plain header, if it is that of an answer of this form; () for all other
+    headers, also malformed ones."""
+    try:
+        if header.startswith(form.begin):
+            return _unpack_answer(header[: HEAD_NBYTES + header[NAMES_AT]])(header)
+    except (IndexError, struct.error):
+        pass
+    return ()
+
+
+@functools.lru_cache(1024)
+def _unpack_answer(head: bytes) -> Callable[[bytes], tuple[int, ...]]:
+    """Unpacks what follows this head in a plain header of an answer, and checks its length; () for other headers."""
+    try:
+        found = read_head(head)
+    except (KeyError, ValueError, struct.error):
+        return _no_integers
+    count = (found.nbytes - len(head)) // 8
+    return _no_integers if found.actor else struct.Struct(f"<{len(head)}x{count}q").unpack
+
+
+def _no_integers(header: bytes) -> tuple[int, ...]:
+    return ()
+
+
 def _wrong_plain(header: bytes, error: Exception) -> str:
     """A text that says what is wrong with a plain header, which cannot be read because of this error."""
     if header[1:2] != _VERSION:
