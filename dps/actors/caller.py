@@ -16,7 +16,7 @@ from dps.process import config
 from dps.process.telemetry import LogThrottle, log
 from dps.transport.endpoint import Connected, Delivery, Disconnected, Refused, Runtime
 from dps.transport.message import Form, Message
-from dps.transport.wire import Envelope, decode, encode_plain, integers_of_answer, unbundle
+from dps.transport.wire import NO_PLAIN_HEADER, Envelope, decode, integers_of_answer, plain_head, unbundle
 
 if TYPE_CHECKING:
     from dps.transport.keys.keyring import Credentials
@@ -49,6 +49,8 @@ class Caller:
         self._time = PausableClock(runtime)
         self._outbox = Outbox(self._endpoint, runtime.tuning)
         self._requests = Requests(runtime.tuning.nodes)
+        self.take_number = self._requests.take_number
+        """Takes the number of a request, to be posted."""
         self.away: dict[str, float] = {}
         """Addresses whose connection is broken, and since when, on the clock of `now`."""
         self.reached: set[str] = set()
@@ -91,24 +93,24 @@ class Caller:
             to.address, Envelope(message, to.actor, request.number, self.name, request.incarnation)
         )
 
-    def post(self, to: Ref, message: Message) -> int:
-        """Send a request at once and never again; returns its number, for `hear`. Does not block."""
-        number = self._requests.take_number()
+    def post(self, to: Ref, message: Message, number: int = 0) -> int:
+        """Send a request at once and never again; returns its number, for `hear`: one that was taken, or 0: the next.
+        Does not block."""
+        number = number or self.take_number()
         self._outbox.send_message(to.address, Envelope(message, to.actor, number, self.name, self.incarnation))
         return number
 
-    def post_plain(self, to: Ref, form: Form, numbers: Sequence[int]) -> int:
-        """Like `post`, for the message `form.made(*numbers)`, which is not made if it has a plain header."""
-        number = self._requests.take_number()
-        header = encode_plain(form, numbers, to.actor, number, self.name, self.incarnation)
-        if header:
-            if self._outbox.waiting:
-                self._outbox.flush()
-            self._endpoint.send(to.address, header)
-        else:
-            envelope = Envelope(form.made(*numbers), to.actor, number, self.name, self.incarnation)
-            self._outbox.send_message(to.address, envelope)
-        return number
+    def post_plain(self, to: Ref, form: Form, integers: tuple[int, ...]) -> None:
+        """Like `post`, for the message `form.made(*integers[1:])`, which is not made if it has a plain header, under
+        the number `integers[0]`, which was taken."""
+        try:
+            header = plain_head(form.begin, to.actor, self.name, self.incarnation) + form.pack(*integers)
+        except NO_PLAIN_HEADER:
+            self.post(to, form.made(*integers[1:]), integers[0])
+            return
+        if self._outbox.waiting:
+            self._outbox.flush()
+        self._endpoint.send(to.address, header)
 
     def continue_posted(self, to: Ref, posted: Posted, request: Request) -> None:
         """Have a request go on as the posted one: it gets the answer that was heard, and those to come, and is sent
@@ -223,8 +225,8 @@ class Caller:
         now = self._time.received_at
         if event.__class__ is Delivery:
             usual = self._usual
-            answer = () if usual is None or event.frames else integers_of_answer(event.header, usual)
-            if answer and answer[0] in self._posted:
+            answer = () if usual is None else integers_of_answer(event.header, usual)
+            if answer and answer[0] in self._posted and not event.frames:
                 self._heard.setdefault(answer[0], answer)
             else:
                 self._take_delivery(event, now)

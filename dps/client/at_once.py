@@ -7,7 +7,7 @@ answer, or none in time, the push goes on as an ordinary request: nothing is sen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dps.actors.caller import Answer, Posted
@@ -47,8 +47,6 @@ class AtOnce:
         self._holds: Holds = []
         """The values that the last answers lent; of all shards, or none. After Ctrl-C it may be some. The next call
         releases them, unless `hand_over` was called."""
-        self._asked: dict[int, PsPeer] = {}
-        """Who was sent the last requests, by their numbers."""
         self._posted: dict[int, Posted] = {}
         """The last requests of a push that got another answer than the usual ones, or none in time, by ps."""
         self._fresh = 0, 0.0
@@ -188,16 +186,17 @@ class AtOnce:
         """Send a push of gradients in shared memory; None if a ps did not apply it soon."""
         mode = self._connection.agreed.mode
         lends = reads or mode.has_stable_values
-        if not self._send(gradients, lends):
-            return self._go_on({})
+        asked: dict[int, PsPeer] = {}
+        if not self._send(gradients, lends, asked):
+            return self._go_on(asked, {})
         self._prepared = self._pulls.prepared(self._assembly) if reads and keep is None else None
-        heard = self._caller.hear(self._asked, PUSHED, self._runtime.tuning.client.step_patience_s)
+        heard = self._caller.hear(asked, PUSHED, self._runtime.tuning.client.step_patience_s)
         number, step, staleness, flags = 0, -1, 0, 0
-        for request, peer in self._asked.items():
+        for request, peer in asked.items():
             answer = heard.get(request)
-            told = answer if answer.__class__ is tuple else _in_integers(answer)
+            told: Sequence[Any] = answer if answer.__class__ is tuple else _applied(answer)
             if not told:
-                return self._go_on(heard)
+                return self._go_on(asked, heard)
             if step < 0:
                 number, step = told[1], told[2]  # as the step ps says, the first
             if told[3] > staleness:
@@ -205,7 +204,10 @@ class AtOnce:
             flags |= told[5]
             if not told[-1]:
                 lends = False
-            elif not self._hold(peer, request, told[6], told[8:], answer) or (told[7] != step and mode.is_atomic):
+                continue
+            lent = LentVersion(peer, request)
+            self._holds.append(lent)
+            if not lent.hold(told[6], told[8:]) or (told[7] != step and mode.is_atomic):
                 lends = False  # in the last case values of several steps might be read together
         result = Push(self._pushes.made(self._peers, number, step), True, staleness)
         if flags & SETTLES:
@@ -221,28 +223,28 @@ class AtOnce:
         self.hand_over(keep)
         return result, self.still(holds), holds
 
-    def _send(self, gradients: Mapping[int, Gradient], lend: bool) -> bool:
+    def _send(self, gradients: Mapping[int, Gradient], lend: bool, asked: dict[int, PsPeer]) -> bool:
         """Send each ps its part of a push; False if there is no memory for some. `lend`: they may lend the values after
-        it."""
-        connection, pushes = self._connection, self._pushes
-        run, numbers, pulled, times = pushes.loader.run, pushes.numbers, pushes.pulled, pushes.times
-        epoch, step, tells_times = connection.membership.epoch, connection.steps.local_step, times.at >= times.due_at
-        self._asked = asked = {}
+        it. `asked` gets each request by its number."""
+        connection, pushes, caller = self._connection, self._pushes, self._caller
+        tells_times = pushes.times.at >= pushes.times.due_at
         if len(self._peers) > 1:
             pushes.announce()
         for peer in self._peers:
-            memory, ps = run(peer, gradients).memory, peer.ps
+            memory, ps = pushes.loader.run(peer, gradients).memory, peer.ps
             if memory is None:
                 return False
+            number = caller.take_number()
             request = (
-                epoch, numbers[ps] + 1, step, pulled[ps], peer.layout.gradient_nbytes, 0, lend,
-                peer.lane.all_released_below(), *memory.name,
+                number, connection.membership.epoch, pushes.numbers[ps] + 1, connection.steps.local_step,
+                pushes.pulled[ps], peer.layout.gradient_nbytes, 0, lend,
+                min(peer.lane.reading, default=number), *memory.name,
             )  # fmt: skip
             if tells_times:  # to the step ps
-                message = changed(PushMessage.expanded(*request), times=pushes.take_times())
-                number, tells_times = self._caller.post(peer.ref, message), False
+                caller.post(peer.ref, changed(PushMessage.expanded(*request[1:]), times=pushes.take_times()), number)
+                tells_times = False
             else:
-                number = self._caller.post_plain(peer.ref, PUSH, request)
+                caller.post_plain(peer.ref, PUSH, request)
             asked[number] = peer
         return True
 
@@ -251,16 +253,21 @@ class AtOnce:
         connection, peers = self._connection, self._open()
         if not peers:
             return []
-        self._asked = asked = {}
+        asked: dict[int, PsPeer] = {}
         for peer in peers:
-            request = connection.membership.epoch, 0, 0, 0, -1, 0, peer.lane.all_released_below(), 0
-            asked[self._caller.post_plain(peer.ref, PULL, request)] = peer
+            number = self._caller.take_number()
+            released = min(peer.lane.reading, default=number)
+            request = number, connection.membership.epoch, 0, 0, 0, -1, 0, released, 0
+            self._caller.post_plain(peer.ref, PULL, request)
+            asked[number] = peer
         self._prepared = self._pulls.prepared(self._assembly) if prepares else None
         heard, step = self._caller.hear(asked, VALUES, self._runtime.tuning.client.step_patience_s), -1
         for number, peer in asked.items():
             answer = heard.get(number)
-            told = answer if answer.__class__ is tuple else _in_integers(answer)
-            if not told or not self._hold(peer, number, told[2], told[4:], answer):
+            told: Sequence[Any] = answer if answer.__class__ is tuple else _values(answer)
+            lent = LentVersion(peer, number)
+            self._holds.append(lent)
+            if not told or not lent.hold(told[2], told[4:]):
                 self._release()
                 return self._holds
             if step < 0:
@@ -269,29 +276,27 @@ class AtOnce:
         self.note(self._holds)
         return self._holds
 
-    def _hold(self, peer: PsPeer, request: int, counter: int, names: tuple[Any, ...], answer: Answer) -> bool:
-        """A ps has lent a version with this answer. `names`: of the memory of each arena, or the parts of the name of
-        the only one, as the usual answer has them. False if the memory cannot be read."""
-        lent = LentVersion(peer, request)
-        self._holds.append(lent)
-        return lent.hold(counter, (names,) if answer.__class__ is tuple else names)
-
-    def _go_on(self, heard: Mapping[int, Answer]) -> None:
-        """A push goes on as an ordinary one, which hears these answers and those to come."""
+    def _go_on(self, asked: Mapping[int, PsPeer], heard: Mapping[int, Answer]) -> None:
+        """A push goes on as an ordinary one, which hears these answers and those to come. `asked`: its requests, by
+        number."""
         self._posted = {}
-        for number, peer in self._asked.items():
+        for number, peer in asked.items():
             answer = heard.get(number)
             self._posted[peer.ps] = number, Pushed.expanded(*answer[1:]) if isinstance(answer, tuple) else answer
         self._release()
 
 
-def _in_integers(answer: Answer | None) -> tuple[Any, ...]:
-    """A message of values, or of a push that was applied, as the usual answer has it, but with the whole names of all
-    memories at its end. () for another message."""
-    if isinstance(answer, SharedValues):
-        return 0, answer.epoch, answer.counter, answer.step, *map(tuple, answer.memories)
+def _applied(answer: Answer | None) -> list[Any]:
+    """The message of a push that was applied as the integers of the usual answer, but as a list that ends with the
+    names of all memories. [] for another message."""
     if not isinstance(answer, Pushed) or answer.status != APPLIED:
-        return ()
-    flags, (counter, step, names) = answer.credit | answer.settles << 1, answer.lent or (0, 0, [()])
-    about = answer.number, answer.step, answer.staleness, answer.counter
-    return 0, *about, flags, counter, step, *map(tuple, names)
+        return []
+    flags, (counter, step, names) = answer.credit | answer.settles << 1, answer.lent or (0, 0, [0])
+    return [0, answer.number, answer.step, answer.staleness, answer.counter, flags, counter, step, *names]
+
+
+def _values(answer: Answer | None) -> list[Any]:
+    """As `_applied`, for the message of values."""
+    if not isinstance(answer, SharedValues):
+        return []
+    return [0, answer.epoch, answer.counter, answer.step, *answer.memories]

@@ -20,8 +20,8 @@ from dps.transport.shared_memory import ASKED, ASKER, expected, marked, proof
 from dps.transport.wire import Array
 from dps.variables.plan import ShardLayout
 
-Names = tuple[tuple[int, ...], ...]
-"""The names of the memories of a version, one for each arena."""
+Names = tuple[Any, ...]
+"""The name of the only memory of a version, or the names of all: one for each arena."""
 KEPT_PARTS = 1 << 14
 """So many parts of lent versions a session keeps for each ps: some 2 MB."""
 
@@ -154,12 +154,12 @@ class LentVersion:
         self.peer, self.request = peer, request
 
     def hold(self, counter: int, names: Sequence[Any]) -> bool:
-        """The ps has lent a version, and its request is one of `Lane.reading` from now on. `names`: of the memory of
-        each arena; as `Names`, or as a message has them. False if the memory cannot be read; the session uses the
-        socket from then on."""
+        """The ps has lent a version, and its request is one of `Lane.reading` from now on. `names`: a tuple is the name
+        of the memory of its only arena; a list has one for each arena. False if the memory cannot be read; the session
+        uses the socket from then on."""
         lane = self.peer.lane
         try:
-            key = names if names.__class__ is tuple else tuple(map(tuple, names))
+            key = names if names.__class__ is tuple else _key(names)
             self.memories, self.parts = lane.versions.get(key) or self._attach(key)
         except (DpsError, TypeError, ValueError) as error:
             lane.give_up(error)
@@ -171,7 +171,7 @@ class LentVersion:
     def _attach(self, key: Names) -> tuple[list[Array], list[Array]]:
         """The memories of these names, and the parts in them. Raises Unavailable where they do not fit the layout."""
         lane, layout, memories = self.peer.lane, self.peer.layout, list[Array]()
-        for name, arena in zip(key, layout.arenas, strict=True):
+        for name, arena in zip(key if isinstance(key[0], tuple) else (key,), layout.arenas, strict=True):
             memories.append(lane.attach(list(name)))
             if len(memories[-1]) != arena.nbytes:
                 raise Unavailable(f"an arena has {len(memories[-1])} bytes in the ps's memory; wanted {arena.nbytes}")
@@ -186,3 +186,9 @@ class LentVersion:
         if self.request:
             self.peer.lane.release(self.request, self.peer.layout.nbytes if self.memories else 0)
             self.request = 0
+
+
+def _key(names: Sequence[Sequence[int]]) -> Names:
+    """The names of a message as a key."""
+    key = tuple(map(tuple, names))
+    return key[0] if len(key) == 1 else key

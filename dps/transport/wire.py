@@ -78,8 +78,13 @@ def encode_plain(
     """The plain header of the message `form.made(*numbers)`, which need not be made; b"" if there is none."""
     try:
         return plain_head(form.begin, actor, sender, incarnation) + form.pack(request, *numbers)
-    except (struct.error, TypeError, ValueError):  # a number of more than 8 bytes, or a name that is too long
+    except NO_PLAIN_HEADER:
         return b""
+
+
+NO_PLAIN_HEADER = struct.error, TypeError, ValueError
+"""The errors of `plain_head` and `Form.pack` for what no plain header holds: a number of more than 8 bytes, or a name
+that is too long."""
 
 
 _pack = msgpack.Packer().pack

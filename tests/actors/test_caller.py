@@ -33,7 +33,8 @@ def test_a_message_that_is_told_by_its_integers_arrives_also_where_no_plain_head
 ) -> None:  # fmt: skip
     def use(caller: Caller, world: World) -> None:
         caller.name = name
-        number = caller.post_plain(ECHO, Enter.form_of, (epoch,))
+        number = caller.take_number()
+        caller.post_plain(ECHO, Enter.form_of, (number, epoch))
         usual = epoch < 1 << 63
         assert caller.hear([number], Token.form_of, 5.0) == {number: (number, epoch) if usual else Token(epoch)}
 

@@ -52,13 +52,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     asked: Asked = []
     post, post_plain, send = Caller.post, Caller.post_plain, Caller.send
 
-    def posted(self: Caller, to: Any, message: Any) -> int:
+    def posted(self: Caller, to: Any, message: Any, number: int = 0) -> int:
         asked.append(f"{type(message).__name__} at once")
-        return post(self, to, message)
+        return post(self, to, message, number)
 
-    def posted_plain(self: Caller, to: Any, form: Any, numbers: Any) -> int:
+    def posted_plain(self: Caller, to: Any, form: Any, integers: Any) -> None:
         asked.append(f"{form.cls.__name__} at once")
-        return post_plain(self, to, form, numbers)
+        post_plain(self, to, form, integers)
 
     def sent(self: Caller, request: Any, message: Any) -> None:
         asked.append(type(message).__name__)
