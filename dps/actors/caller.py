@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dps.actors.answers import Failed, Waiting
 from dps.actors.authorization import introduction
@@ -27,6 +27,10 @@ Posted = tuple[int, Message | None]
 """The number of a posted request, and its first answer; None: it has not come."""
 Answer = tuple[int, ...] | Message
 """The first answer to a posted request: request number and integers of the usual one, or another message."""
+Hearing = tuple[Collection[int], Form, dict[int, Answer]]
+"""Of which posted requests somebody waits for the first answers, the form of the usual ones, and those that have come,
+by number."""
+NOBODY: Hearing = (), Failed.form_of, {}
 
 
 def _all_complete(requests: Sequence[Request]) -> bool:
@@ -55,12 +59,7 @@ class Caller:
         """Addresses whose connection is broken, and since when, on the clock of `now`."""
         self.reached: set[str] = set()
         """Addresses with which there has been a connection."""
-        self._posted: Collection[int] = ()
-        """The numbers of posted requests of which somebody waits for the first answers."""
-        self._usual: Form | None = None
-        """The form of their usual answers."""
-        self._heard: dict[int, Answer] = {}
-        """These answers, by number, as far as they have come."""
+        self._hearing = NOBODY
 
     def now(self) -> float:
         """Monotonic seconds, without those in which this process was stopped: the clock of all deadlines here."""
@@ -124,8 +123,8 @@ class Caller:
     def hear(self, numbers: Collection[int], usual: Form, wait_s: float) -> dict[int, Answer]:
         """The first answers to these posted requests, by number, as far as they come in time. One with a plain header
         of the `usual` form is not made into a message. Blocks up to `wait_s`."""
-        heard = self._heard = {}
-        self._posted, self._usual = numbers, usual
+        heard: dict[int, Answer] = {}
+        self._hearing = numbers, usual, heard
         try:
             while wait_s > 0:
                 self.turn(wait_s)
@@ -134,7 +133,7 @@ class Caller:
                 wait_s -= self._time.took_s
             return heard
         finally:
-            self._posted, self._usual = (), None
+            self._hearing = NOBODY
 
     @property
     def next_number(self) -> int:
@@ -224,10 +223,10 @@ class Caller:
         event = self._time.receive(self._endpoint, wait_s)
         now = self._time.received_at
         if event.__class__ is Delivery:
-            usual = self._usual
-            answer = () if usual is None else integers_of_answer(event.header, usual)
-            if answer and answer[0] in self._posted and not event.frames:
-                self._heard.setdefault(answer[0], answer)
+            posted, usual, heard = self._hearing
+            answer = integers_of_answer(event.header, usual) if posted else ()
+            if answer and answer[0] in posted and not event.frames:
+                heard.setdefault(answer[0], answer)
             else:
                 self._take_delivery(event, now)
         elif isinstance(event, Connected):
@@ -254,8 +253,9 @@ class Caller:
 
     def _take_answer(self, envelope: Envelope, now: float) -> None:
         message, actor, number, _, _ = envelope
-        if number in self._posted and not actor:
-            self._heard.setdefault(number, message)
+        posted, _, heard = self._hearing
+        if number in posted and not actor:
+            heard.setdefault(number, message)
         elif not actor:
             self._requests.feed_answer(number, message, now)
 

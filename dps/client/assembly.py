@@ -40,14 +40,6 @@ class Whole(Mapping[int, Gradient]):
         return len(self.arrays)
 
 
-def fit(plan: Plan, leaves: Sequence[object]) -> bool:
-    """Whether these are arrays with the shapes and dtypes of the variables, in the order of the plan."""
-    try:
-        return tuple(map(_described, leaves)) == plan.described
-    except AttributeError:  # not even an array
-        return False
-
-
 def is_whole(layout: ShardLayout, gradients: Mapping[int, Gradient]) -> bool:
     """Whether each trained part of a shard has a dense gradient, and no keyed table has one; False if there is no such
     part."""
@@ -63,7 +55,7 @@ def gather(
     trained_only: bool = True,
 ) -> None:  # fmt: skip
     """Copy dense gradients of all trained parts (or values of all parts) into a shard's arenas, `flats` of a run."""
-    is_plain = isinstance(gradients, Whole) and not plan.is_split
+    is_plain = gradients.__class__ is Whole and not plan.is_split
     for arena, out in zip(layout.arenas, flats, strict=True):
         if arena.optimizer is None and trained_only:
             continue
@@ -164,8 +156,12 @@ class Assembly:
     def gradients(self, tree: Any) -> Mapping[int, Gradient]:
         """A user's nested gradients by variable index, checked as in `check_gradients`."""
         arrays: list[Any] = []
-        if self._in_order and self._nesting.collect(tree, arrays) and fit(self.plan, arrays):
-            return Whole(arrays)
+        if self._in_order and self._nesting.collect(tree, arrays):
+            try:
+                if tuple(map(_described, arrays)) == self.plan.described:
+                    return Whole(arrays)
+            except AttributeError:  # not even an array
+                pass
         check_is_nested(self.plan, tree)
         return check_gradients(self.plan, leaves(tree))
 

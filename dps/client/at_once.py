@@ -119,11 +119,10 @@ class AtOnce:
 
     def note(self, holds: Holds) -> None:
         """Record that these values were pulled."""
-        counters: dict[int, int] = {}
+        counters = self._pushes.pulled
         for hold in holds:
             counters[hold.peer.ps] = hold.counter
         self._pulls.read = self._connection.membership.epoch, counters
-        self._pushes.pulled.update(counters)
 
     def still(self, holds: Holds) -> Any:
         """Values in place, in the nesting of params."""
@@ -137,7 +136,7 @@ class AtOnce:
             ps = hold.peer.ps
             if connection.peers.get(ps) is not hold.peer or self._pushes.numbers[ps] != push:
                 return False
-        return not connection.membership.over and connection.home.runtime.now() <= until
+        return not connection.membership.over and self._runtime.now() <= until
 
     def _release(self) -> None:
         for lent in self._holds:
@@ -148,10 +147,9 @@ class AtOnce:
         """Copy the held values, into the prepared memory if there is any, and release them."""
         try:
             memory, tree = self._prepared or self._pulls.prepared(self._assembly)
-            runtime = self._connection.home.runtime
             for hold in self._holds:
                 for target, values in zip(memory.arenas(hold.peer.ps), hold.memories, strict=True):
-                    copy_steadily(runtime, target, values)
+                    copy_steadily(self._runtime, target, values)
             return memory.tree(self._assembly) if tree is None else tree
         finally:
             self._prepared = None
@@ -188,7 +186,8 @@ class AtOnce:
         lends = reads or mode.has_stable_values
         asked: dict[int, PsPeer] = {}
         if not self._send(gradients, lends, asked):
-            return self._go_on(asked, {})
+            self._go_on(asked, {})
+            return None
         self._prepared = self._pulls.prepared(self._assembly) if reads and keep is None else None
         heard = self._caller.hear(asked, PUSHED, self._runtime.tuning.client.step_patience_s)
         number, step, staleness, flags = 0, -1, 0, 0
@@ -196,7 +195,8 @@ class AtOnce:
             answer = heard.get(request)
             told: Sequence[Any] = answer if answer.__class__ is tuple else _applied(answer)
             if not told:
-                return self._go_on(asked, heard)
+                self._go_on(asked, heard)
+                return None
             if step < 0:
                 number, step = told[1], told[2]  # as the step ps says, the first
             if told[3] > staleness:

@@ -370,7 +370,7 @@ class Pulls:
         if operation.names is None:
             counters = {ps: t.counter for ps, t in operation.transfers.items()}
             self._pushes.pulled |= counters
-            self.read = connection.membership.epoch, counters
+            self.read = connection.membership.epoch, self._pushes.pulled
         connection.steps.saw(max((t.step for t in operation.transfers.values()), default=0))
         return self._values(operation)
 

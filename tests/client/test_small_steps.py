@@ -16,7 +16,6 @@ from dps.client import at_once, transfers
 from dps.client.lanes import Lane
 from dps.client.pushing import Pushes
 from dps.errors import TaskLost, Unavailable
-from dps.messages.sessions import Pushed
 from tests.in_process import cluster, on_all
 from tests.interrupting import interrupted_at
 from tests.tuned import tune
