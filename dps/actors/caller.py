@@ -16,7 +16,16 @@ from dps.process import config
 from dps.process.telemetry import LogThrottle, log
 from dps.transport.endpoint import Connected, Delivery, Disconnected, Refused, Runtime
 from dps.transport.message import Form, Message
-from dps.transport.wire import NO_PLAIN_HEADER, Envelope, decode, integers_of_answer, plain_head, unbundle
+from dps.transport.wire import (
+    NO_PLAIN_HEADER,
+    PLAIN_BYTE,
+    Envelope,
+    decode,
+    decode_plain,
+    integers_of_answer,
+    plain_head,
+    unbundle,
+)
 
 if TYPE_CHECKING:
     from dps.transport.keys.keyring import Credentials
@@ -246,6 +255,9 @@ class Caller:
     def _take_delivery(self, delivery: Delivery, now: float) -> None:
         _, header, frames, _ = delivery
         try:
+            if header[:1] == PLAIN_BYTE:
+                self._take_answer(decode_plain(header, frames), now)
+                return
             for one, own in unbundle(header, frames):
                 self._take_answer(decode(one, own), now)
         except ProtocolError as error:

@@ -18,7 +18,7 @@ from dps.client.pulling import PullMemory, Pulls
 from dps.client.pushing import Pushes, PushOp
 from dps.client.transfers import copy_steadily
 from dps.messages.replies import Push
-from dps.messages.sessions import APPLIED, SETTLES, Pull, Pushed, SharedValues
+from dps.messages.sessions import APPLIED, Pull, Pushed, SharedValues
 from dps.messages.sessions import Push as PushMessage
 from dps.transport.message import changed
 from dps.variables.layout import Gradient
@@ -29,6 +29,8 @@ Made = tuple[Push, Any, Holds]
 """The result of a push that was made in one round trip, the values after it, and their versions, which are released
 where the values are a copy. No versions: the values have to be pulled."""
 PUSH, PUSHED, PULL, VALUES = PushMessage.form_of, Pushed.form_of, Pull.form_of, SharedValues.form_of
+SETTLES = 2
+"""The bit of `Pushed.settles` in the flags of its compact form."""
 Keep = Callable[[Holds, bool], None]
 """As `dps.client.training.Held.keep`."""
 

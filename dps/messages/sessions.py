@@ -32,9 +32,6 @@ NOT_LENT = (0,) * 6
 
 APPLIED, DROPPED, REFUSED = "applied", "dropped", "refused"
 
-SETTLES = 2
-"""The bit of `Pushed.settles` in the flags of its compact form; that of `credit` is 1."""
-
 
 # -- pull -------------------------------------------------------------------------------------------------
 
