@@ -171,7 +171,8 @@ class LentVersion:
     def _attach(self, key: Names) -> tuple[list[Array], list[Array]]:
         """The memories of these names, and the parts in them. Raises Unavailable where they do not fit the layout."""
         lane, layout, memories = self.peer.lane, self.peer.layout, list[Array]()
-        for name, arena in zip(key if isinstance(key[0], tuple) else (key,), layout.arenas, strict=True):
+        names: Names = (key,) if key and isinstance(key[0], int) else key
+        for name, arena in zip(names, layout.arenas, strict=True):
             memories.append(lane.attach(list(name)))
             if len(memories[-1]) != arena.nbytes:
                 raise Unavailable(f"an arena has {len(memories[-1])} bytes in the ps's memory; wanted {arena.nbytes}")
