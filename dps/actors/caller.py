@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dps.actors.answers import Failed, Waiting
 from dps.actors.authorization import introduction
@@ -16,7 +16,16 @@ from dps.process import config
 from dps.process.telemetry import LogThrottle, log
 from dps.transport.endpoint import Connected, Delivery, Disconnected, Refused, Runtime
 from dps.transport.message import Form, Message
-from dps.transport.wire import PLAIN_BYTE, Envelope, decode, decode_plain, encode_plain, unbundle
+from dps.transport.wire import (
+    NO_PLAIN_HEADER,
+    PLAIN_BYTE,
+    Envelope,
+    decode,
+    decode_plain,
+    integers_of_answer,
+    plain_head,
+    unbundle,
+)
 
 if TYPE_CHECKING:
     from dps.transport.keys.keyring import Credentials
@@ -25,6 +34,12 @@ if TYPE_CHECKING:
 NEVER = float("inf")
 Posted = tuple[int, Message | None]
 """The number of a posted request, and its first answer; None: it has not come."""
+Answer = tuple[int, ...] | Message
+"""The first answer to a posted request: request number and integers of the usual one, or another message."""
+Hearing = tuple[Collection[int], Form, dict[int, Answer]]
+"""Of which posted requests somebody waits for the first answers, the form of the usual ones, and those that have come,
+by number."""
+NOBODY: Hearing = (), Failed.form_of, {}
 
 
 def _all_complete(requests: Sequence[Request]) -> bool:
@@ -47,14 +62,13 @@ class Caller:
         self._time = PausableClock(runtime)
         self._outbox = Outbox(self._endpoint, runtime.tuning)
         self._requests = Requests(runtime.tuning.nodes)
+        self.take_number = self._requests.take_number
+        """Takes the number of a request, to be posted."""
         self.away: dict[str, float] = {}
         """Addresses whose connection is broken, and since when, on the clock of `now`."""
         self.reached: set[str] = set()
         """Addresses with which there has been a connection."""
-        self._posted: Collection[int] = ()
-        """The numbers of posted requests of which somebody waits for the first answers."""
-        self._heard: dict[int, Message] = {}
-        """These answers, by number, as far as they have come."""
+        self._hearing = NOBODY
 
     def now(self) -> float:
         """Monotonic seconds, without those in which this process was stopped: the clock of all deadlines here."""
@@ -87,24 +101,24 @@ class Caller:
             to.address, Envelope(message, to.actor, request.number, self.name, request.incarnation)
         )
 
-    def post(self, to: Ref, message: Message) -> int:
-        """Send a request at once and never again; returns its number, for `hear`. Does not block."""
-        number = self._requests.take_number()
+    def post(self, to: Ref, message: Message, number: int = 0) -> int:
+        """Send a request at once and never again; returns its number, for `hear`: one that was taken, or 0: the next.
+        Does not block."""
+        number = number or self.take_number()
         self._outbox.send_message(to.address, Envelope(message, to.actor, number, self.name, self.incarnation))
         return number
 
-    def post_plain(self, to: Ref, form: Form, numbers: Sequence[int]) -> int:
-        """Like `post`, for the message `form.made(*numbers)`, which is not made if it has a plain header."""
-        number = self._requests.take_number()
-        header = encode_plain(form, numbers, to.actor, number, self.name, self.incarnation)
-        if header:
-            if self._outbox.waiting:
-                self._outbox.flush()
-            self._endpoint.send(to.address, header)
-        else:
-            envelope = Envelope(form.made(*numbers), to.actor, number, self.name, self.incarnation)
-            self._outbox.send_message(to.address, envelope)
-        return number
+    def post_plain(self, to: Ref, form: Form, integers: tuple[int, ...]) -> None:
+        """Like `post`, for the message `form.made(*integers[1:])`, which is not made if it has a plain header, under
+        the number `integers[0]`, which was taken."""
+        try:
+            header = plain_head(form.begin, to.actor, self.name, self.incarnation) + form.pack(*integers)
+        except NO_PLAIN_HEADER:
+            self.post(to, form.made(*integers[1:]), integers[0])
+            return
+        if self._outbox.waiting:
+            self._outbox.flush()
+        self._endpoint.send(to.address, header)
 
     def continue_posted(self, to: Ref, posted: Posted, request: Request) -> None:
         """Have a request go on as the posted one: it gets the answer that was heard, and those to come, and is sent
@@ -115,20 +129,20 @@ class Caller:
         if answer is not None:
             self._requests.feed_answer(number, answer, self._time.now())
 
-    def hear(self, numbers: Collection[int], wait_s: float) -> list[Any]:
-        """The first answer to each of these posted requests, in their order: a message, or None if it does not come in
-        time. Blocks up to `wait_s`."""
-        heard = self._heard = {}
-        self._posted = numbers
+    def hear(self, numbers: Collection[int], usual: Form, wait_s: float) -> dict[int, Answer]:
+        """The first answers to these posted requests, by number, as far as they come in time. One with a plain header
+        of the `usual` form is not made into a message. Blocks up to `wait_s`."""
+        heard: dict[int, Answer] = {}
+        self._hearing = numbers, usual, heard
         try:
             while wait_s > 0:
                 self.turn(wait_s)
                 if len(heard) == len(numbers):
                     break
                 wait_s -= self._time.took_s
-            return list(map(heard.get, numbers))
+            return heard
         finally:
-            self._posted = ()
+            self._hearing = NOBODY
 
     @property
     def next_number(self) -> int:
@@ -218,7 +232,12 @@ class Caller:
         event = self._time.receive(self._endpoint, wait_s)
         now = self._time.received_at
         if event.__class__ is Delivery:
-            self._take_delivery(event, now)
+            posted, usual, heard = self._hearing
+            answer = integers_of_answer(event.header, usual) if posted else ()
+            if answer and answer[0] in posted and not event.frames:
+                heard.setdefault(answer[0], answer)
+            else:
+                self._take_delivery(event, now)
         elif isinstance(event, Connected):
             self.reached.add(event.address)
             if self.away.pop(event.address, None) is not None:
@@ -246,8 +265,9 @@ class Caller:
 
     def _take_answer(self, envelope: Envelope, now: float) -> None:
         message, actor, number, _, _ = envelope
-        if number in self._posted and not actor:
-            self._heard.setdefault(number, message)
+        posted, _, heard = self._hearing
+        if number in posted and not actor:
+            heard.setdefault(number, message)
         elif not actor:
             self._requests.feed_answer(number, message, now)
 

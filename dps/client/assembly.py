@@ -63,7 +63,7 @@ def gather(
     trained_only: bool = True,
 ) -> None:  # fmt: skip
     """Copy dense gradients of all trained parts (or values of all parts) into a shard's arenas, `flats` of a run."""
-    is_plain = isinstance(gradients, Whole) and not plan.is_split
+    is_plain = gradients.__class__ is Whole and not plan.is_split
     for arena, out in zip(layout.arenas, flats, strict=True):
         if arena.optimizer is None and trained_only:
             continue

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dps.actors.caller import Posted
+from dps.actors.caller import Answer, Posted
 from dps.client.assembly import Whole, is_whole
 from dps.client.connection import Connection
 from dps.client.lanes import LentVersion, PsPeer
@@ -28,7 +28,9 @@ Holds = list[LentVersion]
 Made = tuple[Push, Any, Holds]
 """The result of a push that was made in one round trip, the values after it, and their versions, which are released
 where the values are a copy. No versions: the values have to be pulled."""
-PUSH, PULL = PushMessage.form_of, Pull.form_of
+PUSH, PUSHED, PULL, VALUES = PushMessage.form_of, Pushed.form_of, Pull.form_of, SharedValues.form_of
+SETTLES = 2
+"""The bit of `Pushed.settles` in the flags of its compact form."""
 Keep = Callable[[Holds, bool], None]
 """As `dps.client.training.Held.keep`."""
 
@@ -38,18 +40,15 @@ class AtOnce:
 
     def __init__(self, connection: Connection, pushes: Pushes, pulls: Pulls) -> None:
         self._connection, self._pushes, self._pulls = connection, pushes, pulls
-        self._caller = connection.caller
+        self._caller, self._runtime = connection.caller, connection.home.runtime
         self._seen: dict[int, PsPeer] = {}
         """The peers from which `_peers` was chosen."""
         self._peers: list[PsPeer] = []
         """All ps, if this run can be served here; else none."""
         self._assembly = pushes.assembly
         self._holds: Holds = []
-        """The values that the last answers lent; of all shards, or none. The next call releases them, unless
-        `hand_over` was called."""
-        self._asked: dict[int, LentVersion] = {}
-        """What the requests in flight ask for, by their numbers. After Ctrl-C what they had asked for: the next call
-        releases it."""
+        """The values that the last answers lent; of all shards, or none. After Ctrl-C it may be some. The next call
+        releases them, unless `hand_over` was called."""
         self._posted: dict[int, Posted] = {}
         """The last requests of a push that got another answer than the usual ones, or none in time, by ps."""
         self._fresh = 0, 0.0
@@ -122,11 +121,10 @@ class AtOnce:
 
     def note(self, holds: Holds) -> None:
         """Record that these values were pulled."""
-        counters: dict[int, int] = {}
+        counters = self._pushes.pulled
         for hold in holds:
             counters[hold.peer.ps] = hold.counter
         self._pulls.read = self._connection.membership.epoch, counters
-        self._pushes.pulled.update(counters)
 
     def still(self, holds: Holds) -> Any:
         """Values in place, in the nesting of params."""
@@ -140,21 +138,20 @@ class AtOnce:
             ps = hold.peer.ps
             if connection.peers.get(ps) is not hold.peer or self._pushes.numbers[ps] != push:
                 return False
-        return not connection.membership.over and connection.home.runtime.now() <= until
+        return not connection.membership.over and self._runtime.now() <= until
 
     def _release(self) -> None:
-        for lent in (*self._holds, *self._asked.values()):
+        for lent in self._holds:
             lent.release()
-        self._holds, self._asked = [], {}  # only now: after Ctrl-C the next call releases the others
+        self._holds = []  # only now: after Ctrl-C the next call releases the others
 
     def _copied(self) -> Any:
         """Copy the held values, into the prepared memory if there is any, and release them."""
         try:
             memory, tree = self._prepared or self._pulls.prepared(self._assembly)
-            runtime = self._connection.home.runtime
             for hold in self._holds:
                 for target, values in zip(memory.arenas(hold.peer.ps), hold.memories, strict=True):
-                    copy_steadily(runtime, target, values)
+                    copy_steadily(self._runtime, target, values)
             return memory.tree(self._assembly) if tree is None else tree
         finally:
             self._prepared = None
@@ -163,7 +160,7 @@ class AtOnce:
     def _open(self) -> list[PsPeer]:
         """The ps to ask; none if the requests have to be ordinary ones."""
         connection = self._connection
-        if self._holds or self._asked:
+        if self._holds:
             self._release()
         if self._seen is not connection.peers:
             self._seen, self._peers = connection.peers, self._usual_peers()
@@ -187,62 +184,70 @@ class AtOnce:
 
     def _push(self, gradients: Mapping[int, Gradient], reads: bool, keep: Keep | None) -> Made | None:
         """Send a push of gradients in shared memory; None if a ps did not apply it soon."""
-        connection, pushes = self._connection, self._pushes
-        mode = connection.agreed.mode
-        if not self._send(gradients, reads or mode.has_stable_values):
-            self._go_on([None] * len(self._asked))
+        mode = self._connection.agreed.mode
+        lends = reads or mode.has_stable_values
+        asked: dict[int, PsPeer] = {}
+        if not self._send(gradients, lends, asked):
+            self._go_on(asked, {})
             return None
         self._prepared = self._pulls.prepared(self._assembly) if reads and keep is None else None
-        answers = self._caller.hear(self._asked, connection.home.runtime.tuning.client.step_patience_s)
-        step_ps, staleness, settles, lends = answers[0], 0, False, True
-        for lent, answer in zip(self._asked.values(), answers, strict=True):
-            if answer.__class__ is not Pushed or answer.status != APPLIED:
-                self._go_on(answers)
+        heard = self._caller.hear(asked, PUSHED, self._runtime.tuning.client.step_patience_s)
+        number, step, staleness, flags = 0, -1, 0, 0
+        for request, peer in asked.items():
+            answer = heard.get(request)
+            told: Sequence[Any] = answer if answer.__class__ is tuple else _applied(answer)
+            if not told:
+                self._go_on(asked, heard)
                 return None
-            if answer.staleness > staleness:
-                staleness = answer.staleness
-            settles, version = settles or answer.settles, answer.lent
-            if not version or not lent.hold(version[0], version[2]):
+            if step < 0:
+                number, step = told[1], told[2]  # as the step ps says, the first
+            if told[3] > staleness:
+                staleness = told[3]
+            flags |= told[5]
+            if not told[-1]:
                 lends = False
-            elif version[1] != step_ps.step and mode.is_atomic:
-                lends = False  # else values of several steps might be read together
-        result = Push(pushes.made(self._peers, step_ps.number, step_ps.step), True, staleness)
-        if settles:
-            connection.membership.settles = True
-        holds = self._keep(lends)
-        if not holds or not reads:
-            runtime = connection.home.runtime
-            self._fresh = step_ps.number, runtime.now() + runtime.tuning.client.step_values_s
+                continue
+            lent = LentVersion(peer, request)
+            self._holds.append(lent)
+            if not lent.hold(told[6], told[8:]) or (told[7] != step and mode.is_atomic):
+                lends = False  # in the last case values of several steps might be read together
+        result = Push(self._pushes.made(self._peers, number, step), True, staleness)
+        if flags & SETTLES:
+            self._connection.membership.settles = True
+        if not lends:
+            self._release()
+        if not lends or not reads:
+            self._fresh = number, self._runtime.now() + self._runtime.tuning.client.step_values_s
             return result, None, []
+        holds = self._holds
         if keep is None:
             return result, self._copied(), holds
         self.hand_over(keep)
         return result, self.still(holds), holds
 
-    def _send(self, gradients: Mapping[int, Gradient], lend: bool) -> bool:
+    def _send(self, gradients: Mapping[int, Gradient], lend: bool, asked: dict[int, PsPeer]) -> bool:
         """Send each ps its part of a push; False if there is no memory for some. `lend`: they may lend the values after
-        it."""
-        connection, pushes = self._connection, self._pushes
-        run, numbers, pulled, times = pushes.loader.run, pushes.numbers, pushes.pulled, pushes.times
-        epoch, step, tells_times = connection.membership.epoch, connection.steps.local_step, times.at >= times.due_at
+        it. `asked` gets each request by its number."""
+        connection, pushes, caller = self._connection, self._pushes, self._caller
+        tells_times = pushes.times.at >= pushes.times.due_at
         if len(self._peers) > 1:
             pushes.announce()
-        self._asked = asked = {}
         for peer in self._peers:
-            memory, ps = run(peer, gradients).memory, peer.ps
+            memory, ps = pushes.loader.run(peer, gradients).memory, peer.ps
             if memory is None:
                 return False
+            number = caller.take_number()
             request = (
-                epoch, numbers[ps] + 1, step, pulled[ps], peer.layout.gradient_nbytes, 0, lend,
-                peer.lane.all_released_below(), *memory.name,
+                number, connection.membership.epoch, pushes.numbers[ps] + 1, connection.steps.local_step,
+                pushes.pulled[ps], peer.layout.gradient_nbytes, 0, lend,
+                min(peer.lane.reading, default=number), *memory.name,
             )  # fmt: skip
             if tells_times:  # to the step ps
-                message = changed(PushMessage.expanded(*request), times=pushes.take_times())
-                number, tells_times = self._caller.post(peer.ref, message), False
+                caller.post(peer.ref, changed(PushMessage.expanded(*request[1:]), times=pushes.take_times()), number)
+                tells_times = False
             else:
-                number = self._caller.post_plain(peer.ref, PUSH, request)
-            asked[number] = LentVersion(peer, number)
-            peer.lane.reading.add(number)  # only now: after Ctrl-C the next call releases what is in `_asked`
+                caller.post_plain(peer.ref, PUSH, request)
+            asked[number] = peer
         return True
 
     def _ask_values(self, prepares: bool) -> Holds:
@@ -250,33 +255,50 @@ class AtOnce:
         connection, peers = self._connection, self._open()
         if not peers:
             return []
-        self._asked = asked = {}
+        asked: dict[int, PsPeer] = {}
         for peer in peers:
-            request = connection.membership.epoch, 0, 0, 0, -1, 0, peer.lane.all_released_below(), 0
-            number = self._caller.post_plain(peer.ref, PULL, request)
-            asked[number] = LentVersion(peer, number)
-            peer.lane.reading.add(number)  # only now: after Ctrl-C the next call releases what is in `_asked`
+            number = self._caller.take_number()
+            released = min(peer.lane.reading, default=number)
+            request = number, connection.membership.epoch, 0, 0, 0, -1, 0, released, 0
+            self._caller.post_plain(peer.ref, PULL, request)
+            asked[number] = peer
         self._prepared = self._pulls.prepared(self._assembly) if prepares else None
-        answers, lends = self._caller.hear(asked, connection.home.runtime.tuning.client.step_patience_s), True
-        for lent, answer in zip(asked.values(), answers, strict=True):
-            lends = lends and isinstance(answer, SharedValues) and lent.hold(answer.counter, answer.memories)
-        holds = self._keep(lends)
-        if holds:
-            connection.steps.saw(answers[0].step)
-            self.note(holds)
-        return holds
-
-    def _keep(self, lends: bool) -> Holds:
-        """The versions that the last requests asked for, if all ps have lent theirs; else they are released."""
-        if lends:
-            self._holds = list(self._asked.values())
-            self._asked = {}
-        else:
-            self._release()
+        heard, step = self._caller.hear(asked, VALUES, self._runtime.tuning.client.step_patience_s), -1
+        for number, peer in asked.items():
+            answer = heard.get(number)
+            told: Sequence[Any] = answer if answer.__class__ is tuple else _values(answer)
+            lent = LentVersion(peer, number)
+            self._holds.append(lent)
+            if not told or not lent.hold(told[2], told[4:]):
+                self._release()
+                return self._holds
+            if step < 0:
+                step = told[3]  # as the step ps says, the first
+        connection.steps.saw(step)
+        self.note(self._holds)
         return self._holds
 
-    def _go_on(self, answers: Sequence[Any]) -> None:
-        """A push goes on as an ordinary one, which hears these answers and those to come."""
-        asked = zip(self._asked.items(), answers, strict=True)
-        self._posted = {lent.peer.ps: (number, answer) for (number, lent), answer in asked}
+    def _go_on(self, asked: Mapping[int, PsPeer], heard: Mapping[int, Answer]) -> None:
+        """A push goes on as an ordinary one, which hears these answers and those to come. `asked`: its requests, by
+        number."""
+        self._posted = {}
+        for number, peer in asked.items():
+            answer = heard.get(number)
+            self._posted[peer.ps] = number, Pushed.expanded(*answer[1:]) if isinstance(answer, tuple) else answer
         self._release()
+
+
+def _applied(answer: Answer | None) -> list[Any]:
+    """The message of a push that was applied as the integers of the usual answer, but as a list that ends with the
+    names of all memories. [] for another message."""
+    if not isinstance(answer, Pushed) or answer.status != APPLIED:
+        return []
+    flags, (counter, step, names) = answer.credit | answer.settles << 1, answer.lent or (0, 0, [0])
+    return [0, answer.number, answer.step, answer.staleness, answer.counter, flags, counter, step, *names]
+
+
+def _values(answer: Answer | None) -> list[Any]:
+    """As `_applied`, for the message of values."""
+    if not isinstance(answer, SharedValues):
+        return []
+    return [0, answer.epoch, answer.counter, answer.step, *answer.memories]

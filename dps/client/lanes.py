@@ -20,8 +20,8 @@ from dps.transport.shared_memory import ASKED, ASKER, expected, marked, proof
 from dps.transport.wire import Array
 from dps.variables.plan import ShardLayout
 
-Names = tuple[tuple[int, ...], ...]
-"""The names of the memories of a version, one for each arena."""
+Names = tuple[Any, ...]
+"""The name of the only memory of a version, or the names of all: one for each arena."""
 KEPT_PARTS = 1 << 14
 """So many parts of lent versions a session keeps for each ps: some 2 MB."""
 
@@ -37,7 +37,8 @@ class Lane:
         """`worth`: the shard is large enough for shared memory; else only small messages go as datagrams.
         `tells_at_once`: each release is sent immediately."""
         self.tells_at_once = tells_at_once
-        self.on, self._worth, self._small_nbytes = False, worth, runtime.tuning.small_nbytes
+        self.on, self._worth = False, worth
+        self._silent_nbytes = 0 if tells_at_once else runtime.tuning.small_nbytes
         self.rate = inf
         """How fast values last came over the socket, bytes/s."""
         self._runtime, self._caller, self._ref, self._epoch = runtime, caller, ref, epoch
@@ -81,12 +82,12 @@ class Lane:
         until the ps acks it.
         """
         self.reading.discard(number)
-        if nbytes and not self.is_silent(nbytes):
+        if nbytes > self._silent_nbytes:
             self._caller.start(self._ref, Release(self._epoch, [number]), is_last)
 
     def is_silent(self, nbytes: int) -> bool:
         """Whether the release of so many bytes is no message of its own."""
-        return nbytes <= self._small_nbytes and not self.tells_at_once
+        return nbytes <= self._silent_nbytes
 
     def all_released_below(self) -> int:
         """No request of a lower number reads memory any more; 0 if the lane is off."""
@@ -149,26 +150,29 @@ class LentVersion:
     give others views of them."""
 
     def __init__(self, peer: PsPeer, request: int) -> None:
-        """`request`: its number, which is one of `Lane.reading`; 0: the version is released."""
+        """`request`: its number; 0: the version is released."""
         self.peer, self.request = peer, request
 
-    def hold(self, counter: int, names: list[Any]) -> bool:
-        """The ps has lent a version. `names`: of the memory of each arena. False if the memory cannot be read; the
-        session uses the socket from then on."""
+    def hold(self, counter: int, names: Sequence[Any]) -> bool:
+        """The ps has lent a version, and its request is one of `Lane.reading` from now on. `names`: a tuple is the name
+        of the memory of its only arena; a list has one for each arena. False if the memory cannot be read; the session
+        uses the socket from then on."""
         lane = self.peer.lane
         try:
-            key = tuple(map(tuple, names))
+            key = names if names.__class__ is tuple else _key(names)
             self.memories, self.parts = lane.versions.get(key) or self._attach(key)
         except (DpsError, TypeError, ValueError) as error:
             lane.give_up(error)
             return False
         self.counter = counter
+        lane.reading.add(self.request)
         return True
 
     def _attach(self, key: Names) -> tuple[list[Array], list[Array]]:
         """The memories of these names, and the parts in them. Raises Unavailable where they do not fit the layout."""
         lane, layout, memories = self.peer.lane, self.peer.layout, list[Array]()
-        for name, arena in zip(key, layout.arenas, strict=True):
+        names: Names = (key,) if key and isinstance(key[0], int) else key
+        for name, arena in zip(names, layout.arenas, strict=True):
             memories.append(lane.attach(list(name)))
             if len(memories[-1]) != arena.nbytes:
                 raise Unavailable(f"an arena has {len(memories[-1])} bytes in the ps's memory; wanted {arena.nbytes}")
@@ -183,3 +187,9 @@ class LentVersion:
         if self.request:
             self.peer.lane.release(self.request, self.peer.layout.nbytes if self.memories else 0)
             self.request = 0
+
+
+def _key(names: Sequence[Sequence[int]]) -> Names:
+    """The names of a message as a key."""
+    key = tuple(map(tuple, names))
+    return key[0] if len(key) == 1 else key

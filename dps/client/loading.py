@@ -37,7 +37,7 @@ class OwnRun(CargoMemory):
 
     def holds(self, gradients: Mapping[int, Gradient]) -> bool:
         """Whether the gradients of all of the shard are these arrays."""
-        if isinstance(gradients, Whole):
+        if gradients.__class__ is Whole:
             return all(map(operator.is_, self._pick(gradients.arrays), self._trained))
         return all(map(operator.is_, map(gradients.get, self._variables), self._trained))
 
@@ -46,7 +46,7 @@ class Loader:
     """Prepares the pushes of one session, and owns the memory that they are gathered in."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+        self._connection, self._runtime = connection, connection.home.runtime
         self._runs: dict[int, list[CargoMemory]] = {}
         """Those of each ps. A run is used again once its push has its result."""
         self._own: list[dict[int, OwnRun]] = []
@@ -95,7 +95,7 @@ class Loader:
                 return own
         run = self._take(peer, layout.nbytes)
         gather(self._connection.agreed.plan, layout, gradients, run.flats(layout))
-        self._connection.home.runtime.charge_pass("gather", layout.gradient_nbytes)
+        self._runtime.charge_pass("gather", layout.gradient_nbytes)
         return run
 
     def _own_run(self, peer: PsPeer, gradients: Mapping[int, Gradient]) -> OwnRun | None:
@@ -107,7 +107,7 @@ class Loader:
         for run in runs:
             if not run.in_use and len(run.bytes) >= nbytes and (run.memory is not None or not peer.lane.on):
                 return run
-        made = CargoMemory(self._connection.home.runtime, peer.lane, nbytes)
+        made = CargoMemory(self._runtime, peer.lane, nbytes)
         self._runs[peer.ps] = [run for run in runs if run.in_use] + [made]  # the idle ones are too small
         return made
 

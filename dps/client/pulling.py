@@ -61,17 +61,11 @@ class PullMemory:
     @property
     def is_free(self) -> bool:
         """Whether nobody else refers to its bytes: each array of values, and each slice of one, does."""
-        return sum([sys.getrefcount(run) for run in self._runs.values()]) == self._references
+        return sum(map(sys.getrefcount, self._runs.values())) == self._references
 
 
-def _own_references() -> int:
-    for made in [object()]:
-        count = sys.getrefcount(made)
-    return count
-
-
-OWN_REFERENCES = _own_references()
-"""The reference count, in a loop over a list, of an object that only the list has: as this Python counts it."""
+OWN_REFERENCES = next(map(sys.getrefcount, [object()]))
+"""The reference count, in a `map`, of an object that only one list or dict has: as this Python counts it."""
 
 
 class Recycled:
@@ -84,8 +78,8 @@ class Recycled:
 
     def take(self, layouts: Mapping[int, ShardLayout]) -> PullMemory:
         """Memory with undefined bytes. It is the caller's for as long as the caller refers to it."""
-        for made in self._made:
-            if sys.getrefcount(made) == OWN_REFERENCES and made.is_free:
+        for references, made in zip(map(sys.getrefcount, self._made), self._made, strict=True):  # counted first
+            if references == OWN_REFERENCES and made.is_free:
                 return made
         self._made = [*self._made[1 - self.KEPT :], PullMemory(layouts)]
         return self._made[-1]
@@ -376,7 +370,7 @@ class Pulls:
         if operation.names is None:
             counters = {ps: t.counter for ps, t in operation.transfers.items()}
             self._pushes.pulled |= counters
-            self.read = connection.membership.epoch, counters
+            self.read = connection.membership.epoch, self._pushes.pulled
         connection.steps.saw(max((t.step for t in operation.transfers.values()), default=0))
         return self._values(operation)
 

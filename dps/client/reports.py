@@ -38,7 +38,7 @@ class Reports:
 
     def __init__(self, session: Loop, hooks: Chain, pushed: Callable[[int, float | None, float], None]) -> None:
         """`pushed`: as of `Home`."""
-        self._session, self._hooks, self._pushed = session, hooks, pushed
+        self._session, self._hooks, self._pushed, self._name = session, hooks, pushed, ""
         self._surplus: Held = []
         self._warned = False
         """Whether a loss that is not finite was logged."""
@@ -70,8 +70,7 @@ class Reports:
     def opened(self, values: Collection[Array], made_elsewhere: bool, agreed: Agreed) -> None:
         """The session is open. `values`: the first values that it brought. `made_elsewhere`: an `init_fn` makes others
         where they are needed."""
-
-        session = self._session
+        session, self._name = self._session, self._session.name
         nbytes = sum(value.nbytes for value in values)
         if nbytes > LARGE_NBYTES and not made_elsewhere:
             log.warning(
@@ -102,7 +101,7 @@ class Reports:
         if telemetry.on_progress:
             telemetry.progress(
                 {
-                    "worker": self._session.name, "step": result.step, "loss": number,
+                    "worker": self._name, "step": result.step, "loss": number,
                     "accepted": result.accepted, "staleness": result.staleness, "seconds": now - self._last_at,
                 }
             )  # fmt: skip

@@ -255,7 +255,7 @@ class PsTraining:
         gradients, reports = self._pushes.assembly.gradients(grads), self.reports
         if reports.watch is not None and reports.watch.pushed(self._connection.agreed.plan, gradients):
             reports.watch = None
-        if not isinstance(gradients, Whole) and is_empty(gradients):
+        if gradients.__class__ is not Whole and is_empty(gradients):
             reports.empty()
         if self._hooks.hooks or self._hooks.shared:
             self._hooks.call_hooks("before_run", self._session)

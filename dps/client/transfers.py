@@ -307,10 +307,13 @@ class PushTransfer(Transfer):
                 self.then.go_on([])
             return self._only_held
         error = message.exception() if isinstance(message, Failed) else None
-        if isinstance(error, Unavailable) and self._cargo.out_of_reach(error):
-            self._pieces, self._credit = self._cargo.messages(), False
-            self._caller.send(self, self.resend_message())
-            return False
+        if isinstance(error, Unavailable):
+            if self._cargo.out_of_reach(error):
+                self._pieces, self._credit = self._cargo.messages(), False
+                self._caller.send(self, self.resend_message())
+                return False
+            if self._cargo.is_out_of_reach:  # said once more, of a message that has arrived twice
+                return False
         if isinstance(message, PushMissing) or (isinstance(message, Done) and not self._credit):
             self._send()
             return False

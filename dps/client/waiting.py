@@ -85,11 +85,11 @@ class Waiter:
     def wait(self, operation: Operation, timeout: float | None, what: str) -> None:
         """Send and receive until an operation is complete. Raises DeadlineExceeded, which names who did not answer."""
         self.check_open()
-        connection, deadline = self._connection, self.deadline(timeout)
-        own = connection.home.runtime.tuning.client
-        operation.start()
+        connection, own = self._connection, self._connection.home.runtime.tuning.client
         started = now = connection.caller.now()
+        deadline = started + (self._timeout_s if timeout is None else timeout)
         look_at, report_at = started + own.slice_s, started + own.report_s
+        operation.start()
         while not operation.complete:
             if connection.membership.over:
                 self.recover(deadline)

@@ -78,8 +78,13 @@ def encode_plain(
     """The plain header of the message `form.made(*numbers)`, which need not be made; b"" if there is none."""
     try:
         return plain_head(form.begin, actor, sender, incarnation) + form.pack(request, *numbers)
-    except (struct.error, TypeError, ValueError):  # a number of more than 8 bytes, or a name that is too long
+    except NO_PLAIN_HEADER:
         return b""
+
+
+NO_PLAIN_HEADER = struct.error, TypeError, ValueError
+"""The errors of `plain_head` and `Form.pack` for what no plain header holds: a number of more than 8 bytes, or a name
+that is too long."""
 
 
 _pack = msgpack.Packer().pack
@@ -139,6 +144,32 @@ def decode_plain(header: bytes, frames: Sequence[Buffer]) -> Envelope:
     if frames:
         raise ProtocolError(f"{form.cls.__name__} carries no arrays, got {len(frames)}")
     return _envelope((form.made(*numbers), actor, request, sender, incarnation))
+
+
+def integers_of_answer(header: bytes, form: Form) -> tuple[int, ...]:
+    """The request number and the integers in a plain header, if it is that of an answer of this form; () for all other
+    headers, also malformed ones."""
+    try:
+        if header.startswith(form.begin):
+            return _unpack_answer(header[: HEAD_NBYTES + header[NAMES_AT]])(header)
+    except (IndexError, struct.error):
+        pass
+    return ()
+
+
+@functools.lru_cache(1024)
+def _unpack_answer(head: bytes) -> Callable[[bytes], tuple[int, ...]]:
+    """Unpacks what follows this head in a plain header of an answer, and checks its length; () for other headers."""
+    try:
+        found = read_head(head)
+    except (KeyError, ValueError, struct.error):
+        return _no_integers
+    count = (found.nbytes - len(head)) // 8
+    return _no_integers if found.actor else struct.Struct(f"<{len(head)}x{count}q").unpack
+
+
+def _no_integers(header: bytes) -> tuple[int, ...]:
+    return ()
 
 
 def _wrong_plain(header: bytes, error: Exception) -> str:

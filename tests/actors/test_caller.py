@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dps.actors.answers import Done, Waiting
+from dps.actors.answers import Done, Failed, Waiting
 from dps.actors.caller import Caller
 from dps.actors.ref import Ref
 from dps.errors import DeadlineExceeded, RemoteError, Unavailable
@@ -33,8 +33,38 @@ def test_a_message_that_is_told_by_its_integers_arrives_also_where_no_plain_head
 ) -> None:  # fmt: skip
     def use(caller: Caller, world: World) -> None:
         caller.name = name
-        number = caller.post_plain(ECHO, Enter.form_of, (epoch,))
-        assert caller.hear([number], 5.0) == [Token(epoch)]
+        number = caller.take_number()
+        caller.post_plain(ECHO, Enter.form_of, (number, epoch))
+        usual = epoch < 1 << 63
+        assert caller.hear([number], Token.form_of, 5.0) == {number: (number, epoch) if usual else Token(epoch)}
+
+    with_echo(use)
+
+
+def test_other_answers_are_heard_as_messages_and_what_else_arrives_meanwhile_goes_on() -> None:
+    def use(caller: Caller, world: World) -> None:
+        answers: list[Message] = []
+        asked = caller.start(ECHO, Enter(3), lambda answer: answers.append(answer) is None)
+        usual, other, late = caller.take_number(), caller.take_number(), caller.take_number()
+        caller.post_plain(ECHO, Enter.form_of, (usual, 7))
+        caller.post(ECHO, AskState(1), other)
+        caller.post(ECHO, AskStats(), late)
+        heard = caller.hear([usual, other, late], Token.form_of, 0.3)
+        assert list(heard) == [usual, other] and heard[usual] == (usual, 7)
+        assert isinstance(heard[other], Failed) and asked.complete and answers == [Token(3)]
+        assert caller.reached == {ECHO.address}
+
+    with_echo(use)
+
+
+def test_of_several_answers_to_a_posted_request_the_first_is_heard() -> None:
+    def use(caller: Caller, world: World) -> None:
+        number, never = caller.take_number(), caller.take_number()
+        caller.post_plain(ECHO, Enter.form_of, (number, 5))
+        caller.post_plain(ECHO, Enter.form_of, (number, 6))
+        caller.post(ECHO, AskState(1), number)
+        caller.post(ECHO, AskStats(), never)
+        assert caller.hear([number, never], Token.form_of, 0.3) == {number: (number, 5)}
 
     with_echo(use)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -12,11 +13,12 @@ from hypothesis import given, settings
 from dps.actors.answers import Done, Failed, Waiting
 from dps.client.cargo import About, CargoMemory, RunCargo
 from dps.client.transfers import PullTransfer, PushTransfer
-from dps.errors import Aborted, ProtocolError
+from dps.errors import Aborted, ProtocolError, Unavailable
 from dps.messages.sessions import (
     APPLIED,
     DROPPED,
     RUN,
+    SHARED,
     Credit,
     NotNewer,
     Pull,
@@ -28,7 +30,7 @@ from dps.messages.sessions import (
     Values,
 )
 from dps.variables.plan import Plan, VariableSpec, make_plan
-from tests.client.peers import Wire, peer, take
+from tests.client.peers import Memory, Wire, peer, take
 from tests.variables.models import SGD, plans, values_of
 
 
@@ -192,6 +194,21 @@ def test_a_long_push_that_has_credit_goes_at_once_and_asks_for_more_where_the_ps
     assert wire.sent == pieces and len(pieces) == 4 and transfer.resend_message() == PushStatus(1, 4)
     wire.answer(PushMissing(4), Done())
     assert wire.sent == [*pieces, Credit(1, 4), *pieces]
+
+
+def test_a_ps_may_say_twice_that_it_cannot_read_the_memory_of_a_push() -> None:
+    plan, wire = small(), Wire(64)
+    to = peer(wire, plan.layouts[0], Memory())
+    run = CargoMemory(wire.runtime, Memory(on=False), 32)  # type: ignore[arg-type]
+    run.memory = SimpleNamespace(name=[1, 2], array=run.bytes)  # type: ignore[assignment]
+    transfer = PushTransfer(RunCargo(to, About(1, 4, 2, 7), run))
+    assert [message.form for message in wire.sent] == [SHARED]
+    wire.answer(*[Failed.of(Unavailable("no file can be opened"), "ps:0")] * 2)  # to a message that arrived twice
+    assert wire.sent[1:] == [Credit(1, 4)] and not transfer.complete and transfer.error is None
+    wire.answer(Done(), Failed.of(Unavailable("no file can be opened"), "ps:0"))
+    assert wire.sent[2:] == transfer._pieces and not transfer.complete
+    wire.answer(pushed(APPLIED))
+    assert transfer.complete and transfer.error is None
 
 
 def test_a_push_that_the_ps_does_not_have_is_sent_again_under_its_number() -> None:

@@ -19,10 +19,22 @@ import dps.messages.sessions  # noqa: F401  registers the kinds
 from dps.actors.answers import Done, Waiting
 from dps.errors import ProtocolError
 from dps.messages.runs import Stats
-from dps.messages.sessions import APPLIED, SHARED, STEP_PS, Credit, Lookup, Pull, Push, Pushed, SharedValues, Values
+from dps.messages.sessions import (
+    APPLIED,
+    SHARED,
+    STEP_PS,
+    Credit,
+    Lookup,
+    Pull,
+    Push,
+    Pushed,
+    SharedValues,
+    Token,
+    Values,
+)
 from dps.transport import wire
 from dps.transport.message import FORMS, Message, changed
-from dps.transport.wire import Envelope, decode, encode, peek
+from dps.transport.wire import Envelope, decode, encode, integers_of_answer, peek
 
 INTS = st.integers(-(2**63), 2**64 - 1)
 PLAIN = st.recursive(
@@ -297,6 +309,28 @@ def test_a_malformed_plain_message_is_refused(header: bytes, why: str) -> None:
     with pytest.raises(ProtocolError, match=why):
         decode(header, [])
     assert peek(header) is None
+
+
+PLAIN_TOKEN, _ = encode(Envelope(Token(-4), "", 7, "ps:0", 5))
+
+
+def test_an_answer_with_a_plain_header_can_be_read_as_integers() -> None:
+    assert integers_of_answer(PLAIN_TOKEN, Token.form_of) == (7, -4)
+    other, _ = encode(Envelope(Token(9), "", 8, "ps:12"))
+    assert integers_of_answer(other, Token.form_of) == (8, 9)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        PLAIN_CREDIT, encode(Envelope(Token(1), "ps", 7, "worker:0"))[0],  # of another kind, and to an actor
+        encode(Envelope(Token(1 << 63), "", 7, "ps:0"))[0], encode(Envelope(Done(), "", 7, "x" * 300))[0],
+        b"", PLAIN_TOKEN[:3], PLAIN_TOKEN[:8], PLAIN_TOKEN[:-1], PLAIN_TOKEN[:-8], PLAIN_TOKEN + b"x",
+        PLAIN_TOKEN + PLAIN_TOKEN[-8:], PLAIN_TOKEN.replace(b"\0ps", b"\0\xffs"), PLAIN_TOKEN.replace(b"\0ps", b"ps:"),
+    ],
+)  # fmt: skip
+def test_other_headers_and_malformed_ones_are_not_read_as_the_integers_of_an_answer(header: bytes) -> None:
+    assert integers_of_answer(header, Token.form_of) == ()
 
 
 def test_a_whole_number_may_stand_for_a_float_and_any_key_for_a_maps() -> None:
