@@ -85,8 +85,8 @@ class Cargo:
 
     run: CargoMemory | None = None
     """The memory that it was gathered in, in use until the push has its result. None: the caller's own arrays."""
-    is_out_of_reach = False
-    """Whether the ps has said that it cannot read the session's memory, which `messages` named until then."""
+    unread = ""
+    """What the ps has said when it could not read the session's memory, which `messages` named until then."""
 
     def __init__(self, peer: PsPeer, about: About) -> None:
         self.peer, self.about = peer, about
@@ -106,7 +106,7 @@ class Cargo:
             return False
         self.peer.lane.give_up(error)
         self.run.memory = None
-        self.is_out_of_reach = True
+        self.unread = str(error)
         return True
 
     @property

@@ -312,7 +312,7 @@ class PushTransfer(Transfer):
                 self._pieces, self._credit = self._cargo.messages(), False
                 self._caller.send(self, self.resend_message())
                 return False
-            if self._cargo.is_out_of_reach:  # said once more, of a message that has arrived twice
+            if str(error) == self._cargo.unread:  # said once more, of a message that has arrived twice
                 return False
         if isinstance(message, PushMissing) or (isinstance(message, Done) and not self._credit):
             self._send()

@@ -312,7 +312,7 @@ class Pushed(Message, kind=24, roles=ANSWER):
         """The usual case: a push that was applied, with values of one arena or none."""
         if self.status != APPLIED or self.reason:
             return None
-        about, lent = self.integers(), self.lent
+        about, lent = (self.number, self.step, self.staleness, self.counter, self.credit | self.settles << 1), self.lent
         if not lent:
             return about + NOT_LENT
         if len(lent) != 3:
@@ -324,10 +324,6 @@ class Pushed(Message, kind=24, roles=ANSWER):
         if name.__class__ is not list or not name or not name[-1]:
             return None
         return (*about, counter, step, *name)
-
-    def integers(self) -> tuple[int, ...]:
-        """Those of the compact form of a push that was applied, but for what is lent."""
-        return self.number, self.step, self.staleness, self.counter, self.credit | self.settles << 1
 
     @classmethod
     def expanded(

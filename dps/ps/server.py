@@ -58,7 +58,7 @@ from dps.ps.intake.receiving import receive
 from dps.ps.modes.asynchronous import AsyncMode, BoundedMode
 from dps.ps.modes.mode import Mode
 from dps.ps.modes.sync import SyncMode
-from dps.ps.modes.whole_pushes import TAKEN, Verdict
+from dps.ps.modes.whole_pushes import TAKEN, Verdict, WholePushes
 from dps.ps.serving.saving import restore
 from dps.ps.shard import Shard
 from dps.ps.store.memory import check_device
@@ -366,25 +366,17 @@ class PsActor(Actor):
         push = made_push((ledger.task, ledger.incarnation, number, step, counter, clock, STEP_PS))
         verdict = shard.pushes.take_push(push, ledger, nbytes, (*integers[9:], 0), sender, lend != 0)
         if verdict not in TAKEN:
-            self._take_other(shard, verdict, ledger, Push.expanded(*integers[1:]), sender)
+            self.on_Push(Push.expanded(*integers[1:]), sender)
 
     def on_Push(self, message: Push, sender: Sender) -> None:
         shard = self._shard(message.epoch)
-        ledger = shard.ledger(sender)
+        ledger, number = shard.ledger(sender), message.number
         if message.times:
             ledger.record_times(message.times)
         if message.released > ledger.released:
             shard.reading.release_below(ledger, message.released)
-        nbytes, place = NOT_WHOLE
-        if message.form == SHARED and not message.offsets:
-            nbytes, place = message.nbytes, place_of(message.parts)
-        verdict = shard.pushes.take_push(push_of(message, ledger), ledger, nbytes, place, sender, message.lend)
-        if verdict not in TAKEN:
-            self._take_other(shard, verdict, ledger, message, sender)
-
-    def _take_other(self, shard: Shard, verdict: Verdict, ledger: Ledger, message: Push, sender: Sender) -> None:
-        """Take a message of a push that is "again" or "unusual"."""
-        number = message.number
+        if (verdict := self._take_whole(shard.pushes, message, ledger, sender)) in TAKEN:
+            return
         shard.reading.lending.record_wish(sender.incarnation, sender.request, message.lend)
         if verdict == "again":
             shard.mode.answer_repeated(ledger, number, sender)
@@ -396,6 +388,14 @@ class PsActor(Actor):
                     self._return_credit(shard, key)
             else:
                 self._record_piece(shard, came, number, sender)
+
+    def _take_whole(self, pushes: WholePushes, message: Push, ledger: Ledger, sender: Sender) -> Verdict:
+        """As `WholePushes.take_push`; "unusual" or "again" for a message that is not a whole gradient in the session's
+        memory."""
+        nbytes, place = NOT_WHOLE
+        if message.form == SHARED and not message.offsets:
+            nbytes, place = message.nbytes, place_of(message.parts)
+        return pushes.take_push(push_of(message, ledger), ledger, nbytes, place, sender, message.lend)
 
     def _record_piece(self, shard: Shard, intake: Intake, number: int, sender: Sender) -> None:
         """A push is not complete yet, or pieces of it are lost."""

@@ -159,7 +159,6 @@ class Blocks:
     """A runtime whose passes go in blocks of two elements, as those of a simulated process do."""
 
     tuning = ORDINARY.where(shard_nbytes=1 << 40, block_nbytes=8, store__stream_nbytes=64)
-    simulated = True
 
     def preempt(self) -> None:
         """Nobody else is there."""

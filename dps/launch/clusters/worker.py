@@ -7,7 +7,6 @@ import os
 import struct
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +19,7 @@ from dps.calls.functions import pack_value, unpack_arguments
 from dps.errors import ConfigError, DpsError
 from dps.process import endings, telemetry
 from dps.process.functions import load, show_sources
+from dps.transport.current import runtime
 from dps.transport.dtypes import dtype_of, wire_name
 from dps.variables.items import PLAIN, pack, unpack
 
@@ -72,7 +72,7 @@ MOST_ROWS = 10_000
 """As many rows are sent at once, by the thread that has made the last one."""
 
 
-class Reports:
+class ReportPipe:
     """Sends a worker's reports through a pipe. Rows of progress are sent together: each message wakes the process that
     reads it, and takes the time of half a small push."""
 
@@ -83,7 +83,7 @@ class Reports:
 
     def add_row(self, row: dict[str, Any]) -> None:
         """Send a row of progress soon. Blocks only while the pipe is full and many rows wait."""
-        self._rows.append((time.monotonic(), row))
+        self._rows.append((runtime().now(), row))
         if not self._has_rows.is_set():
             self._has_rows.set()
         if len(self._rows) >= MOST_ROWS:
@@ -92,7 +92,7 @@ class Reports:
     def send(self, *reports: dict[str, Any]) -> None:
         """Send all rows, and then these reports. Blocks while the pipe is full."""
         with self._sending:
-            rows, now = [self._rows.popleft() for _ in range(len(self._rows))], time.monotonic()
+            rows, now = [self._rows.popleft() for _ in range(len(self._rows))], runtime().now()
             if rows:
                 write_value(self._fd, {"progress": [row for _, row in rows], "ago_s": [now - at for at, _ in rows]})
             for report in reports:
@@ -101,7 +101,7 @@ class Reports:
     def _send_rows(self) -> None:
         while True:
             self._has_rows.wait()
-            time.sleep(TOGETHER_S)
+            runtime().sleep(TOGETHER_S)
             self._has_rows.clear()
             try:
                 self.send()
@@ -117,7 +117,7 @@ def main() -> None:
     orders, reports = map(int, os.environ["DPS_RUN_FDS"].split(","))
     order = read_value(orders)
     os.close(orders)
-    told = Reports(reports)
+    told = ReportPipe(reports)
 
     def opened(session: dict[str, Any]) -> None:
         told.send({"opened": session})

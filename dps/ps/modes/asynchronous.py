@@ -300,9 +300,8 @@ class AsyncMode:
         ledger.applied += 1
         staleness = self._staleness(push.counter) if push.counter >= 0 else 0
         shard.commit_push(ledger, Pushed(number, APPLIED, step, staleness, counter, "", NOTHING, credit, shard.settles))
-        if (runtime := shard.node.runtime).simulated:
-            pushes = ((ledger.task, ledger.incarnation, number),)
-            runtime.record("applied", epoch=shard.epoch, counter=counter, step=step, pushes=pushes)
+        pushes = ((ledger.task, ledger.incarnation, number),)
+        shard.node.runtime.record("applied", epoch=shard.epoch, counter=counter, step=step, pushes=pushes)
 
     def _record_and_answer(self, ledger: Ledger, push: PushOf, step: int, credit: bool, counter: int) -> None:
         """Answer a large push before the pass that applies it, because its memory is not the session's. Later requests

@@ -213,8 +213,8 @@ class ShardReads:
         ledger.sent += lent
         shard.counts["pulls"] += 1
         shard.mode.record_pull(ledger)
-        if record and (runtime := shard.node.runtime).simulated:
-            runtime.record("pulled", incarnation=incarnation, epoch=shard.epoch, counter=shard.store.counter)
+        if record:
+            shard.node.runtime.record("pulled", incarnation=incarnation, epoch=shard.epoch, counter=shard.store.counter)
 
     def lend_version(self, sender: Sender) -> Hold | None:
         """Lend the values to a reader on this machine; None if they have to be sent."""
@@ -237,15 +237,15 @@ class ShardReads:
 
     def answer_applied(self, sender: Sender, result: Pushed, lend: bool | None) -> None:
         """Tell now that a push was applied. `lend`: with the values, if they can be lent; None: as of `answer_push`."""
-        node = self._shard.node
-        if lend is None:
+        node, integers = self._shard.node, result.compact()
+        if lend is None or integers is None:
             node.answer_now(sender, self._with_values(sender, result))
             return
         hold = self.lend_version(sender) if lend else None
         if hold is None:
-            node.answer_plain(sender, PUSHED, (*result.integers(), *NOT_LENT))
+            node.answer_plain(sender, PUSHED, integers)
         elif len(hold.memories) == 1:
-            integers = *result.integers(), hold.counter, hold.step, *hold.memories[0]
+            integers = *integers[: -len(NOT_LENT)], hold.counter, hold.step, *hold.memories[0]
             node.answer_plain(sender, PUSHED, integers)
         else:
             node.answer_now(sender, changed(result, lent=[hold.counter, hold.step, hold.memories]))

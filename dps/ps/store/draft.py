@@ -90,15 +90,17 @@ class Draft:
                 elif isinstance(of_part, RowGradient):
                     table.apply(of_part, self.step, self._scale, max(self._store.step, self.step - 1))
         else:
-            arenas, run, is_plain = self._store.arenas, update.run, not self._store.runtime.simulated
+            runtime, arenas, run = self._store.runtime, self._store.arenas, update.run
+            in_blocks = runtime.tuning.block_nbytes > 0
             for number, index in self.targets.items():
                 memory, gradient = arenas[number], run[number]
                 if memory.optimizer is None:  # only values are set there
                     continue
                 if isinstance(gradient, GradientPieces):
                     self._write_pieces(memory, number, gradient)
-                elif is_plain and memory.is_plain:
+                elif memory.is_plain and not in_blocks:
                     good &= memory.update(index, 0, gradient, memory.applied.together + 1, self.step - 1, self._scale)
+                    runtime.charge_pass("update", memory.arena.nbytes, len(memory.slots))
                 elif not (memory.counts and memory.counts_differ):
                     good &= self._run_pass(memory, number, 0, gradient, memory.applied.count_of(0) + 1)
                 else:
@@ -175,9 +177,8 @@ class Draft:
         """Run the kernel over a range; in the simulator in blocks, so that readers can run in between."""
         index, runtime = self.targets[number], self._store.runtime
         before = self.step - 1  # what a schedule is a function of: the first update takes its rate at 0
-        if not runtime.simulated:
-            good = memory.update(index, start, gradient, t, before, self._scale)
-        elif not (block := runtime.tuning.block_nbytes // 4) or memory.by_rows:
+        block = runtime.tuning.block_nbytes // 4
+        if not block or memory.by_rows:
             good = memory.update(index, start, gradient, t, before, self._scale)
             runtime.charge_pass("update", size_of(gradient) * memory.arena.itemsize, len(memory.slots))
         else:

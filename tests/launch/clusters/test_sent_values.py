@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from dps.launch.clusters.worker import Reports, as_number, read_value, write_value
+from dps.launch.clusters.worker import ReportPipe, as_number, read_value, write_value
 from dps.variables import items
 
 plain = st.recursive(
@@ -93,7 +93,7 @@ def test_values_follow_one_another_through_a_pipe_until_it_is_closed() -> None:
 def test_rows_of_progress_travel_together_and_before_what_is_sent_after_them() -> None:
     """Each message wakes the process that reads it: a row of its own for each push took a quarter of a small step."""
     out, into = os.pipe()
-    told = Reports(into)
+    told = ReportPipe(into)
     for number in range(300):
         told.add_row({"step": number})
     told.send({"result": "done"})
@@ -113,7 +113,7 @@ def test_rows_of_progress_travel_together_and_before_what_is_sent_after_them() -
 def test_rows_of_several_threads_are_all_sent_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dps.launch.clusters.worker.TOGETHER_S", 0.0005)
     out, into = os.pipe()
-    told, heard = Reports(into), list[int]()
+    told, heard = ReportPipe(into), list[int]()
 
     def read() -> None:
         while "result" not in (report := read_value(out)):
