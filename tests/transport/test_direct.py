@@ -9,6 +9,7 @@ import socket
 import stat
 import struct
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -238,3 +239,41 @@ def test_a_socket_that_is_closed_while_it_is_read_has_no_message(make: Make, mon
     assert own is not None
     monkeypatch.setattr(node, "_socket", Interrupted())
     assert client.send("node", b"header", []) and node.receive() is None
+
+
+def test_a_bound_endpoint_does_its_regular_work_and_reads_its_sockets_while_datagrams_come_without_a_pause() -> None:
+    runtime = RealRuntime("test")
+    node, client = runtime.endpoint("127.0.0.1:0"), runtime.endpoint(None)
+    other = runtime.endpoint(None)
+    try:
+        client.send(node.address, b"one")
+        while not isinstance(first := node.receive(0.05), Delivery):
+            client.receive(0.01)
+        node.pair(first.route, client.direct, False)
+        client.pair(node.address, node.direct, True)
+        client.send(node.address, b"again")
+        assert node.receive(5.0) is not None
+        upkeep, done = node._upkeep, list[float]()  # type: ignore[attr-defined]
+        run_due = upkeep.run_due
+        upkeep.run_due = lambda now: (done.append(now), run_due(now))
+        others = 0
+        for _ in range(4):
+            client.send(node.address, b"next")
+        for number in range(800):
+            if number % 100 == 50:
+                upkeep.due_at = 0.0
+            if number % 100 == 0:
+                other.send(node.address, b"by socket")
+            event = node.receive(1.0)
+            if isinstance(event, Delivery) and event.header == b"by socket":
+                others += 1
+            else:  # so several are always there
+                client.send(node.address, b"next")
+            node.send(first.route, b"answer")
+            client.receive(0)
+            if number % 100 == 99:
+                time.sleep(0.02)
+        assert len(done) >= 8 and others >= 7
+    finally:
+        for endpoint in (client, other, node):
+            endpoint.close()

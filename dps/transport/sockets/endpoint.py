@@ -182,10 +182,11 @@ class ZmqEndpoint:
     def receive(self, timeout_s: float) -> Event | None:
         """The next event, or None after `timeout_s` seconds or a `wake`. Blocks; 0 only looks."""
         if self._waits_next:
-            self._waits_next = False
-            if not (self._events or self._ready or self._loans.open or self._poller.used_sockets):
-                if (upkeep := self._upkeep) is not None and (due_s := upkeep.due_at - time.monotonic()) < timeout_s:
-                    timeout_s = due_s
+            self._waits_next, upkeep = False, self._upkeep
+            due_s = timeout_s if upkeep is None else upkeep.due_at - time.monotonic()
+            is_due = upkeep is not None and due_s <= 0
+            if not (self._events or self._ready or self._loans.open or self._poller.used_sockets or is_due):
+                timeout_s = min(timeout_s, due_s)
                 ready = self._poll(1000 * timeout_s if timeout_s > 0 else 0)
                 if not ready:
                     return None
