@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from dps.kernels.device import cuda, gpu_function, gpu_kernel
+from dps.kernels.jit import define
 
 AT_ONCE = 4
 """How many elements a thread loads before it computes."""
@@ -90,5 +91,5 @@ def names(**more: Any) -> Mapping[str, Any]:
 def kernel(text: str, name: str, module: str, **more: Any) -> Any:
     """The kernel `name` that a text defines, as one of a module. `more`: what the text takes from elsewhere."""
     space = {**names(**more), "__name__": module}
-    exec(compile(text, __file__, "exec"), space)
+    define(text, __file__, space)
     return gpu_kernel(space[name])

@@ -23,6 +23,18 @@ quarter of a second for each process. Cached code does not need it, and numba in
 for versions that were tested: cached code that lacks something crashes the process."""
 
 
+BEYOND = 10_000
+"""More lines than any file here has."""
+
+
+def define(text: str, file: str, space: dict[str, Any]) -> None:
+    """Define in `space` the functions of a text, for numba as those of `file`.
+
+    Their lines come after those of the file. numba asks for a function's source, and Python 3.13.0 cannot read lines
+    that begin in the middle of something else; those beyond the end are none."""
+    exec(compile(BEYOND * "\n" + text, file, "exec"), space)
+
+
 @functools.cache
 def sources() -> str:
     """A digest of the sources of all kernels."""

@@ -40,7 +40,7 @@ from numba.extending import overload
 from dps.errors import ConfigError
 from dps.kernels.elements import entry, number, put_entry, put_number
 from dps.kernels.gradients import same
-from dps.kernels.jit import compiled
+from dps.kernels.jit import compiled, define
 from dps.kernels.rows import prefetch
 from dps.kernels.vectors import AHEAD, any_nan, ask, before_line, fence, lanes_of, load, store, stream, zeros
 from dps.training.optimizers import above, mul, power, sqrt
@@ -109,7 +109,7 @@ def defined(text: str, name: str, rule: Rule, names: Mapping[str, Any]) -> Any:
 
     numba keeps its compiled versions by its file, which is this one, and by a name that no other function has."""
     space = {**names, "__name__": __name__}
-    exec(compile(text, __file__, "exec"), space)
+    define(text, __file__, space)
     function = space[name]
     function.__qualname__ = f"{rule.__module__}.{rule.__qualname__}.{name}"
     return function

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 import subprocess
 import sys
@@ -164,3 +165,11 @@ def test_a_name_stands_for_one_optimizer() -> None:
     with pytest.raises(ConfigError, match="'sgd' is that of <class 'dps.training.optimizers.SGD'>"):
         type("Other", (Optimizer,), {"name": "sgd"})
     assert KNOWN["sgd"] is dps.optim.SGD
+
+
+def test_a_kernel_that_is_a_text_has_no_source_in_the_file_whose_name_it_has() -> None:
+    """numba asks for the source. Lines of the file that begin anywhere are not Python, which 3.13.0 does not bear."""
+    made = cpu.passes(dps.optim.SGD.rule).dense.py_func
+    assert made.__code__.co_filename.endswith("passes.py")
+    with pytest.raises(OSError, match="could not get source|out of bounds"):
+        inspect.getsourcelines(made)
