@@ -270,6 +270,8 @@ class PushTransfer(Transfer):
         the ps has granted it already. `posted`: the push was sent by this request, and only its answer is awaited;
         else the messages leave at the next flush."""
         super().__init__(cargo.peer)
+        if posted is not None:  # what this request is lent is not released by its own messages
+            cargo.about = cargo.about._replace(released=min(cargo.about.released, posted[0]))
         self._cargo, self._pieces, self._only_held = cargo, cargo.messages(), only_held
         self.push, self._epoch = cargo.about.number, cargo.about.epoch
         self.result: Pushed | None = None

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 import dps
+from dps.actors.caller import Caller
+from dps.messages.sessions import PushMissing
 from tests.client.test_at_once import Asked, asked, ones, session, trained, values  # noqa: F401
 from tests.in_process import cluster, on_all
 from tests.interrupting import interrupted_at
@@ -245,6 +247,38 @@ def test_a_block_is_entered_once(update: str) -> None:
         s.push(ones())
         s.push(ones())
         assert len(s._connection.peers[0].lane.reading) <= (update == "sync")
+
+
+@pytest.mark.parametrize("ps", [1, 2])
+def test_a_push_that_is_sent_again_under_its_request_does_not_release_what_that_request_lends(
+    ps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ps may say that it lacks a push which was posted: the question about it has overtaken the push."""
+    continue_posted, lost = Caller.continue_posted, list[bool]()
+
+    def continued(self: Caller, to: Any, posted: Any, request: Any) -> None:
+        continue_posted(self, to, posted, request)
+        if lost:
+            self._requests.feed_answer(posted[0], PushMissing(request.push), self.now())
+
+    monkeypatch.setattr(Caller, "continue_posted", continued)
+    params = {f"w{n}": np.zeros(4000, np.float32) for n in range(ps)}
+    ones_of = {name: np.ones_like(value) for name, value in params.items()}
+    with cluster(ps, 2) as servers, contextlib.ExitStack() as stack:
+        one, other = (
+            stack.enter_context(dps.Session(server, params, optimizer=dps.optim.SGD(1.0), update="async"))
+            for server in servers
+        )
+        one.step(ones_of)
+        other.step(ones_of)
+        tune(monkeypatch, client__step_patience_s=0.0)
+        lost.append(True)
+        with one.step_in_place(ones_of) as seen:
+            before = {name: value.copy() for name, value in seen.items()}
+            for _ in range(6):
+                other.push(ones_of)
+                one._connection.caller.flush()
+            assert all((seen[name] == value).all() for name, value in before.items())
 
 
 def test_a_pull_to_the_callers_arrays_that_is_late_leaves_no_version_held() -> None:

@@ -277,3 +277,26 @@ def test_a_bound_endpoint_does_its_regular_work_and_reads_its_sockets_while_data
     finally:
         for endpoint in (client, other, node):
             endpoint.close()
+
+
+def test_a_wake_ends_the_next_wait_also_after_its_descriptor_was_read() -> None:
+    runtime = RealRuntime("test")
+    node, client = runtime.endpoint("127.0.0.1:0"), runtime.endpoint(None)
+    try:
+        client.send(node.address, b"one")
+        while not isinstance(first := node.receive(0.05), Delivery):
+            client.receive(0.01)
+        node.pair(first.route, client.direct, False)
+        client.pair(node.address, node.direct, True)
+        client.send(node.address, b"again")
+        assert node.receive(5.0) is not None
+        while node.receive(0.0) is not None:
+            pass
+        node.wake()
+        node._signals.attend()  # type: ignore[attr-defined]  # as a message to a node that is away does
+        node.send(first.route, b"answer")
+        began = time.monotonic()
+        assert node.receive(0.4) is None and time.monotonic() - began < 0.03
+    finally:
+        client.close()
+        node.close()

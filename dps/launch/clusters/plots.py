@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,7 @@ def plot_history(title: str, history: Sequence[Mapping[str, Any]], batches: Mapp
         time: What the times are, such as "time since the run began".
     """
     figure = Plot(figsize=(8, 5.2), layout="constrained")
+    history = sorted(history, key=itemgetter("at"))
     dropped = sum(not row["accepted"] for row in history)
     workers = len({row["worker"] for row in history})
     text = f"{title}: {len(history):,} pushes of {workers} {'worker' if workers == 1 else 'workers'}"

@@ -28,6 +28,7 @@ class RunProgress:
         self.goes_on = goes_on
         self.step = self.pushes = self.examples = self.sessions = 0
         self.loss: float | None = None
+        self._newest_at = float("-inf")
         self.last_step: int | None = None
         """The last step of the sessions' StopAtStep hooks; None if there is none."""
         self.batches: dict[str, int] = {}
@@ -49,10 +50,13 @@ class RunProgress:
         """Whether the cluster has variables now."""
         return self.goes_on or self.sessions > 0
 
-    def pushed(self, row: dict[str, Any]) -> None:
-        """Note that a worker has pushed."""
-        self.step, self.pushes = row["step"], self.pushes + 1
-        self.loss = row["loss"] if row["loss"] is not None else self.loss
+    def pushed(self, row: dict[str, Any], at: float) -> None:
+        """Note that a worker has pushed. `at`: when, on any clock that is the same for all; a late row changes no step
+        and no loss."""
+        self.pushes += 1
+        if at >= self._newest_at:
+            self._newest_at, self.step = at, row["step"]
+            self.loss = row["loss"] if row["loss"] is not None else self.loss
         self.examples += self.batches.get(row["worker"], 0)
 
     def __str__(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -65,8 +64,9 @@ class RunWorkers(Protocol):
 class LocalRun:
     """A function running on every worker of a `dps.LocalCluster`, as `LocalCluster.run` returns it.
 
-    `history` grows while it runs: one row for each push of each worker, with `at`, the seconds since the run began, in
-    the order of `at`. Processes send their rows every 50 ms, so the last ones of a killed worker may be missing. Its
+    `history` grows while it runs: one row for each push of each worker, with `at`, the seconds since the run began.
+    Processes send their rows every 50 ms, so those of several workers come in groups, and the last ones of a killed
+    worker may be missing; when all workers have ended, the rows are in the order of `at`. Its
     repr shows each worker's state, the step and the chief's address.
 
     Example:
@@ -265,9 +265,9 @@ class LocalRun:
     def pushed(self, row: dict[str, Any], ago_s: float = 0.0) -> None:
         """Note that a worker has pushed, so many seconds ago."""
         with self._changing:  # the reports of each worker arrive on a separate thread
-            found = {"at": runtime().now() - self._began - ago_s, **row}
-            insort(self.history, found, key=_at)
-            self.standing.pushed(row)
+            at = runtime().now() - self._began - ago_s
+            self.history.append({"at": at, **row})
+            self.standing.pushed(row, at)
         if self._untold:
             self._report_failures(0.0)
 
@@ -285,6 +285,8 @@ class LocalRun:
                     self._untold[task] = runtime().now(), failure
                 self._failures[task] = failure
             over = not self._running()
+            if over:
+                self.history[:] = sorted(self.history, key=_at)  # a reader sees one order or the other
         if over:
             self._over.set()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import struct
@@ -92,11 +93,21 @@ class ReportPipe:
     def send(self, *reports: dict[str, Any]) -> None:
         """Send all rows, and then these reports. Blocks while the pipe is full."""
         with self._sending:
+            if self._fd < 0:  # a thread pushes on although the function has returned
+                return
             rows, now = [self._rows.popleft() for _ in range(len(self._rows))], runtime().now()
             if rows:
                 write_value(self._fd, {"progress": [row for _, row in rows], "ago_s": [now - at for at, _ in rows]})
             for report in reports:
                 write_value(self._fd, report)
+
+    def close(self) -> None:
+        """Send all rows, and nothing more from now on. Blocks as `send`."""
+        with contextlib.suppress(OSError):  # nobody reads
+            self.send()
+        with self._sending:
+            os.close(self._fd)
+            self._fd = -1
 
     def _send_rows(self) -> None:
         while True:
@@ -132,7 +143,7 @@ def main() -> None:
         sys.exit(error.exit_code if isinstance(error, DpsError) else 1)
     finally:
         telemetry.forget(told.add_row, opened)
-        os.close(reports)
+        told.close()
 
 
 class _NotLoaded(ConfigError):

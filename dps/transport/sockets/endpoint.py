@@ -182,16 +182,17 @@ class ZmqEndpoint:
     def receive(self, timeout_s: float) -> Event | None:
         """The next event, or None after `timeout_s` seconds or a `wake`. Blocks; 0 only looks."""
         if self._waits_next:
-            self._waits_next, upkeep = False, self._upkeep
-            due_s = timeout_s if upkeep is None else upkeep.due_at - time.monotonic()
-            is_due = upkeep is not None and due_s <= 0
-            if not (self._events or self._ready or self._loans.open or self._poller.used_sockets or is_due):
-                timeout_s = min(timeout_s, due_s)
-                ready = self._poll(1000 * timeout_s if timeout_s > 0 else 0)
+            self._waits_next, upkeep, signals = False, self._upkeep, self._signals
+            wait_s = timeout_s if upkeep is None else min(timeout_s, upkeep.due_at - time.monotonic())
+            if wait_s > 0 and not (
+                self._events or self._ready or self._loans.open or self._poller.used_sockets or signals.woken
+            ):
+                ready = self._poll(1000 * wait_s)
                 if not ready:
                     return None
                 if ready == self._answered and (delivery := self._direct.receive()) is not None:
                     return delivery
+                timeout_s = 0.0  # it has waited; what woke it may be no event
         if self._loans.open:
             self._loans.return_buffers()
         if self._events:

@@ -243,14 +243,16 @@ def test_a_launcher_without_a_descriptor_left_goes_on_when_a_worker_ends(monkeyp
     leaving.report_end("127.0.0.1:2220", 0, "ended with exit code 1", 1)
 
 
-def test_rows_that_came_late_stand_where_they_belong_in_the_history() -> None:
+def test_rows_that_come_late_follow_those_that_are_known_and_change_no_progress() -> None:
+    """Rows of a process come in groups. Whoever looks at the new ones of a run sees each once."""
     run, _ = run_of(2)
     run.pushed(row(2, 0.5), 0.1)
-    run.pushed(row(1, 0.5, worker=1), 0.3)
-    run.pushed(row(3, 0.5), 0.0)
-    assert [(found["step"], found["worker"]) for found in run.history] == [
-        (1, "worker:1"),
-        (2, "worker:0"),
-        (3, "worker:0"),
-    ]
+    run.pushed(row(1, 0.7, worker=1), 0.3)
+    assert [found["step"] for found in run.history] == [2, 1]
+    assert (run.standing.step, run.standing.loss, run.standing.pushes) == (2, 0.5, 2)
+    run.pushed(row(3, 0.4), 0.0)
+    assert (run.standing.step, run.standing.loss) == (3, 0.4)
+    for task in range(2):
+        run.ended(task)
+    assert [(found["step"], found["worker"][-1]) for found in run.history] == [(1, "1"), (2, "0"), (3, "0")]
     assert 0.15 < run.history[1]["at"] - run.history[0]["at"] < 1.0

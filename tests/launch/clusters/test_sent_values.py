@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import os
 import threading
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -133,3 +134,19 @@ def test_rows_of_several_threads_are_all_sent_once(monkeypatch: pytest.MonkeyPat
     reader.join()
     assert sorted(heard) == list(range(8000))
     assert all(sorted(own) == own for n in range(4) if (own := [h for h in heard if h // 2000 == n]))
+
+
+def test_a_pipe_that_is_closed_is_written_to_no_more(tmp_path: Path) -> None:
+    """A thread of the program may push on. The descriptor's number may be another file's by then."""
+    out, into = os.pipe()
+    told = ReportPipe(into)
+    told.add_row({"step": 1})
+    told.close()
+    assert read_value(out)["progress"] == [{"step": 1}]
+    other = os.open(tmp_path / "other", os.O_CREAT | os.O_WRONLY)
+    os.dup2(other, into)
+    told.add_row({"step": 2})
+    told.send({"result": None})
+    for descriptor in {other, into, out}:
+        os.close(descriptor)
+    assert (tmp_path / "other").read_bytes() == b""
