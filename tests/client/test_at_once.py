@@ -444,7 +444,8 @@ def test_what_ctrl_c_leaves_behind_is_given_back(monkeypatch: pytest.MonkeyPatch
 
 def test_what_is_done_to_the_arrays_of_one_view_is_not_seen_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     with trained() as s:
-        with s.view() as seen:
+        with s.view() as seen, warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # numpy 2.5 advises against it
             seen["w"].shape = (-1,)
         with s.view() as seen:
             assert seen["w"].shape == (100, 170) and not seen["w"].flags.writeable
