@@ -143,7 +143,13 @@ print(gc.get_freeze_count() > 0, any(Session is found for found in gc.get_object
 
 
 @pytest.mark.parametrize(
-    ("before", "said"), [("", "False True"), ("gc.freeze()", "True False")],
+    ("before", "said"),
+    [
+        pytest.param("", "False True", marks=pytest.mark.skipif(
+            sys.version_info[:2] == (3, 12), reason="Python 3.12 starts with frozen objects, which stay frozen"
+        )),
+        ("gc.freeze()", "True False"),
+    ],
     ids=["usually", "the program has frozen objects"],
 )  # fmt: skip
 def test_what_an_import_makes_is_old_at_once_and_what_the_program_has_frozen_stays(before: str, said: str) -> None:
