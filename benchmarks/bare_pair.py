@@ -1,7 +1,7 @@
 """Two processes that train as a worker and a ps do, with nothing of dps but its kernels: the floor of `overhead.py`.
 
 The other process has the values in shared memory, three buffers in turn. A step is one datagram there, a look for NaN
-in the gradient, SGD to the next buffer, and one datagram back. Nothing is checked, numbered, sent again or recorded.
+in the gradient, SGD to the next buffer, and one datagram back (sockets that tell when the other process has ended). Nothing is checked, numbered, sent again or recorded.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import mmap
 import os
 import select
 import socket
+import warnings
 from typing import Any
 
 import numpy as np
@@ -35,9 +36,12 @@ class BarePair:
         self.values[0][...] = values
         self._optimizer = BoundOptimizer(SGD(rate), np.float32)
         self._apply(0)  # compiles
-        self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._poll = select.poll()
-        if os.fork() == 0:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of threads: the child uses nothing of theirs
+            child = os.fork()
+        if child == 0:
             self._socket.close()
             try:
                 self._serve(other)
@@ -60,7 +64,7 @@ class BarePair:
     def _serve(self, asked: socket.socket) -> None:
         current = 0
         self._poll.register(asked, select.POLLIN)
-        while self._poll.poll(WAIT_MS) and asked.recv(REQUEST_NBYTES):
+        while self._poll.poll() and asked.recv(REQUEST_NBYTES):
             current = self._apply(current)
             asked.send(bytes([current]).ljust(REQUEST_NBYTES))
 
