@@ -1,7 +1,7 @@
 """Two processes that train as a worker and a ps do, with nothing of dps but its kernels: the floor of `overhead.py`.
 
 The other process has the values in shared memory, three buffers in turn. A step is one datagram there, a look for NaN
-in the gradient, SGD to the next buffer, and one datagram back (sockets that tell when the other process has ended). Nothing is checked, numbered, sent again or recorded.
+in the gradient, SGD to the next buffer, and one datagram back. Nothing is checked, numbered, sent again or recorded.
 """
 
 from __future__ import annotations
