@@ -33,13 +33,11 @@ if TYPE_CHECKING:
 
 NEVER = float("inf")
 Posted = tuple[int, Message | None]
-"""The number of a posted request, and its first answer; None: it has not come."""
+"""The number of a posted request, and its answer; None: it has not come."""
 Answer = tuple[int, ...] | Message
-"""The first answer to a posted request: request number and integers of the usual one, or another message."""
-Hearing = tuple[Collection[int], Form, dict[int, Answer]]
-"""Of which posted requests somebody waits for the first answers, the form of the usual ones, and those that have come,
-by number."""
-NOBODY: Hearing = (), Failed.form_of, {}
+"""The answer to a posted request: request number and integers of the usual one, or another message."""
+Heard = dict[int, Answer]
+"""The answers to posted requests that have come, by number: of each the first usual one, or else the last."""
 
 
 def _all_complete(requests: Sequence[Request]) -> bool:
@@ -68,7 +66,10 @@ class Caller:
         """Addresses whose connection is broken, and since when, on the clock of `now`."""
         self.reached: set[str] = set()
         """Addresses with which there has been a connection."""
-        self._hearing = NOBODY
+        self.on_resend: Callable[[], None] = _nothing
+        """Called before requests are sent again: who has posted some may have them go on."""
+        self._awaited: dict[int, tuple[Form, Heard]] = {}
+        """The posted requests whose answers are kept, by number: the form of the usual answer, and where it is kept."""
 
     def now(self) -> float:
         """Monotonic seconds, without those in which this process was stopped: the clock of all deadlines here."""
@@ -124,16 +125,42 @@ class Caller:
         """Have a request go on as the posted one: it gets the answer that was heard, and those to come, and is sent
         again as other requests are."""
         number, answer = posted
+        self._awaited.pop(number, None)
         self._requests.open_request(self._time.now(), to, request, NEVER, number=number)
         request.incarnation = self.incarnation
         if answer is not None:
             self._requests.feed_answer(number, answer, self._time.now())
 
-    def hear(self, numbers: Collection[int], usual: Form, wait_s: float) -> dict[int, Answer]:
-        """The first answers to these posted requests, by number, as far as they come in time. One with a plain header
-        of the `usual` form is not made into a message. Blocks up to `wait_s`."""
-        heard: dict[int, Answer] = {}
-        self._hearing = numbers, usual, heard
+    def listen(self, numbers: Collection[int], usual: Form) -> Heard:
+        """Keep the answers to these posted requests, whoever receives them, in what is returned, until `ignore`. One
+        with a plain header of the `usual` form is not made into a message. Does not block."""
+        heard: Heard = {}
+        awaited = usual, heard
+        for number in numbers:
+            self._awaited[number] = awaited
+        return heard
+
+    def ignore(self, numbers: Collection[int]) -> None:
+        """The answers to these posted requests are not kept any more."""
+        for number in numbers:
+            self._awaited.pop(number, None)
+
+    def hear_arrived(self, numbers: Collection[int], heard: Heard) -> None:
+        """Handle what has arrived until all answers are there that `listen` keeps. Does not block."""
+        while len(heard) < len(numbers) and self.turn(0.0):
+            pass
+
+    def hear_all(self, numbers: Collection[int], heard: Heard, wait_s: float) -> None:
+        """Receive until all answers are there that `listen` keeps. Blocks up to `wait_s`."""
+        while wait_s > 0 and len(heard) < len(numbers):
+            self.turn(wait_s)
+            wait_s -= self._time.took_s
+
+    def hear(self, numbers: Collection[int], usual: Form, wait_s: float) -> Heard:
+        """The answers to these posted requests, as of `listen`, as far as they come in time. Blocks up to `wait_s`."""
+        heard: Heard = {}
+        for number in numbers:
+            self._awaited[number] = usual, heard
         try:
             while wait_s > 0:
                 self.turn(wait_s)
@@ -142,7 +169,8 @@ class Caller:
                 wait_s -= self._time.took_s
             return heard
         finally:
-            self._hearing = NOBODY
+            if self._awaited:
+                self.ignore(numbers)
 
     @property
     def next_number(self) -> int:
@@ -232,15 +260,16 @@ class Caller:
         event = self._time.receive(self._endpoint, wait_s)
         now = self._time.received_at
         if event.__class__ is Delivery:
-            posted, usual, heard = self._hearing
-            answer = integers_of_answer(event.header, usual) if posted else ()
-            if answer and answer[0] in posted and not event.frames:
-                heard.setdefault(answer[0], answer)
+            awaited, header = self._awaited, event.header
+            answer = integers_of_answer(header) if awaited else ()
+            if answer and answer[0] in awaited and header.startswith(awaited[answer[0]][0].begin) and not event.frames:
+                awaited.pop(answer[0])[1][answer[0]] = answer
             else:
                 self._take_delivery(event, now)
         elif isinstance(event, Connected):
             self.reached.add(event.address)
             if self.away.pop(event.address, None) is not None:
+                self.on_resend()
                 for request, message in self._requests.resends_to(event.address):
                     self.send(request, message)
         elif isinstance(event, Disconnected):
@@ -248,6 +277,7 @@ class Caller:
         elif isinstance(event, Refused):
             raise NotAuthenticated(event.reason)
         if now >= self._requests.due_at:
+            self.on_resend()
             for request, message in self._requests.take_due(now):
                 self.send(request, message)
         return event is not None
@@ -265,11 +295,16 @@ class Caller:
 
     def _take_answer(self, envelope: Envelope, now: float) -> None:
         message, actor, number, _, _ = envelope
-        posted, _, heard = self._hearing
-        if number in posted and not actor:
-            heard.setdefault(number, message)
-        elif not actor:
+        if actor:
+            return
+        awaited = self._awaited.get(number)
+        if awaited is None:
             self._requests.feed_answer(number, message, now)
+            return
+        usual, heard = awaited
+        heard[number] = message
+        if isinstance(message, usual.cls):
+            del self._awaited[number]
 
 
 def _nothing() -> None:

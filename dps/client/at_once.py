@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dps.actors.caller import Answer, Posted
+from dps.actors.caller import Answer, Caller, Heard
 from dps.client.assembly import Whole, is_whole
 from dps.client.connection import Connection
 from dps.client.lanes import LentVersion, PsPeer
 from dps.client.pulling import PullMemory, Pulls
-from dps.client.pushing import Pushes, PushOp
+from dps.client.push_operations import SETTLES, PostedPush, PushOp, Sent, integers_of_applied
+from dps.client.pushing import Pushes
 from dps.client.transfers import copy_steadily
 from dps.messages.replies import Push
-from dps.messages.sessions import APPLIED, Pull, Pushed, SharedValues
+from dps.messages.sessions import Pull, Pushed, SharedValues
 from dps.messages.sessions import Push as PushMessage
 from dps.transport.message import changed
 from dps.variables.layout import Gradient
@@ -29,8 +30,6 @@ Made = tuple[Push, Any, Holds]
 """The result of a push that was made in one round trip, the values after it, and their versions, which are released
 where the values are a copy. No versions: the values have to be pulled."""
 PUSH, PUSHED, PULL, VALUES = PushMessage.form_of, Pushed.form_of, Pull.form_of, SharedValues.form_of
-SETTLES = 2
-"""The bit of `Pushed.settles` in the flags of its compact form."""
 Keep = Callable[[Holds, bool], None]
 """As `dps.client.training.Held.keep`."""
 
@@ -49,8 +48,8 @@ class AtOnce:
         self._holds: Holds = []
         """The values that the last answers lent; of all shards, or none. After Ctrl-C it may be some. The next call
         releases them, unless `hand_over` was called."""
-        self._posted: dict[int, Posted] = {}
-        """The last requests of a push that got another answer than the usual ones, or none in time, by ps."""
+        self._heard: Heard = {}
+        """The answers to the last push that got another one than the usual, or none in time."""
         self._fresh = 0, 0.0
         """In sync: the number of the push that brought `_holds`, and until when its values serve a pull."""
         self._prepared: tuple[PullMemory, Any] | None = None
@@ -72,28 +71,44 @@ class AtOnce:
             return None
         if pushes.assigned is not None and pushes.assigned.waiting:
             return None
-        if gradients.__class__ is not Whole and not all(is_whole(peer.layout, gradients) for peer in peers):
+        lends = reads or connection.agreed.mode.has_stable_values
+        asked = self._requests(gradients, lends)
+        if not asked:
             return None
-        if connection.agreed.mode.checks_finite:
-            pushes.loader.check(gradients)
-        before, made = pushes.numbers.copy(), None
+        made = None
         try:
-            made = self._push(gradients, reads, keep)
-            return made or pushes.start(gradients, loss, None, reads, self._posted)
+            made = self._push(asked, lends, reads, keep)
+            return made or self._go_on(asked, self._heard, loss)
         except BaseException:  # Ctrl-C: the ps may have the push, so it has to be sent again under its number
             if made is None and not pushes.under_way and connection.membership is membership:
-                pushes.numbers = before
-                self._start_surely(gradients, loss)
+                self._go_on(asked, {}, loss)
             raise
 
-    def _start_surely(self, gradients: Mapping[int, Gradient], loss: Any) -> None:
-        """Start a push that some ps may have already. If that fails, too, no other push may get its numbers: the
-        session joins again."""
-        try:
-            self._pushes.start(gradients, loss, None)
-        except BaseException:
-            self._connection.membership.end()
-            raise
+    def push_async(self, gradients: Mapping[int, Gradient], loss: Any) -> PostedPush | None:
+        """A push that is on its way; None if nothing was sent. Does not block. Raises as `push`."""
+        connection, pushes = self._connection, self._pushes
+        if connection.agreed.mode.is_atomic:
+            return None
+        pushes.account_for_arrived()  # first, for hooks may push, and roll back
+        if not self._open() or connection.membership.settles or (pushes.under_way and pushes.is_full):
+            return None
+        asked = self._requests(gradients, False)
+        if not asked:
+            return None
+        operation = PostedPush(connection, asked, loss)
+        pushes.begin_posted(operation)
+        operation.heard = self._caller.listen(asked, PUSHED)
+        self._post(asked)
+        return operation
+
+    def _go_on(self, asked: dict[int, Sent], heard: Heard, loss: Any) -> PushOp:
+        """A push that was posted goes on as an ordinary one, which gets these answers and those to come."""
+        operation = PostedPush(self._connection, asked, loss)
+        operation.heard = heard
+        self._pushes.begin_posted(operation)
+        operation.go_on()
+        self._release()
+        return operation
 
     def pull(self) -> Any:
         """The nested arrays of the current values, the caller's own; None if they have to be pulled. Blocks for a
@@ -106,7 +121,11 @@ class AtOnce:
 
         The caller calls `hand_over`. `prepares`: memory to copy them to is found while the answers are in flight."""
         if not self._connection.agreed.mode.has_stable_values:
-            return self._ask_values(prepares)
+            asked = self._post_pull()
+            if not asked:
+                return []
+            self._prepared = self._pulls.prepared(self._assembly) if prepares else None
+            return self._hold(asked, self._caller.hear(asked, VALUES, self._runtime.tuning.client.step_patience_s))
         if self._holds:
             if self._is_fresh(self._holds):
                 self.note(self._holds)
@@ -182,22 +201,21 @@ class AtOnce:
         usual = small and self._pulls.may_come_with_a_push
         return [connection.peers[ps] for ps in layouts] if usual else []
 
-    def _push(self, gradients: Mapping[int, Gradient], reads: bool, keep: Keep | None) -> Made | None:
-        """Send a push of gradients in shared memory; None if a ps did not apply it soon."""
-        mode = self._connection.agreed.mode
-        lends = reads or mode.has_stable_values
-        asked: dict[int, PsPeer] = {}
-        if not self._send(gradients, lends, asked):
-            self._go_on(asked, {})
-            return None
+    def _push(self, asked: dict[int, Sent], lends: bool, reads: bool, keep: Keep | None) -> Made | None:
+        """Send a push, and wait for the answers; None if a ps did not apply it soon. `lends`: values may come with
+        it."""
+        if len(asked) > 1:
+            self._pushes.announce()
+        self._post(asked)
         self._prepared = self._pulls.prepared(self._assembly) if reads and keep is None else None
         heard = self._caller.hear(asked, PUSHED, self._runtime.tuning.client.step_patience_s)
+        holds = self._holds
         number, step, staleness, flags = 0, -1, 0, 0
-        for request, peer in asked.items():
+        for request, sent in asked.items():
             answer = heard.get(request)
-            told: Sequence[Any] = answer if answer.__class__ is tuple else _applied(answer)
+            told: Sequence[Any] = answer if answer.__class__ is tuple else integers_of_applied(answer)
             if not told:
-                self._go_on(asked, heard)
+                self._heard = heard
                 return None
             if step < 0:
                 number, step = told[1], told[2]  # as the step ps says, the first
@@ -207,98 +225,150 @@ class AtOnce:
             if not told[-1]:
                 lends = False
                 continue
-            lent = LentVersion(peer, request)
-            self._holds.append(lent)
-            if not lent.hold(told[6], told[8:]) or (told[7] != step and mode.is_atomic):
+            lent = LentVersion(sent[0], request)
+            holds.append(lent)
+            if not lent.hold(told[6], told[8:]) or (told[7] != step and self._connection.agreed.mode.is_atomic):
                 lends = False  # in the last case values of several steps might be read together
-        result = Push(self._pushes.made(self._peers, number, step), True, staleness)
+        result = Push(self._pushes.made(number, step, self._peers), True, staleness)
         if flags & SETTLES:
             self._connection.membership.settles = True
         if not lends:
-            self._release()
-        if not lends or not reads:
+            if holds:
+                self._release()
+            return result, None, []
+        if not reads:
             self._fresh = number, self._runtime.now() + self._runtime.tuning.client.step_values_s
             return result, None, []
-        holds = self._holds
         if keep is None:
             return result, self._copied(), holds
         self.hand_over(keep)
         return result, self.still(holds), holds
 
-    def _send(self, gradients: Mapping[int, Gradient], lend: bool, asked: dict[int, PsPeer]) -> bool:
-        """Send each ps its part of a push; False if there is no memory for some. `lend`: they may lend the values after
-        it. `asked` gets each request by its number."""
-        connection, pushes, caller = self._connection, self._pushes, self._caller
-        tells_times = pushes.times.at >= pushes.times.due_at
-        if len(self._peers) > 1:
-            pushes.announce()
+    def _requests(self, gradients: Mapping[int, Gradient], lend: bool) -> dict[int, Sent]:
+        """What each ps gets of the next push, by request number, with gradients of all of its shard in shared memory;
+        none if that is not to be had. `lend`: they may lend the values after it."""
+        connection, pushes = self._connection, self._pushes
+        if gradients.__class__ is not Whole and not all(is_whole(peer.layout, gradients) for peer in self._peers):
+            return {}
+        if connection.agreed.mode.checks_finite:
+            pushes.loader.check(gradients)
+        asked: dict[int, Sent] = {}
         for peer in self._peers:
-            memory, ps = pushes.loader.run(peer, gradients).memory, peer.ps
-            if memory is None:
-                return False
-            number = caller.take_number()
-            request = (
+            run = pushes.loader.run(peer, gradients)
+            if run.memory is None:
+                return {}
+            ps = peer.ps
+            number = self._caller.take_number()
+            asked[number] = peer, (
                 number, connection.membership.epoch, pushes.numbers[ps] + 1, connection.steps.local_step,
-                pushes.pulled[ps], peer.layout.gradient_nbytes, 0, lend,
-                min(peer.lane.reading, default=number), *memory.name,
-            )  # fmt: skip
+                pushes.pulled[ps], peer.layout.gradient_nbytes, 0, lend, min(peer.lane.reading, default=number),
+                *run.memory.name,
+            ), run  # fmt: skip
+        return asked
+
+    def _post(self, asked: dict[int, Sent]) -> None:
+        """Send each ps its part of a push."""
+        times = self._pushes.times
+        tells_times = times.at >= times.due_at
+        for peer, request, _ in asked.values():
             if tells_times:  # to the step ps
-                caller.post(peer.ref, changed(PushMessage.expanded(*request[1:]), times=pushes.take_times()), number)
+                message = changed(PushMessage.expanded(*request[1:]), times=self._pushes.take_times())
+                self._caller.post(peer.ref, message, request[0])
                 tells_times = False
             else:
-                caller.post_plain(peer.ref, PUSH, request)
-            asked[number] = peer
-        return True
+                self._caller.post_plain(peer.ref, PUSH, request)
 
-    def _ask_values(self, prepares: bool) -> Holds:
-        """The values that the ps have now."""
-        connection, peers = self._connection, self._open()
-        if not peers:
-            return []
+    def pull_ahead(self) -> PostedPull | None:
+        """A pull of all values that is on its way; None if nothing was sent. Does not block."""
+        asked = self._post_pull()
+        return PostedPull(self._connection, self._caller, asked) if asked else None
+
+    def finish(self, posted: PostedPull) -> Any:
+        """The nested arrays of a pull that was sent ahead, the caller's own; None if they have to be pulled. Blocks for
+        a moment."""
+        try:
+            if posted.is_over or not self._open():
+                return None
+            self._caller.hear_all(posted.asked, posted.heard, self._runtime.tuning.client.step_patience_s)
+            if not self._hold(posted.asked, posted.heard):
+                return None
+            posted.asked = {}  # what is held is released as that of other pulls
+            return self._copied()
+        finally:
+            if posted.asked:
+                posted.drop()
+
+    def _post_pull(self) -> dict[int, PsPeer]:
+        """Ask each ps for its values; the ps by request number, none if the request has to be an ordinary one."""
         asked: dict[int, PsPeer] = {}
-        for peer in peers:
-            number = self._caller.take_number()
-            released = min(peer.lane.reading, default=number)
-            request = number, connection.membership.epoch, 0, 0, 0, -1, 0, released, 0
-            self._caller.post_plain(peer.ref, PULL, request)
+        epoch, caller = self._connection.membership.epoch, self._caller
+        for peer in self._open():
+            number = caller.take_number()
+            request = number, epoch, 0, 0, 0, -1, 0, min(peer.lane.reading, default=number), 0
+            caller.post_plain(peer.ref, PULL, request)
             asked[number] = peer
-        self._prepared = self._pulls.prepared(self._assembly) if prepares else None
-        heard, step = self._caller.hear(asked, VALUES, self._runtime.tuning.client.step_patience_s), -1
+        return asked
+
+    def _hold(self, asked: Mapping[int, PsPeer], heard: Heard) -> Holds:
+        """Hold the values that all ps have lent; none if one has not."""
+        step, holds = -1, self._holds
         for number, peer in asked.items():
             answer = heard.get(number)
             told: Sequence[Any] = answer if answer.__class__ is tuple else _values(answer)
             lent = LentVersion(peer, number)
-            self._holds.append(lent)
+            holds.append(lent)
             if not told or not lent.hold(told[2], told[4:]):
                 self._release()
-                return self._holds
+                return []
             if step < 0:
                 step = told[3]  # as the step ps says, the first
-        connection.steps.saw(step)
-        self.note(self._holds)
-        return self._holds
-
-    def _go_on(self, asked: Mapping[int, PsPeer], heard: Mapping[int, Answer]) -> None:
-        """A push goes on as an ordinary one, which hears these answers and those to come. `asked`: its requests, by
-        number."""
-        self._posted = {}
-        for number, peer in asked.items():
-            answer = heard.get(number)
-            self._posted[peer.ps] = number, Pushed.expanded(*answer[1:]) if isinstance(answer, tuple) else answer
-        self._release()
-
-
-def _applied(answer: Answer | None) -> list[Any]:
-    """The message of a push that was applied as the integers of the usual answer, but as a list that ends with the
-    names of all memories. [] for another message."""
-    if not isinstance(answer, Pushed) or answer.status != APPLIED:
-        return []
-    flags, (counter, step, names) = answer.credit | answer.settles << 1, answer.lent or (0, 0, [0])
-    return [0, answer.number, answer.step, answer.staleness, answer.counter, flags, counter, step, *names]
+        self._connection.steps.saw(step)
+        self.note(holds)
+        return holds
 
 
 def _values(answer: Answer | None) -> list[Any]:
-    """As `_applied`, for the message of values."""
+    """As `integers_of_applied`, for the message of values."""
     if not isinstance(answer, SharedValues):
         return []
     return [0, answer.epoch, answer.counter, answer.step, *answer.memories]
+
+
+class PostedPull:
+    """A pull of all values that was posted, as one message to each ps, by requests that are not kept.
+
+    What the ps may lend is read until `drop`, so that no message of the session says that it was released."""
+
+    def __init__(self, connection: Connection, caller: Caller, asked: dict[int, PsPeer]) -> None:
+        """`asked`: the ps by request number. Nothing was sent since."""
+        self._connection, self._caller, self.asked = connection, caller, asked
+        self._peers = connection.peers
+        for number, peer in asked.items():
+            peer.lane.reading.add(number)
+        self.heard = caller.listen(asked, VALUES)
+        """The answers, as of `Caller.listen`."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the session has joined again since."""
+        return self._connection.peers is not self._peers
+
+    def drop(self) -> None:
+        """Forget it; values that a late answer lends are released."""
+        if self.asked:
+            self._caller.ignore(self.asked)
+            for number, peer in self.asked.items():
+                peer.lane.release(number, peer.layout.nbytes if number in peer.lane.reading else 0)
+            self.asked = {}
+
+    def __del__(self) -> None:
+        try:
+            self._end_reading()
+        except BaseException:  # Ctrl-C: a number that stays would keep versions of the ps for ever
+            self._end_reading()
+            raise
+
+    def _end_reading(self) -> None:
+        """After Ctrl-C, before anybody had it, or amid `drop`: no message is sent."""
+        for number, peer in self.asked.items():
+            peer.lane.reading.discard(number)

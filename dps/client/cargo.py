@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from dps.actors.requests import Request
 from dps.client.lanes import Lane, PsPeer
 from dps.errors import Unavailable
 from dps.messages.sessions import DENSE, EMPTY, NOTHING, PACKED, PARTS, ROWS, RUN, SHARED, STEP_PS, VALUE, Push
@@ -52,6 +51,14 @@ class About(NamedTuple):
         return made
 
 
+class MemoryUse(Protocol):
+    """What is on its way from memory of the session until it is complete."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether nobody reads the memory for it any more."""
+
+
 class CargoMemory:
     """Memory in which a session gathers a push for one shard; shared with the ps if the lane is on."""
 
@@ -64,7 +71,7 @@ class CargoMemory:
             except Unavailable as error:
                 lane.give_up(error)
         self.bytes: Array = np.zeros(nbytes, np.uint8) if self.memory is None else self.memory.array
-        self.reader: Request | None = None
+        self.reader: MemoryUse | None = None
         """The last push that was sent from it."""
         self._cut: tuple[ShardLayout, list[Array]] | None = None
 

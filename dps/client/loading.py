@@ -88,11 +88,11 @@ class Loader:
     def run(self, peer: PsPeer, gradients: Mapping[int, Gradient]) -> CargoMemory:
         """A run with the gradients of all of a shard: the user's own run if they lie there, else a run to which they
         are copied."""
-        layout = peer.layout
         for runs in self._own:
             own = runs[peer.ps]
             if own.holds(gradients) and not own.in_use:
                 return own
+        layout = peer.layout
         run = self._take(peer, layout.nbytes)
         gather(self._connection.agreed.plan, layout, gradients, run.flats(layout))
         self._runtime.charge_pass("gather", layout.gradient_nbytes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,8 @@ import numpy as np
 from dps.client.assembly import Assembly
 from dps.client.connection import Connection
 from dps.client.lanes import LentVersion
-from dps.client.pushing import Pushes, PushOp
+from dps.client.push_operations import PushOp
+from dps.client.pushing import Pushes
 from dps.client.transfers import PullTransfer
 from dps.client.waiting import Operation, Waiter
 from dps.messages.replies import Version
@@ -442,26 +443,3 @@ def places_in(given: Mapping[str, Any], plan: Plan, names: Iterable[str]) -> dic
             raise ValueError(f"out has {got} for {name}; wanted an array of {dtype} {shape}")
         found[name] = place
     return found
-
-
-def prefetched(
-    pulls: Pulls, names: Sequence[str] | None, should_stop: Callable[[], bool], flush: Callable[[], None],
-    saw: Callable[[Any], Any],
-) -> Iterator[Any]:  # fmt: skip
-    """Yields values, which `saw` gets first. Each pull is sent before the values of the one before are handed out. Each
-    turn blocks until its values are there."""
-
-    def asked() -> PullOp:
-        operation = pulls.start(names, None, after=False)
-        operation.start()
-        flush()
-        return operation
-
-    ahead = asked()
-    try:
-        while not should_stop():
-            values = pulls.finish(ahead, None)
-            ahead = asked()
-            yield saw(values)
-    finally:
-        ahead.drop()

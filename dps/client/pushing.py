@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dps.actors.caller import Caller, Posted
 from dps.client.assembly import Assembly
 from dps.client.cargo import About, Cargo
 from dps.client.connection import Connection
 from dps.client.lanes import PsPeer
 from dps.client.loading import Loader
-from dps.client.transfers import PushTransfer
-from dps.client.waiting import Operation, Waiter
+from dps.client.push_operations import PostedPush, PushOp, step_of
+from dps.client.waiting import Waiter
 from dps.errors import PermissionDenied, advised
 from dps.messages.replies import Push
-from dps.messages.sessions import APPLIED, REFUSED, STEP_PS, WINDOW
+from dps.messages.sessions import STEP_PS, WINDOW
 from dps.process.telemetry import LoopTimes
 from dps.transport.wire import Array
 from dps.variables.layout import Gradient
@@ -26,136 +24,6 @@ from dps.variables.tree import Nesting
 
 if TYPE_CHECKING:
     from dps.client.loading import Assigned
-
-
-NOT_POSTED: Mapping[int, Posted] = MappingProxyType({})
-
-
-class PushOp(Operation):
-    """One push. An atomic one has the step ps's answer as its result; the other ps only tell when they no longer read
-    the session's memory. Else the answers of all shards make the result.
-
-    More than 12 attributes: what is sent, what has come of it, and what was told."""
-
-    values: Mapping[int, Array] = {}
-    """The assigned values that it carries, by variable index."""
-    assigns = False
-    """Whether it has values and no gradients: nothing was learned, so the worker's clock and hooks do not count it."""
-
-    def __init__(self, connection: Connection, cargo: dict[int, Cargo], loss: Any = None) -> None:
-        """`cargo`: what each ps gets, prepared."""
-        self._connection, self.cargo, self.loss = connection, cargo, loss
-        self._is_atomic, self._step_ps = connection.agreed.mode.is_atomic, connection.agreed.step_ps
-        self.transfers: dict[int, PushTransfer] = {}
-        self.deciding: list[PushTransfer] = []
-        """The transfers whose answers are the result."""
-        self.rolled_back = False
-        self.outcome: Push | None = None
-        """The result, once it is accounted for."""
-        self.refusal = ""
-        """Why the gradient was refused; "" if it was not. Set with `outcome`."""
-        self._restored_step = 0
-        self._kept: list[int] = []
-        """Once it is given up: the ps whose values have it all the same."""
-
-    def send(self, ps: int, credit: bool, posted: Posted | None) -> None:
-        """Send a ps its cargo, at the next flush. `credit`: the ps has granted it already. `posted`: as of
-        PushTransfer."""
-        decides = not self._is_atomic or ps == self._step_ps
-        self.transfers[ps] = transfer = PushTransfer(self.cargo[ps], not decides, credit, posted)
-        if decides:
-            self.deciding.append(transfer)
-
-    @property
-    def streams(self) -> bool:
-        """Whether all ps get it in pieces over their sockets, and may apply them one by one."""
-        agreed, least = self._connection.agreed, self._connection.home.runtime.tuning.client.streamed_pieces
-        cargos = self.cargo.values()
-        return (
-            agreed.mode.streams
-            and self.cargo.keys() == agreed.plan.layouts.keys()
-            and all(cargo.in_pieces for cargo in cargos)
-            and any(cargo.peer.layout.gradient_nbytes >= least * cargo.piece_nbytes for cargo in cargos)
-        )
-
-    @property
-    def complete(self) -> bool:
-        if not self.rolled_back:
-            for transfer in self.transfers.values():
-                if not transfer.complete:
-                    return False
-        return True
-
-    @property
-    def accepted(self) -> bool | None:
-        """Whether the push was accepted; None while that is not known."""
-        if self.rolled_back:
-            return all(transfer.ps in self._kept for transfer in self.deciding)
-        answers = [transfer.accepted for transfer in self.deciding]
-        return None if None in answers else all(answers)
-
-    def requests(self) -> Iterable[PushTransfer]:
-        return () if self.rolled_back else self.transfers.values()
-
-    @property
-    def error(self) -> Exception | None:
-        """The error that a ps answered with, if any."""
-        return next((t.error for t in self.requests() if t.error is not None), None)
-
-    def applied(self, ps: int) -> bool:
-        """Whether a ps has applied it. The operation is complete."""
-        if self._is_atomic or ps not in self.transfers:
-            return bool(self.accepted)
-        return bool(self.transfers[ps].accepted)
-
-    @property
-    def _counting(self) -> PushTransfer | None:
-        """The transfer to the ps that counts the push as a step; None if no ps does."""
-        if self._step_ps in self.transfers:
-            return self.transfers[self._step_ps]
-        return next((t for ps, t in self.transfers.items() if self.cargo[ps].about.counted_by == ps), None)
-
-    def roll_back(self, caller: Caller) -> None:
-        """The run epoch ended before the result was accounted for: the push is given up."""
-        self.rolled_back = True
-        self._restored_step = self._connection.steps.step
-        membership = self._connection.membership
-        self._kept = [ps for ps, transfer in self.transfers.items() if membership.keeps(ps, transfer.push)]
-        for transfer in self.transfers.values():
-            caller.drop(transfer)
-
-    def set_outcome(self, step: int, apart: bool = False) -> Push:
-        """Set the result of a complete operation. `step`: the highest that the session knows; `apart`: the step ps may
-        not know of all its pushes."""
-        if self.rolled_back:
-            self.outcome = _push(self._restored_step, bool(self.accepted), 0, self._kept)
-            return self.outcome
-        accepted, staleness = True, 0
-        for transfer in self.deciding:
-            result = transfer.result
-            if result is not None:
-                accepted = accepted and result.status == APPLIED
-                staleness = max(staleness, result.staleness)
-                if result.status == REFUSED:
-                    self.refusal = self.refusal or result.reason or "refused"
-        counting = self._counting
-        if counting is not None and counting.result is not None:
-            step = step_of(counting.result.step, step, self.cargo[counting.ps].about.step + accepted, apart)
-        applied = [] if accepted else [transfer.ps for transfer in self.deciding if transfer.accepted]
-        self.outcome = _push(step, accepted, staleness, applied)
-        return self.outcome
-
-
-def step_of(told: int, known: int, made: int, apart: bool) -> int:
-    """The step of a push for which the ps that counts it has told one. Where that ps may not know yet what others have
-    counted (`apart`), it is not below the highest step that the session knows, and that of which the session itself
-    knows that it was made."""
-    return max(told, known, made) if apart else told
-
-
-def _push(step: int, accepted: bool, staleness: int, applied: list[int]) -> Push:
-    """`applied`: the ps that have applied it."""
-    return Push(step, accepted, staleness, () if accepted else tuple(f"ps:{ps}" for ps in sorted(applied)))
 
 
 class Pushes:
@@ -180,6 +48,7 @@ class Pushes:
         """The assigned values of a synchronous session, if it has any."""
         self._begin_epoch()
         connection.home.track(connection.number, lambda: self._sent)
+        connection.caller.on_resend = self._go_on
 
     def _begin_epoch(self) -> None:
         self.acknowledged = 0
@@ -202,31 +71,30 @@ class Pushes:
             self._assembly = Assembly(self._connection.agreed.plan, self._nesting)
         return self._assembly
 
-    def made(self, peers: Sequence[PsPeer], number: int, step: int) -> int:
-        """The next push to each of these ps, which was announced if they are several, was made in one round trip.
-        `number`: of that to the step ps, the first; `step`: the one that it has told. Returns the push's step."""
+    def announce(self) -> None:
+        """Count the next push to all of several ps, before anything of it leaves (see `Home.track`)."""
+        self.numbers = {ps: number + 1 for ps, number in self.numbers.items()}
+        self._sent = self._sent[0], self.numbers
+
+    def made(self, number: int, step: int, peers: Sequence[PsPeer] = (), own: int = 0) -> int:
+        """A push was applied to which the step ps, the first, has told its number and this step. `peers`: all ps, if it
+        is not counted yet and there is one. `own`: the step that the session knows to be made by it; 0: the next.
+        Returns the push's step."""
         steps = self._connection.steps
         if self.counted_apart:
-            step = step_of(step, steps.step, steps.local_step + 1, True)
+            step = step_of(step, steps.step, own or steps.local_step + 1, True)
         steps.pushed(number, step)
         self.acknowledged += 1
         if len(peers) == 1:
             self.numbers[peers[0].ps] = number
-        else:
-            self.numbers = self._sent[1]
         return step
-
-    def announce(self) -> None:
-        """Note, before anything of it leaves, that a push to all of several ps has begun (see `Home.track`)."""
-        self._sent = self._sent[0], {ps: number + 1 for ps, number in self.numbers.items()}
 
     def start(
         self, gradients: Mapping[int, Gradient], loss: Any, timeout: float | None, lend: bool = False,
-        posted: Mapping[int, Posted] = NOT_POSTED,
     ) -> PushOp:  # fmt: skip
-        """Prepare a push and send it at the next flush. Blocks as `prepare`. `posted`: as of `send`."""
+        """Prepare a push and send it at the next flush. Blocks as `prepare`."""
         operation = self.prepare(gradients, loss, timeout, lend)
-        self.send(operation, posted)
+        self.send(operation)
         return operation
 
     def prepare(
@@ -281,14 +149,13 @@ class Pushes:
         told = self.times.take_told()
         return [*told, self.acknowledged] if self.counted_apart else told
 
-    def send(self, operation: PushOp, posted: Mapping[int, Posted] = NOT_POSTED) -> None:
-        """Send a prepared push. Nothing else may be pushed in between. `posted`: the requests by which ps have been
-        sent it already, by ps."""
+    def send(self, operation: PushOp) -> None:
+        """Send a prepared push. Nothing else may be pushed in between."""
         try:
             self.numbers = {ps: number + (ps in operation.cargo) for ps, number in self.numbers.items()}
             self._sent = self._sent[0], self.numbers  # before a message leaves
             for ps in operation.cargo:
-                operation.send(ps, self._credit.pop(ps, 0) == self.numbers[ps], posted.get(ps))
+                operation.send(ps, self._credit.pop(ps, 0) == self.numbers[ps])
             self.under_way.append(operation)
             if self.assigned is not None:
                 self.assigned.sent()
@@ -296,30 +163,62 @@ class Pushes:
             self._connection.membership.end()
             raise
 
+    def begin_posted(self, operation: PostedPush) -> None:
+        """A push to all ps is about to leave by posted requests. Nothing else may be pushed in between."""
+        try:
+            for _, _, run in operation.sent.values():
+                run.reader = operation
+            self.numbers = operation.numbers()
+            self._sent = self._sent[0], self.numbers  # before a message leaves
+            self.under_way.append(operation)
+        except BaseException:  # Ctrl-C: as in `send`
+            self._connection.membership.end()
+            raise
+
+    def _go_on(self) -> None:
+        """All posted pushes that are not answered go on as ordinary ones, so that they are sent again if need be."""
+        for operation in self.under_way:
+            if isinstance(operation, PostedPush) and not operation.complete:
+                operation.go_on()
+
+    def _wait(self, operation: PushOp, timeout: float | None, what: str) -> None:
+        """As Waiter.wait. A posted push has a moment to be answered, else it goes on as an ordinary one."""
+        if isinstance(operation, PostedPush) and operation.sent:
+            self._waiter.check_open()
+            deadline, now = self._waiter.deadline(timeout), self._connection.caller.now
+            operation.hear(deadline - now())
+            timeout = max(0.0, deadline - now())
+        if not operation.complete:
+            self._go_on()  # one before it may be lost
+        self._waiter.wait(operation, timeout, what)
+
     def _wait_for_room(self, timeout: float | None) -> None:
         """Wait until the send window has room for one more push; where a ps leaves, until all earlier ones have their
         results and the run goes on."""
         connection, deadline = self._connection, self._waiter.deadline(timeout)
         self.account()
-        while self.under_way and (self._is_full or connection.membership.settles):
-            self._waiter.wait(self.under_way[0], max(0.0, deadline - connection.caller.now()), "an earlier push")
+        while self.under_way and (self.is_full or connection.membership.settles):
+            self._wait(self.under_way[0], max(0.0, deadline - connection.caller.now()), "an earlier push")
             self.account()
         if connection.membership.settles:
             self._waiter.recover(deadline)
 
     @property
-    def _is_full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether so many pushes are in flight, or have followed one that is, that with one more a ps would forget a
         result which is not here."""
-        flying = [transfer for operation in self.under_way for transfer in operation.transfers.values()]
-        follow = any(self.numbers[t.ps] - t.push >= WINDOW - 1 for t in flying if not t.complete)
+        flying = [each for operation in self.under_way for each in operation.unanswered()]
+        follow = any(self.numbers[ps] - number >= WINDOW - 1 for ps, number in flying)
         return follow or len(self.under_way) >= WINDOW
 
     def account(self) -> None:
         """Account for the pushes that are complete, once each, in the run epoch that they belong to."""
         connection = self._connection
-        while (operation := next((op for op in self.under_way if op.complete), None)) is not None:
+        while (operation := self._next_complete()) is not None:
             self.under_way.remove(operation)
+            if isinstance(operation, PostedPush) and operation.told is not None:
+                self._account_for_posted(operation)
+                continue
             if connection.compression is not None:
                 connection.compression.record_outcome(operation, connection.agreed.plan, operation.applied)
             result = operation.set_outcome(connection.steps.step, self.counted_apart)
@@ -335,6 +234,30 @@ class Pushes:
             if self.counted_apart:
                 connection.steps.saw(result.step)
             self._tell(operation)
+
+    def account_for_arrived(self) -> None:
+        """As `account`, and before handle what has arrived for posted pushes. Does not block."""
+        if self.under_way:
+            for operation in self.under_way:
+                if isinstance(operation, PostedPush):
+                    operation.start()
+            self.account()
+
+    def _next_complete(self) -> PushOp | None:
+        for operation in self.under_way:
+            if operation.complete:
+                return operation
+        return None
+
+    def _account_for_posted(self, operation: PostedPush) -> None:
+        """Account for a posted push, which all ps have applied."""
+        assert operation.told is not None
+        number, step, staleness, settles = operation.told
+        if settles:
+            self._connection.membership.settles = True
+        own = operation.own_step if self.counted_apart else 0
+        operation.outcome = Push(self.made(number, step, own=own), True, staleness)
+        self._report(operation.outcome, operation.loss)
 
     def assign(self, values: Mapping[int, Array], timeout: float | None) -> None:
         """Assign values, which nobody changes any more. In sync they go with the next push. Else they are a push of
@@ -365,7 +288,7 @@ class Pushes:
         """Wait for a push and return its result. Raises ValueError with the reason if it was refused."""
         if operation.outcome is None:
             try:
-                self._waiter.wait(operation, timeout, "a push")
+                self._wait(operation, timeout, "a push")
             except PermissionDenied:  # this session's key is not a worker's, so none of its pushes gets a result
                 self.under_way.clear()
                 raise
@@ -379,7 +302,7 @@ class Pushes:
     def drain(self) -> None:
         """Wait for all pushes in flight."""
         while self.under_way:
-            self._waiter.wait(self.under_way[0], None, "a push")
+            self._wait(self.under_way[0], None, "a push")
             self.account()
 
     def roll_back(self, told: Callable[[], None]) -> None:

@@ -95,9 +95,11 @@ class Reports:
         if self._surplus:
             self._surplus = give_back(self._surplus)
         now = self._now()
-        number = None if loss is None else as_number(loss, "loss")
-        if number is not None and not isfinite(number):
-            self._not_finite(number, result.step)
+        number = None
+        if loss is not None:
+            number = as_number(loss, "loss")
+            if not isfinite(number):
+                self._not_finite(number, result.step)
         if telemetry.on_progress:
             telemetry.progress(
                 {

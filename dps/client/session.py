@@ -325,12 +325,9 @@ class Session:
             10
             ```
         """
-        from dps.client.pulling import prefetched
-
         self._waiter.check_open()
         self._connection.agreed.mode.check_prefetch()
-        flush, saw = self._connection.caller.flush, self._reports.saw
-        return self._turns.each("prefetch", prefetched(self._pulls, names, self.should_stop, flush, saw))
+        return self._turns.each("prefetch", self._training.prefetched(names))
 
     def view(self) -> AbstractContextManager[Any]:
         """The values to read, without a copy where the ps are on this machine; elsewhere they are pulled.

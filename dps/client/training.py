@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dps.client.assembly import Whole
-from dps.client.at_once import AtOnce
+from dps.client.at_once import AtOnce, PostedPull
 from dps.client.connection import Connection
 from dps.client.lanes import LentVersion
 from dps.client.loading import checked, is_empty
 from dps.client.lookup import Lookups
 from dps.client.pulling import PullOp, Pulls, check_apart
-from dps.client.pushing import Pushes, PushOp
+from dps.client.push_operations import PushOp
+from dps.client.pushing import Pushes
 from dps.client.reports import Reports
 from dps.client.waiting import Operation, ThreadGuard, Waiter
 from dps.hooks.hook import Chain
@@ -155,9 +156,13 @@ class PsTraining:
 
     def push_async(self, grads: Any, loss: Any) -> Reply[Push]:
         """As Session.push_async."""
-        operation = self._pushes.start(self._gradients(grads, loss), loss, None)
-        self._connection.caller.flush()
-        return self._reply(operation, lambda t: self._pushes.finish(operation, t), lambda: operation.accepted)
+        gradients = self._gradients(grads, loss)
+        operation: PushOp | None = self._at_once.push_async(gradients, loss)
+        if operation is None:
+            operation = self._pushes.start(gradients, loss, None)
+            self._connection.caller.flush()
+        pushed = operation
+        return self._reply(pushed, lambda t: self._pushes.finish(pushed, t), lambda: pushed.accepted)
 
     def step(self, grads: Any, loss: Any, timeout: float | None, out: Any) -> Any:
         """As Session.step."""
@@ -269,7 +274,8 @@ class PsTraining:
         self, names: Sequence[str] | None, out: Any, if_newer_than: Version | None, timeout: float | None
     ) -> Any:  # fmt: skip
         """As Session.pull."""
-        self._waiter.check_open()
+        if self._waiter.closed:
+            self._waiter.check_open()
         if self._pulls.left:
             self._pulls.release_left()
         write = None if out is None else self._writer(out, names)
@@ -293,7 +299,8 @@ class PsTraining:
 
     def take(self, held: Held, timeout: float | None) -> Any:
         """The newest values, which stay where they are until `held` is released. Blocks; raises as `Session.pull`."""
-        self._waiter.check_open()
+        if self._waiter.closed:
+            self._waiter.check_open()
         if self._pulls.left:
             self._pulls.release_left()
         if holds := self._at_once.held():
@@ -311,6 +318,37 @@ class PsTraining:
         operation.start()
         self._connection.caller.flush()
         return self._reply(operation, lambda t: self.reports.saw(self._pulls.finish(operation, t)), lambda: None)
+
+    def prefetched(self, names: Sequence[str] | None) -> Iterator[Any]:
+        """As Session.prefetch: values, each time sent for before those of the time before are handed out. Each turn
+        blocks until its values are there."""
+        ahead = self._pull_ahead(names)
+        try:
+            while not self._session.should_stop():
+                values = self._finish(ahead)
+                ahead = self._pull_ahead(names)
+                yield self.reports.saw(values)
+        finally:
+            ahead.drop()
+
+    def _pull_ahead(self, names: Sequence[str] | None) -> PostedPull | PullOp:
+        """A pull that is on its way. Does not block."""
+        self._waiter.check_open()
+        posted = self._at_once.pull_ahead() if names is None else None
+        if posted is not None:
+            return posted
+        operation = self._pulls.start(names, None, after=False)
+        operation.start()
+        self._connection.caller.flush()
+        return operation
+
+    def _finish(self, ahead: PostedPull | PullOp) -> Any:
+        """The values of a pull that is on its way. Blocks."""
+        if isinstance(ahead, PullOp):
+            return self._pulls.finish(ahead, None)
+        self._waiter.check_open()
+        values = self._at_once.finish(ahead)
+        return self._pulls.finish(self._pulls.start(None, None, after=False), None) if values is None else values
 
     def lookup(self, name: Any, rows: Any, timeout: float | None, out: Any) -> Any:
         """As Session.lookup."""

@@ -146,11 +146,11 @@ def decode_plain(header: bytes, frames: Sequence[Buffer]) -> Envelope:
     return _envelope((form.made(*numbers), actor, request, sender, incarnation))
 
 
-def integers_of_answer(header: bytes, form: Form) -> tuple[int, ...]:
-    """The request number and the integers in a plain header, if it is that of an answer of this form; () for all other
-    headers, also malformed ones."""
+def integers_of_answer(header: bytes) -> tuple[int, ...]:
+    """The request number and the integers in a plain header, if it is that of an answer; () for all other headers, also
+    malformed ones."""
     try:
-        if header.startswith(form.begin):
+        if header.startswith(PLAIN_BYTE):
             return _unpack_answer(header[: HEAD_NBYTES + header[NAMES_AT]])(header)
     except (IndexError, struct.error):
         pass

@@ -147,19 +147,19 @@ def _interrupted(self: Caller, number: int, usual: Any, wait_s: float) -> Any:
 def test_an_interrupt_on_the_way_to_the_ordinary_one_loses_nothing(
     made: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start = Pushes.start
+    begin = Pushes.begin_posted
     calls: list[None] = []
 
     def interrupted(self: Pushes, *arguments: Any, **more: Any) -> Any:
         calls.append(None)
         if len(calls) == 1:
             raise KeyboardInterrupt
-        return start(self, *arguments, **more)
+        return begin(self, *arguments, **more)
 
     with cluster(1, 1) as (server,), session(server, optimizer=dps.optim.SGD(1.0)) as s:
         before = s.step(filled(1.0))["w"]
         tune(monkeypatch, client__step_patience_s=0.0)
-        monkeypatch.setattr(Pushes, "start", interrupted)
+        monkeypatch.setattr(Pushes, "begin_posted", interrupted)
         with pytest.raises(KeyboardInterrupt):
             s.step(filled(1.0))
         s.pull()  # what is computed before that is of an older step

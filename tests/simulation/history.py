@@ -77,14 +77,16 @@ class Notes(dps.Hook):
         """The incarnation, the run epoch and the numbers of the last push."""
 
     def after_create_session(self, session: Any) -> None:
-        send = session._pushes.send
+        pushes, connection = session._pushes, session._connection
 
-        def noted(operation: Any, *posted: Any) -> None:
-            send(operation, *posted)
-            connection = session._connection
-            self.sent = connection.caller.incarnation, connection.membership.epoch, dict(session._pushes.numbers)
+        def noting(send: Any) -> Any:
+            def noted(operation: Any) -> None:
+                send(operation)
+                self.sent = connection.caller.incarnation, connection.membership.epoch, dict(pushes.numbers)
 
-        session._pushes.send = noted
+            return noted
+
+        pushes.send, pushes.begin_posted = noting(pushes.send), noting(pushes.begin_posted)
 
     def after_run(self, session: Any, push: dps.Push, loss: Any) -> None:
         connection, numbers = session._connection, dict(session._pushes.numbers)
@@ -145,7 +147,8 @@ def train(
             if view:
                 with session.view() as values:
                     look(history, connection.agreed.plan, values)
-            values = session.pull()
+            ahead = k % 3 == 2 and not connection.agreed.mode.is_atomic
+            values = next(session.prefetch()) if ahead else session.pull()
             seen.take(session, values)
             if marks is not None:
                 marks.read(k, values if session.version.epoch == connection.membership.epoch else None)
@@ -191,6 +194,8 @@ def train(
                 ):
                     # with quotas of their own a token may come before the push's step is made
                     seen.take(session, values, dense if session._pulls.may_follow_a_push else (), cell)
+            elif k % 4 == 2:
+                session.push_async(gradients).result()
             else:
                 session.push(gradients)
             if values_set is not None:

@@ -315,9 +315,9 @@ PLAIN_TOKEN, _ = encode(Envelope(Token(-4), "", 7, "ps:0", 5))
 
 
 def test_an_answer_with_a_plain_header_can_be_read_as_integers() -> None:
-    assert integers_of_answer(PLAIN_TOKEN, Token.form_of) == (7, -4)
+    assert integers_of_answer(PLAIN_TOKEN) == (7, -4)
     other, _ = encode(Envelope(Token(9), "", 8, "ps:12"))
-    assert integers_of_answer(other, Token.form_of) == (8, 9)
+    assert integers_of_answer(other) == (8, 9)
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,7 @@ def test_an_answer_with_a_plain_header_can_be_read_as_integers() -> None:
     ],
 )  # fmt: skip
 def test_other_headers_and_malformed_ones_are_not_read_as_the_integers_of_an_answer(header: bytes) -> None:
-    assert integers_of_answer(header, Token.form_of) == ()
+    assert integers_of_answer(header) == ()
 
 
 def test_a_whole_number_may_stand_for_a_float_and_any_key_for_a_maps() -> None:
