@@ -189,6 +189,8 @@ class AtOnce:
         for peer in self._peers:
             if not peer.lane.on:
                 return []
+            if peer.lane.untold:
+                peer.lane.tell_untold()
         if connection.home.exit_state() is not None:
             connection.check_node()
         return self._peers

@@ -26,6 +26,10 @@ KEPT_PARTS = 1 << 14
 """So many parts of lent versions a session keeps for each ps: some 2 MB."""
 
 
+MOST_UNTOLD = 8
+"""The most small releases of which no message has told."""
+
+
 class Lane:
     """Memory shared with one ps in one run epoch. It is off until each side has proven that it reads the other's.
 
@@ -47,6 +51,9 @@ class Lane:
         """Of versions that the ps has lent, by the names of their memories: these memories, and the parts in them."""
         self.reading: set[int] = set()
         """The numbers of the requests that may be answered with a place in memory, or read one."""
+        self.untold = list[int]()
+        """Numbers that were released while an older version was read, so that no message says it by the lowest number
+        that is read. Any thread may add one."""
 
     def ask(self, own: Memory) -> Request:
         """Ask the ps whether it reads this memory, and if so, prove that this process reads the ps's."""
@@ -78,12 +85,22 @@ class Lane:
     def release(self, number: int, nbytes: int) -> None:
         """Release the values that the request of this number holds; 0 bytes: none.
 
-        The ps learns of a small release with the session's next message. A large one is a message of its own, sent
-        until the ps acks it.
+        The ps learns of a small release with the session's next message, or with `tell_untold`. A large one is a
+        message of its own, sent until the ps acks it.
         """
         self.reading.discard(number)
         if nbytes > self._silent_nbytes:
             self._caller.start(self._ref, Release(self._epoch, [number]), is_last)
+        elif nbytes and self.reading:
+            self.untold.append(number)
+
+    def tell_untold(self) -> None:
+        """Tell the ps what was released while an older version is read, if it is much: a view may stay open for long,
+        and the ps has a limited number of buffers. For the thread that has the session's turn."""
+        if len(self.untold) >= MOST_UNTOLD:
+            told = [self.untold.pop() for _ in range(len(self.untold))]
+            if self.reading:  # else the next message says it
+                self._caller.start(self._ref, Release(self._epoch, told), is_last)
 
     def is_silent(self, nbytes: int) -> bool:
         """Whether the release of so many bytes is no message of its own."""
@@ -93,6 +110,8 @@ class Lane:
         """No request of a lower number reads memory any more; 0 if the lane is off."""
         if not self.on:
             return 0
+        if self.untold:
+            self.tell_untold()
         return min(self.reading, default=0) or self._caller.next_number  # another thread may take the last one out
 
     def give_up(self, error: Exception) -> None:

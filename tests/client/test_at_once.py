@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -451,3 +451,25 @@ def test_what_is_done_to_the_arrays_of_one_view_is_not_seen_in_the_next(monkeypa
         with s.view() as seen:
             assert seen["w"].shape == (100, 170) and not seen["w"].flags.writeable
         assert s.pull(out=ones())["w"].shape == (100, 170)
+
+
+@pytest.mark.parametrize("reads", ["view", "prefetch"])
+def test_steps_go_on_as_usual_while_an_older_version_is_read_for_long(reads: str, asked: Asked) -> None:
+    """A number that is still read keeps the next messages from telling that later ones are not."""
+    with trained() as s, ExitStack() as stack:
+        if reads == "view":
+            seen = stack.enter_context(s.view())
+        else:
+            ahead = s.prefetch()
+            seen = next(ahead)
+        first = float(seen["w"][0, 0])
+        for _ in range(60):
+            s.step(ones())
+        assert s.stats()["ps:0"]["leases"] <= 10 and float(seen["w"][0, 0]) == first
+        assert "Pull" not in asked and asked.count("Release") <= 8
+        stack.close()
+        if reads == "prefetch":
+            ahead.close()  # type: ignore[attr-defined]
+        s.step(ones())
+        s.push(ones())
+        assert s.stats()["ps:0"]["leases"] == 0

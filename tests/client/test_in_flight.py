@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -213,9 +214,11 @@ def test_other_calls_keep_the_answers_of_what_is_in_flight(asked: Asked) -> None
         assert float(next(ahead)["w"][0, 0]) == 0.0 and values(s) == (-3.0, -4.0)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Ctrl-C within a `__del__`
+@pytest.mark.slow
 @pytest.mark.parametrize("ps", [1, 2])
 def test_ctrl_c_at_any_line_neither_loses_nor_doubles(ps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # pytest keeps what a Ctrl-C within a `__del__` was about, and with it what it holds
+    monkeypatch.setattr(sys, "unraisablehook", lambda about: None)
     tune(monkeypatch, client__step_patience_s=5.0, client__probe_s=60.0)  # sockets would be the ordinary way
     with cluster(ps, 1) as (server,), session(server) as s:
 
