@@ -68,8 +68,9 @@ class Caller:
         """Addresses with which there has been a connection."""
         self.on_resend: Callable[[], None] = _nothing
         """Called before requests are sent again: who has posted some may have them go on."""
-        self._awaited: dict[int, tuple[Form, Heard]] = {}
-        """The posted requests whose answers are kept, by number: the form of the usual answer, and where it is kept."""
+        self._awaited: dict[int, tuple[Form, Heard, Callable[[], None] | None]] = {}
+        """The posted requests whose answers are kept, by number: the form of the usual answer, where it is kept, and
+        what is called then."""
 
     def now(self) -> float:
         """Monotonic seconds, without those in which this process was stopped: the clock of all deadlines here."""
@@ -121,6 +122,11 @@ class Caller:
             self._outbox.flush()
         self._endpoint.send(to.address, header)
 
+    def note_posted(self) -> None:
+        """Requests are about to be posted which have to go on if no answer comes: `on_resend` is called when an
+        ordinary request would be sent again at first."""
+        self._requests.be_due(self._time.now() + self.runtime.tuning.nodes.first_resend_s)
+
     def continue_posted(self, to: Ref, posted: Posted, request: Request) -> None:
         """Have a request go on as the posted one: it gets the answer that was heard, and those to come, and is sent
         again as other requests are."""
@@ -131,11 +137,12 @@ class Caller:
         if answer is not None:
             self._requests.feed_answer(number, answer, self._time.now())
 
-    def listen(self, numbers: Collection[int], usual: Form) -> Heard:
+    def listen(self, numbers: Collection[int], usual: Form, came: Callable[[], None] | None = None) -> Heard:
         """Keep the answers to these posted requests, whoever receives them, in what is returned, until `ignore`. One
-        with a plain header of the `usual` form is not made into a message. Does not block."""
+        with a plain header of the `usual` form is not made into a message. `came` is called after each. Does not
+        block."""
         heard: Heard = {}
-        awaited = usual, heard
+        awaited = usual, heard, came
         for number in numbers:
             self._awaited[number] = awaited
         return heard
@@ -152,7 +159,7 @@ class Caller:
 
     def hear_all(self, numbers: Collection[int], heard: Heard, wait_s: float) -> None:
         """Receive until all answers are there that `listen` keeps. Blocks up to `wait_s`."""
-        while wait_s > 0 and len(heard) < len(numbers):
+        while wait_s > 0 and len(heard) < len(numbers) and not self._awaited.keys().isdisjoint(numbers):
             self.turn(wait_s)
             wait_s -= self._time.took_s
 
@@ -160,7 +167,7 @@ class Caller:
         """The answers to these posted requests, as of `listen`, as far as they come in time. Blocks up to `wait_s`."""
         heard: Heard = {}
         for number in numbers:
-            self._awaited[number] = usual, heard
+            self._awaited[number] = usual, heard, None
         try:
             while wait_s > 0:
                 self.turn(wait_s)
@@ -262,8 +269,12 @@ class Caller:
         if event.__class__ is Delivery:
             awaited, header = self._awaited, event.header
             answer = integers_of_answer(header) if awaited else ()
-            if answer and answer[0] in awaited and header.startswith(awaited[answer[0]][0].begin) and not event.frames:
-                awaited.pop(answer[0])[1][answer[0]] = answer
+            found = awaited.get(answer[0]) if answer else None
+            if found is not None and header.startswith(found[0].begin) and not event.frames:
+                awaited.pop(answer[0], None)  # a thread that collects garbage may have dropped it
+                found[1][answer[0]] = answer
+                if found[2] is not None:
+                    found[2]()
             else:
                 self._take_delivery(event, now)
         elif isinstance(event, Connected):
@@ -301,10 +312,12 @@ class Caller:
         if awaited is None:
             self._requests.feed_answer(number, message, now)
             return
-        usual, heard = awaited
+        usual, heard, came = awaited
         heard[number] = message
         if isinstance(message, usual.cls):
-            del self._awaited[number]
+            self._awaited.pop(number, None)
+        if came is not None:
+            came()
 
 
 def _nothing() -> None:

@@ -93,7 +93,11 @@ class Requests:
         request.next_at = now + request.resend_s
         self._open[request.number] = request
         heapq.heappush(self._timers, (min(request.next_at, deadline), request.number))
-        self.due_at = self._timers[0][0]
+        self.be_due(self._timers[0][0])
+
+    def be_due(self, at: float) -> None:
+        """Have `take_due` called at this time at the latest."""
+        self.due_at = min(self.due_at, at)
 
     def _first_resend_s(self, address: str) -> float:
         own, usual_s = self._tuning, self._usual_s.get(address, 0.0)

@@ -8,16 +8,18 @@ answer, or none in time, the push goes on as an ordinary request: nothing is sen
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from dps.actors.caller import Answer, Caller, Heard
-from dps.client.assembly import Whole, is_whole
+from dps.actors.caller import Answer, Heard
+from dps.client.assembly import Assembly, Whole, is_whole
 from dps.client.connection import Connection
 from dps.client.lanes import LentVersion, PsPeer
 from dps.client.pulling import PullMemory, Pulls
 from dps.client.push_operations import SETTLES, PostedPush, PushOp, Sent, integers_of_applied
 from dps.client.pushing import Pushes
 from dps.client.transfers import copy_steadily
+from dps.errors import Unavailable
 from dps.messages.replies import Push
 from dps.messages.sessions import Pull, Pushed, SharedValues
 from dps.messages.sessions import Push as PushMessage
@@ -283,7 +285,7 @@ class AtOnce:
     def pull_ahead(self) -> PostedPull | None:
         """A pull of all values that is on its way; None if nothing was sent. Does not block."""
         asked = self._post_pull()
-        return PostedPull(self._connection, self._caller, asked) if asked else None
+        return PostedPull(self._connection, self._pulls, self._assembly, asked) if asked else None
 
     def finish(self, posted: PostedPull) -> Any:
         """The nested arrays of a pull that was sent ahead, the caller's own; None if they have to be pulled. Blocks for
@@ -291,14 +293,16 @@ class AtOnce:
         try:
             if posted.is_over or not self._open():
                 return None
-            self._caller.hear_all(posted.asked, posted.heard, self._runtime.tuning.client.step_patience_s)
-            if not self._hold(posted.asked, posted.heard):
-                return None
-            posted.asked = {}  # what is held is released as that of other pulls
-            return self._copied()
-        finally:
             if posted.asked:
-                posted.drop()
+                self._caller.hear_all(posted.asked, posted.heard, self._runtime.tuning.client.step_patience_s)
+            if posted.values is None or posted.is_over:
+                return None
+            self._connection.steps.saw(posted.step)
+            self._pushes.pulled.update(posted.counters)
+            self._pulls.read = self._connection.membership.epoch, self._pushes.pulled
+            return posted.values
+        finally:
+            posted.drop()
 
     def _post_pull(self) -> dict[int, PsPeer]:
         """Ask each ps for its values; the ps by request number, none if the request has to be an ordinary one."""
@@ -339,15 +343,24 @@ def _values(answer: Answer | None) -> list[Any]:
 class PostedPull:
     """A pull of all values that was posted, as one message to each ps, by requests that are not kept.
 
-    What the ps may lend is read until `drop`, so that no message of the session says that it was released."""
+    Whoever receives the last answer has the values copied, so that nothing that a ps lends is kept until they are asked
+    for."""
 
-    def __init__(self, connection: Connection, caller: Caller, asked: dict[int, PsPeer]) -> None:
+    values: Any = None
+    """The nested arrays, once all ps have lent their values."""
+    step = -1
+
+    def __init__(
+        self, connection: Connection, pulls: Pulls, assembly: Assembly, asked: dict[int, PsPeer]
+    ) -> None:  # fmt: skip
         """`asked`: the ps by request number. Nothing was sent since."""
-        self._connection, self._caller, self.asked = connection, caller, asked
+        self._connection, self._pulls, self._assembly, self.asked = connection, pulls, assembly, asked
         self._peers = connection.peers
+        self.counters: dict[int, int] = {}
+        """The versions of the values, by ps."""
         for number, peer in asked.items():
             peer.lane.reading.add(number)
-        self.heard = caller.listen(asked, VALUES)
+        self.heard = connection.caller.listen(asked, VALUES, self._take_in)
         """The answers, as of `Caller.listen`."""
 
     @property
@@ -355,12 +368,42 @@ class PostedPull:
         """Whether the session has joined again since."""
         return self._connection.peers is not self._peers
 
+    def _take_in(self) -> None:
+        """An answer has come. Once all have, copy what the ps lend, and release it."""
+        if len(self.heard) < len(self.asked):
+            return
+        lent = [LentVersion(peer, number) for number, peer in self.asked.items()]
+        try:
+            if all(map(self._hold, lent)):
+                memory, tree = self._pulls.prepared(self._assembly)
+                for version in lent:
+                    for target, values in zip(memory.arenas(version.peer.ps), version.memories, strict=True):
+                        copy_steadily(self._connection.home.runtime, target, values)
+                self.values = memory.tree(self._assembly) if tree is None else tree
+        finally:
+            for version in lent:
+                version.release()
+            self._connection.caller.ignore(self.asked)
+            self.asked = {}
+
+    def _hold(self, version: LentVersion) -> bool:
+        """Hold what a ps has lent; False if it has lent nothing."""
+        answer = self.heard[version.request]
+        told: Sequence[Any] = answer if answer.__class__ is tuple else _values(answer)
+        if not told or not version.hold(told[2], told[4:]):
+            return False
+        self.counters[version.peer.ps] = told[2]
+        if self.step < 0:
+            self.step = told[3]  # as the step ps says, the first
+        return True
+
     def drop(self) -> None:
         """Forget it; values that a late answer lends are released."""
         if self.asked:
-            self._caller.ignore(self.asked)
+            self._connection.caller.ignore(self.asked)
             for number, peer in self.asked.items():
-                peer.lane.release(number, peer.layout.nbytes if number in peer.lane.reading else 0)
+                with suppress(Unavailable):  # the session is closed, which ends all its holds
+                    peer.lane.release(number, peer.layout.nbytes if number in peer.lane.reading else 0)
             self.asked = {}
 
     def __del__(self) -> None:

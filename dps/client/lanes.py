@@ -33,7 +33,8 @@ MOST_UNTOLD = 8
 class Lane:
     """Memory shared with one ps in one run epoch. It is off until each side has proven that it reads the other's.
 
-    While it is on, values and gradients are read where they were written, and messages only name their places."""
+    While it is on, values and gradients are read where they were written, and messages only name their places.
+    More than 12 attributes: what is known of the ps's memory, and who reads what of it."""
 
     def __init__(
         self, runtime: Runtime, caller: Caller, ref: Ref, epoch: int, worth: bool, tells_at_once: bool = False

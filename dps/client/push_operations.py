@@ -203,7 +203,8 @@ class PostedPush(PushOp):
             return super().accepted
         if self.rolled_back:
             return len(self._kept) == len(self.sent)
-        return True if self.told is not None else None
+        is_read = self.told is not None or (len(self.heard) == len(self.sent) and self._read() is not None)
+        return True if is_read else None
 
     def start(self) -> None:
         """Handle what has arrived. If answers are still not here some time after this was called first, go on as an
@@ -258,6 +259,8 @@ class PostedPush(PushOp):
             super().roll_back(caller)
             return
         caller.ignore(self.sent)
+        for transfer in self.transfers.values():  # Ctrl-C has come while it went on
+            caller.drop(transfer)
         self._give_up(self.numbers())
 
     @property

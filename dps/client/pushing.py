@@ -166,6 +166,7 @@ class Pushes:
     def begin_posted(self, operation: PostedPush) -> None:
         """A push to all ps is about to leave by posted requests. Nothing else may be pushed in between."""
         try:
+            self._connection.caller.note_posted()
             for _, _, run in operation.sent.values():
                 run.reader = operation
             self.numbers = operation.numbers()

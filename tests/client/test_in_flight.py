@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 import dps
 from dps.actors.caller import Caller
+from dps.client import at_once
 from dps.messages.replies import Push
 from dps.messages.sessions import Push as PushMessage
 from tests.client.test_at_once import Asked, asked, ones, session, trained, values
@@ -239,3 +241,55 @@ def test_ctrl_c_at_any_line_neither_loses_nor_doubles(ps: int, monkeypatch: pyte
             before, line = after, line + 17
         s.push(ones())  # tells what is not read any more
         assert s.stats()["ps:0"]["leases"] == 0 and not s._connection.caller._awaited
+
+
+def test_values_that_were_sent_for_ahead_are_taken_in_whoever_receives_them(asked: Asked) -> None:
+    """Else a ps would keep their versions, and all later ones of the session, until they are asked for."""
+    with cluster(1, 2) as servers, session(servers[0]) as one, session(servers[1]) as other:
+        ahead = one.prefetch()
+        next(ahead)
+        for _ in range(60):
+            one.step(ones())
+        assert one.stats()["ps:0"]["leases"] == 1 and not one._connection.peers[0].lane.reading
+        read = next(ahead)
+        assert read["w"][0, 0] == read["c"][0] == 0.0
+        for _ in range(60):
+            other.step(ones())
+        stats = other.stats()["ps:0"]
+        assert stats["leases"] <= 3 and stats["copied_pulls"] == 0 and "Pull" not in asked
+        assert one.push(ones()).staleness == 120
+
+
+def test_a_push_that_did_not_leave_is_sent_while_the_program_only_pulls(monkeypatch: pytest.MonkeyPatch) -> None:
+    tune(monkeypatch, nodes__first_resend_s=0.05)
+    with trained() as s:
+        with monkeypatch.context() as patch:
+            patch.setattr(at_once.AtOnce, "_post", lambda self, asked: None)
+            reply = s.push_async(ones())
+        end = time.monotonic() + 20
+        while values(s)[0] == 0.0 and time.monotonic() < end:
+            time.sleep(0.01)
+        assert values(s) == (-1.0, -1.0)
+        while reply.accepted is None and time.monotonic() < end:
+            s.pull()
+        assert reply.accepted and reply.result().step == 1
+
+
+def test_whether_a_push_was_accepted_is_known_once_the_answer_has_come() -> None:
+    with trained() as s:
+        reply = s.push_async(ones())
+        for _ in range(5):
+            s.pull()
+        assert reply.accepted
+
+
+def test_an_iterator_of_a_closed_session_says_so_and_is_dropped_without_a_word() -> None:
+    with cluster(1, 1) as (server,), session(server):
+        reader = dps.Session(server)
+        ahead, other = reader.prefetch(), reader.prefetch()
+        next(ahead)
+        next(other)
+        reader.close()
+        with pytest.raises(ValueError, match="the session is closed"):
+            next(ahead)
+        other.close()  # type: ignore[attr-defined]
