@@ -14,9 +14,9 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +38,11 @@ Steps = Callable[[int], None]
 
 
 class Meeting:
-    """Where the two workers meet before each burst: a number of each in shared memory."""
+    """Where the two workers meet before each burst: numbers of each in a file of 32 bytes that both map."""
 
-    def __init__(self, name: str, task: int) -> None:
-        self._memory = shared_memory.SharedMemory(name)
-        self._met = np.ndarray(2, np.int64, self._memory.buf)
-        self._task = task
+    def __init__(self, path: str, task: int) -> None:
+        mapped = np.memmap(path, np.int64, "r+", shape=(4,))
+        self._met, self.counts, self._task = mapped[:2], mapped[2:], task
 
     def meet(self) -> None:
         """Wait for the other one. Blocks; TimeoutError if it does not come within 120 s."""
@@ -68,21 +67,21 @@ def local_loop(params: Mapping[str, Any], computing: Any) -> Steps:
 
 
 def train(
-    server: Any, name: str, update: str, rounds: int, elements: int, milliseconds: float
+    server: Any, path: str, update: str, rounds: int, elements: int, milliseconds: float
 ) -> list[dict[str, float]]:
     """One of two workers. Seconds of each burst, by its name, and the steps that it made; rounds that count."""
     import dps
 
     computing: Any = Model(elements, products_for(milliseconds)) if elements else Computing(1)
     params = {"w": computing.values} if elements else MeasuredLoop().params()
-    meeting, found = Meeting(name, server.task), list[dict[str, float]]()
+    meeting, found = Meeting(path, server.task), list[dict[str, float]]()
     local = local_loop({key: value.copy() for key, value in params.items()}, computing)
     with dps.Session(server, params, optimizer=dps.optim.SGD(float(RATE)), update=update) as session:
         through = loops_through(session, computing)
         loops: dict[str, Steps] = {ALONE: local, APART: local, **{form: through[form] for form in FORMS[update]}}
         began = time.perf_counter()
         local(20)
-        count = meeting_count(meeting, session, max(4, round(BURST_S * 20 / (time.perf_counter() - began))))
+        count = meeting_count(meeting, server.task, max(4, round(BURST_S * 20 / (time.perf_counter() - began))))
         for number in range(rounds + UNCOUNTED):
             took = {"steps": float(count)}
             for loop in rotated(list(loops), number):
@@ -97,14 +96,12 @@ def train(
     return found
 
 
-def meeting_count(meeting: Meeting, session: Any, own: int) -> int:
+def meeting_count(meeting: Meeting, task: int, own: int) -> int:
     """As many steps for both workers: in sync neither makes one alone."""
     meeting.meet()
-    memory = meeting._memory
-    counts = np.ndarray(2, np.int64, memory.buf, offset=16)
-    counts[meeting._task] = own
+    meeting.counts[task] = own
     meeting.meet()
-    return int(counts.min())
+    return int(meeting.counts.min())
 
 
 def ratios(first: Sequence[Mapping[str, float]], second: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -120,15 +117,11 @@ def measured(update: str, rounds: int, elements: int, milliseconds: float) -> tu
     """Seconds of a step alone, and the ratios."""
     import dps
 
-    memory = shared_memory.SharedMemory(create=True, size=32)
-    try:
-        np.ndarray(4, np.int64, memory.buf)[:] = 0
-        with dps.LocalCluster(ps=1, workers=2, processes=True) as local:
-            run = local.run(train, memory.name, update, rounds, elements, milliseconds)
-            first, second = run.wait(timeout=START_S + 60 * rounds, progress=False).results
-    finally:
-        memory.close()
-        memory.unlink()
+    with tempfile.NamedTemporaryFile() as file, dps.LocalCluster(ps=1, workers=2, processes=True) as local:
+        file.write(bytes(32))
+        file.flush()
+        run = local.run(train, file.name, update, rounds, elements, milliseconds)
+        first, second = run.wait(timeout=START_S + 60 * rounds, progress=False).results
     return statistics.median(took[ALONE] / took["steps"] for took in first), ratios(first, second)
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from multiprocessing import shared_memory
+from pathlib import Path
 
-import numpy as np
 import pytest
 
 from benchmarks.two_workers import ALONE, APART, Meeting, local_loop, main, ratios
@@ -18,13 +17,12 @@ def test_a_ratio_adds_the_rates_of_both_workers_and_is_the_median_of_the_rounds(
     assert ratios(first, second) == {APART: 1.5, "step": 1.0}
 
 
-def test_nobody_goes_on_before_both_have_met() -> None:
-    memory = shared_memory.SharedMemory(create=True, size=32)
-    np.ndarray(4, np.int64, memory.buf)[:] = 0
+def test_nobody_goes_on_before_both_have_met(tmp_path: Path) -> None:
+    (tmp_path / "met").write_bytes(bytes(32))
     passed = list[tuple[int, int]]()
 
     def work(task: int) -> None:
-        meeting = Meeting(memory.name, task)
+        meeting = Meeting(str(tmp_path / "met"), task)
         for number in range(50):
             meeting.meet()
             passed.append((number, task))
@@ -34,7 +32,6 @@ def test_nobody_goes_on_before_both_have_met() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    memory.unlink()
     assert sorted(passed) == [(number, task) for number in range(50) for task in (0, 1)]
     assert all(abs(at - passed.index((number, 1 - task))) <= 3 for at, (number, task) in enumerate(passed))
 
