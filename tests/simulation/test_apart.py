@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dps.chief import checkpoints
-from dps.client import pushing
+from dps.client import push_operations, pushing
 from dps.messages.sessions import STEP_PS
 from dps.ps.intake.intake import PushOf
 from dps.ps.modes import asynchronous, counting
@@ -98,7 +98,8 @@ def test_a_step_that_nobody_has_made_is_caught(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.slow
 def test_a_session_that_takes_the_step_ps_at_its_word_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pushing, "step_of", lambda told, known, made, apart: told)
+    for module in (pushing, push_operations):
+        monkeypatch.setattr(module, "step_of", lambda told, known, made, apart: told)
     caught("follows a push of step")
 
 

@@ -15,6 +15,7 @@ from dps.chief import epoch as losses
 from dps.chief.run import write_journal
 from dps.client import at_once, pushing, waiting
 from dps.client import loading as assigning
+from dps.client.push_operations import PostedPush
 from dps.errors import CheckpointError
 from dps.messages.replies import Push
 from dps.ps import server
@@ -216,16 +217,14 @@ def test_a_reader_that_is_let_in_one_step_too_far_ahead_is_caught(monkeypatch: p
 def test_a_push_that_goes_the_ordinary_way_under_another_number_is_caught(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    push = at_once.AtOnce._push
+    go_on, send = at_once.AtOnce._go_on, PostedPush.send
 
-    def renumbered(self: at_once.AtOnce, *given: Any) -> Any:
-        numbers = {peer.ps: self._pushes.numbers[peer.ps] + 1 for peer in self._peers}
-        found = push(self, *given)
-        self._pushes.numbers.update(numbers)
-        self._posted = {}  # and is sent again
-        return found
+    def renumbered(self: at_once.AtOnce, asked: Any, heard: Any, loss: Any) -> Any:
+        others = {n: (peer, (*sent[:2], sent[2] + 1, *sent[3:]), run) for n, (peer, sent, run) in asked.items()}
+        return go_on(self, others, {}, loss)
 
-    monkeypatch.setattr(at_once.AtOnce, "_push", renumbered)
+    monkeypatch.setattr(at_once.AtOnce, "_go_on", renumbered)
+    monkeypatch.setattr(PostedPush, "send", lambda self, ps, credit, posted: send(self, ps, credit, None))  # again
     caught(mode, "was applied, which sent")
 
 
@@ -239,7 +238,7 @@ def test_a_kept_push_that_stays_kept_when_it_is_reported_is_caught(monkeypatch: 
     admitted: Any = whole_pushes.admit_push
     monkeypatch.setattr(whole_pushes, "admit_push", admit)
     monkeypatch.setattr(whole_pushes.WholePushes, "_end_keeping", lambda self: list(self.books.kept))
-    caught("steps", "applied twice", 51)
+    caught("steps", "applied twice", 12)
 
 
 @pytest.mark.parametrize("others", [{"sum": "mean"}, {"mean": "sum"}])
@@ -283,14 +282,14 @@ def test_an_admitted_push_of_which_no_result_is_recorded_is_caught(monkeypatch: 
 def test_a_push_that_is_admitted_ahead_of_others_that_are_staged_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     take = whole_pushes.WholePushes.take_push
 
-    def hasty(self: whole_pushes.WholePushes, push: Any, row: Any, sender: Any) -> str:
+    def hasty(self: whole_pushes.WholePushes, push: Any, row: Any, *given: Any) -> str:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(row, "done", push.number - 1)
             patch.setattr(row, "staged", {})
-            return take(self, push, row, sender)
+            return take(self, push, row, *given)
 
     monkeypatch.setattr(whole_pushes.WholePushes, "take_push", hasty)
-    caught("at once", "applied twice", 105)
+    caught("at once", "applied twice", 3)
 
 
 def test_a_push_that_is_admitted_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
