@@ -55,7 +55,10 @@ class BarePair:
         self._socket.send(bytes(REQUEST_NBYTES))
         if not self._poll.poll(WAIT_MS):
             raise TimeoutError(f"the other process has not answered within {WAIT_MS / 1000:.0f} s")
-        return self.values[self._socket.recv(REQUEST_NBYTES)[0]]
+        answer = self._socket.recv(REQUEST_NBYTES)
+        if not answer:
+            raise ConnectionError("the other process has ended; what it raised is above")
+        return self.values[answer[0]]
 
     def close(self) -> None:
         """End the other process."""

@@ -91,7 +91,7 @@ def forms(model: Model, session: Any) -> dict[str, Steps]:
 
 def bare_forms(model: Model, pair: BarePair) -> dict[str, Steps]:
     """The same loops through a process that is no ps: the gradient copied there and the values back, and in place."""
-    kept = [np.empty_like(model.values) for _ in range(3)]
+    kept = [model.values.copy() for _ in range(3)]
 
     def step(steps: int) -> None:
         params = {"w": kept[0]}
