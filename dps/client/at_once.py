@@ -23,6 +23,7 @@ from dps.errors import Unavailable
 from dps.messages.replies import Push
 from dps.messages.sessions import Pull, Pushed, SharedValues
 from dps.messages.sessions import Push as PushMessage
+from dps.transport.endpoint import Runtime
 from dps.transport.message import changed
 from dps.variables.layout import Gradient
 
@@ -169,11 +170,8 @@ class AtOnce:
     def _copied(self) -> Any:
         """Copy the held values, into the prepared memory if there is any, and release them."""
         try:
-            memory, tree = self._prepared or self._pulls.prepared(self._assembly)
-            for hold in self._holds:
-                for target, values in zip(memory.arenas(hold.peer.ps), hold.memories, strict=True):
-                    copy_steadily(self._runtime, target, values)
-            return memory.tree(self._assembly) if tree is None else tree
+            prepared = self._prepared or self._pulls.prepared(self._assembly)
+            return copied(self._holds, prepared, self._assembly, self._runtime)
         finally:
             self._prepared = None
             self._release()
@@ -298,8 +296,7 @@ class AtOnce:
             if posted.values is None or posted.is_over:
                 return None
             self._connection.steps.saw(posted.step)
-            self._pushes.pulled.update(posted.counters)
-            self._pulls.read = self._connection.membership.epoch, self._pushes.pulled
+            self.note(posted.lent)
             return posted.values
         finally:
             posted.drop()
@@ -340,6 +337,17 @@ def _values(answer: Answer | None) -> list[Any]:
     return [0, answer.epoch, answer.counter, answer.step, *answer.memories]
 
 
+def copied(
+    holds: Holds, prepared: tuple[PullMemory, Any], assembly: Assembly, runtime: Runtime
+) -> Any:  # fmt: skip
+    """The nested arrays of a copy of these versions. `prepared`: as of `Pulls.prepared`."""
+    memory, tree = prepared
+    for hold in holds:
+        for target, values in zip(memory.arenas(hold.peer.ps), hold.memories, strict=True):
+            copy_steadily(runtime, target, values)
+    return memory.tree(assembly) if tree is None else tree
+
+
 class PostedPull:
     """A pull of all values that was posted, as one message to each ps, by requests that are not kept.
 
@@ -356,8 +364,8 @@ class PostedPull:
         """`asked`: the ps by request number. Nothing was sent since."""
         self._connection, self._pulls, self._assembly, self.asked = connection, pulls, assembly, asked
         self._peers = connection.peers
-        self.counters: dict[int, int] = {}
-        """The versions of the values, by ps."""
+        self.lent: Holds = []
+        """The versions of the values, which are released."""
         for number, peer in asked.items():
             peer.lane.reading.add(number)
         self.heard = connection.caller.listen(asked, VALUES, self._take_in)
@@ -372,16 +380,13 @@ class PostedPull:
         """An answer has come. Once all have, copy what the ps lend, and release it."""
         if len(self.heard) < len(self.asked):
             return
-        lent = [LentVersion(peer, number) for number, peer in self.asked.items()]
+        self.lent = [LentVersion(peer, number) for number, peer in self.asked.items()]
         try:
-            if all(map(self._hold, lent)):
-                memory, tree = self._pulls.prepared(self._assembly)
-                for version in lent:
-                    for target, values in zip(memory.arenas(version.peer.ps), version.memories, strict=True):
-                        copy_steadily(self._connection.home.runtime, target, values)
-                self.values = memory.tree(self._assembly) if tree is None else tree
+            if all(map(self._hold, self.lent)):
+                prepared = self._pulls.prepared(self._assembly)
+                self.values = copied(self.lent, prepared, self._assembly, self._connection.home.runtime)
         finally:
-            for version in lent:
+            for version in self.lent:
                 version.release()
             self._connection.caller.ignore(self.asked)
             self.asked = {}
@@ -392,7 +397,6 @@ class PostedPull:
         told: Sequence[Any] = answer if answer.__class__ is tuple else _values(answer)
         if not told or not version.hold(told[2], told[4:]):
             return False
-        self.counters[version.peer.ps] = told[2]
         if self.step < 0:
             self.step = told[3]  # as the step ps says, the first
         return True

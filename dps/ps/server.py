@@ -78,10 +78,6 @@ MODES: dict[type[Update], Callable[[Shard, Any], Mode]] = {
 """How the ps work in each update mode (`on_ps`)."""
 
 
-NOT_WHOLE: tuple[int, Place] = -1, ()
-"""As bytes and place of a message that is not a whole gradient in the session's memory."""
-
-
 class PsActor(Actor):
     """Serves one shard. Everything it holds belongs to a run epoch; a new epoch starts from nothing."""
 
@@ -392,10 +388,10 @@ class PsActor(Actor):
     def _take_whole(self, pushes: WholePushes, message: Push, ledger: Ledger, sender: Sender) -> Verdict:
         """As `WholePushes.take_push`; "unusual" or "again" for a message that is not a whole gradient in the session's
         memory."""
-        nbytes, place = NOT_WHOLE
+        place: Place = ()
         if message.form == SHARED and not message.offsets:
-            nbytes, place = message.nbytes, place_of(message.parts)
-        return pushes.take_push(push_of(message, ledger), ledger, nbytes, place, sender, message.lend)
+            place = place_of(message.parts)
+        return pushes.take_push(push_of(message, ledger), ledger, message.nbytes, place, sender, message.lend)
 
     def _record_piece(self, shard: Shard, intake: Intake, number: int, sender: Sender) -> None:
         """A push is not complete yet, or pieces of it are lost."""

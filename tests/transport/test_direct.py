@@ -12,11 +12,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from dps.transport.endpoint import Connected, Delivery
+from dps.transport.endpoint import Connected, Delivery, Route
 from dps.transport.runtime import RealRuntime
 from dps.transport.sockets import datagrams as peers
 from dps.transport.sockets.datagrams import LONGEST_NBYTES, Direct
@@ -241,18 +242,24 @@ def test_a_socket_that_is_closed_while_it_is_read_has_no_message(make: Make, mon
     assert client.send("node", b"header", []) and node.receive() is None
 
 
+def paired(node: Any, client: Any) -> Route:
+    """Have a client and a bound endpoint exchange datagrams; the client's route."""
+    client.send(node.address, b"one")
+    while not isinstance(first := node.receive(0.05), Delivery):
+        client.receive(0.01)
+    node.pair(first.route, client.direct, False)
+    client.pair(node.address, node.direct, True)
+    client.send(node.address, b"again")
+    assert node.receive(5.0) is not None
+    return first.route
+
+
 def test_a_bound_endpoint_does_its_regular_work_and_reads_its_sockets_while_datagrams_come_without_a_pause() -> None:
     runtime = RealRuntime("test")
     node, client = runtime.endpoint("127.0.0.1:0"), runtime.endpoint(None)
     other = runtime.endpoint(None)
     try:
-        client.send(node.address, b"one")
-        while not isinstance(first := node.receive(0.05), Delivery):
-            client.receive(0.01)
-        node.pair(first.route, client.direct, False)
-        client.pair(node.address, node.direct, True)
-        client.send(node.address, b"again")
-        assert node.receive(5.0) is not None
+        route = paired(node, client)
         upkeep, done = node._upkeep, list[float]()  # type: ignore[attr-defined]
         run_due = upkeep.run_due
         upkeep.run_due = lambda now: (done.append(now), run_due(now))
@@ -269,7 +276,7 @@ def test_a_bound_endpoint_does_its_regular_work_and_reads_its_sockets_while_data
                 others += 1
             else:  # so several are always there
                 client.send(node.address, b"next")
-            node.send(first.route, b"answer")
+            node.send(route, b"answer")
             client.receive(0)
             if number % 100 == 99:
                 time.sleep(0.02)
@@ -283,18 +290,12 @@ def test_a_wake_ends_the_next_wait_also_after_its_descriptor_was_read() -> None:
     runtime = RealRuntime("test")
     node, client = runtime.endpoint("127.0.0.1:0"), runtime.endpoint(None)
     try:
-        client.send(node.address, b"one")
-        while not isinstance(first := node.receive(0.05), Delivery):
-            client.receive(0.01)
-        node.pair(first.route, client.direct, False)
-        client.pair(node.address, node.direct, True)
-        client.send(node.address, b"again")
-        assert node.receive(5.0) is not None
+        route = paired(node, client)
         while node.receive(0.0) is not None:
             pass
         node.wake()
         node._signals.attend()  # type: ignore[attr-defined]  # as a message to a node that is away does
-        node.send(first.route, b"answer")
+        node.send(route, b"answer")
         began = time.monotonic()
         assert node.receive(0.4) is None and time.monotonic() - began < 0.03
     finally:

@@ -112,9 +112,7 @@ class AsyncMode:
         raise AssertionError("one push makes an update")
 
     def step_of(self, pushes: list[KeptPush]) -> int:
-        push, shard = pushes[0].about, self.shard
-        if shard.is_step_ps and push.counted_by == STEP_PS:
-            return shard.store.step + 1
+        push = pushes[0].about
         return self._step(push.step, push.counted_by)
 
     def commit_pushes(self, pushes: list[KeptPush], step: int, counter: int) -> None:

@@ -91,10 +91,11 @@ class WholePushes:
         self.books = Books(shard.layout.gradient_nbytes)
 
     def take_push(self, push: PushOf, row: Ledger, nbytes: int, place: Place, sender: Sender, lend: bool) -> Verdict:
-        """Take a push of so many bytes at a place in the session's memory, if it is admitted. Returns the verdict:
-        after "again" and "unusual" the caller goes on. Raises as `Borrowed.flats`; then nothing has changed."""
+        """Take a push of so many bytes, if it is admitted. `place`: in the session's memory; () if it is not there.
+        Returns the verdict: after "again" and "unusual" the caller goes on. Raises as `Borrowed.flats`; then nothing
+        has changed."""
         books = self.books
-        verdict = admit_push(books, row, push[2], push[3], nbytes == books.nbytes)
+        verdict = admit_push(books, row, push[2], push[3], nbytes == books.nbytes and place != ())
         if verdict in TAKEN:
             run = row.memory.flats(place, self._layout)
             row.received += nbytes
