@@ -137,15 +137,14 @@ class Caller:
         if answer is not None:
             self._requests.feed_answer(number, answer, self._time.now())
 
-    def listen(self, numbers: Collection[int], usual: Form, came: Callable[[], None] | None = None) -> Heard:
-        """Keep the answers to these posted requests, whoever receives them, in what is returned, until `ignore`. One
-        with a plain header of the `usual` form is not made into a message. `came` is called after each. Does not
-        block."""
-        heard: Heard = {}
+    def listen(
+        self, numbers: Collection[int], usual: Form, heard: Heard, came: Callable[[], None] | None = None
+    ) -> None:  # fmt: skip
+        """Keep the answers to these posted requests, whoever receives them, in `heard`, until `ignore`. One with a
+        plain header of the `usual` form is not made into a message. `came` is called after each. Does not block."""
         awaited = usual, heard, came
         for number in numbers:
             self._awaited[number] = awaited
-        return heard
 
     def ignore(self, numbers: Collection[int]) -> None:
         """The answers to these posted requests are not kept any more."""
@@ -178,6 +177,11 @@ class Caller:
         finally:
             if self._awaited:
                 self.ignore(numbers)
+
+    @property
+    def due_at(self) -> float:
+        """When a request is to be sent again, on the clock of `now`; infinity while none waits."""
+        return self._requests.due_at
 
     @property
     def next_number(self) -> int:

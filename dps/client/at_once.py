@@ -100,7 +100,7 @@ class AtOnce:
             return None
         operation = PostedPush(connection, asked, loss)
         pushes.begin_posted(operation)
-        operation.heard = self._caller.listen(asked, PUSHED)
+        self._caller.listen(asked, PUSHED, operation.heard)
         self._post(asked)
         return operation
 
@@ -366,10 +366,11 @@ class PostedPull:
         self._peers = connection.peers
         self.lent: Holds = []
         """The versions of the values, which are released."""
+        self.heard: Heard = {}
+        """The answers, as of `Caller.listen`."""
         for number, peer in asked.items():
             peer.lane.reading.add(number)
-        self.heard = connection.caller.listen(asked, VALUES, self._take_in)
-        """The answers, as of `Caller.listen`."""
+        connection.caller.listen(asked, VALUES, self.heard, self._take_in)
 
     @property
     def is_over(self) -> bool:

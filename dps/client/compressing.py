@@ -68,7 +68,7 @@ class Compression:
     # -- pulls ------------------------------------------------------------------------------------------------
 
     def pull(self, peer: PsPeer, message: Pull, *others: Any) -> PullTransfer:
-        """Start a pull of one shard with the casts and deltas that are wanted; arguments as of `PullTransfer`."""
+        """A pull of one shard with the casts and deltas that are wanted; arguments as of `PullTransfer`."""
         ps, layout = peer.ps, peer.layout
         casts: dict[str, list[int]] = {}
         for index, name in self._casts_of(ps, layout).items():
@@ -208,7 +208,7 @@ class PackedPull(PullTransfer):
     plain = 0
     """Bytes of the answer without casts and deltas."""
     base: Array | None = None
-    """The packed bytes of the version that the message names as its base; set right after the pull was started."""
+    """The packed bytes of the version that the message names as its base; set before the pull begins."""
     arrived: Array | None = None
 
     def __init__(self, peer: PsPeer, message: Pull, *others: Any) -> None:

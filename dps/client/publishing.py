@@ -203,9 +203,10 @@ class _VersionPull(Operation):
         for peer in connection.peers.values():
             here = [index for index in peer.layout.indices if index in wanted]
             if here:
-                self._transfers[peer.ps] = self._begin(peer, here)
+                self._transfers[peer.ps] = self._transfer(peer, here)
+                self._transfers[peer.ps].begin()
 
-    def _begin(self, peer: PsPeer, parts: list[int]) -> _CastPull:
+    def _transfer(self, peer: PsPeer, parts: list[int]) -> _CastPull:
         floats = ("<f4", "<f8") if self._form else ()
         cast = [index for index in parts if peer.layout.arenas[peer.layout.place[index][0]].dtype in floats]
         pull = Pull(

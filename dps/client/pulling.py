@@ -141,12 +141,14 @@ class PullOp(Operation):
         for ps in due:
             pull = self._messages[ps]
             packing = None if pull.averages or pull.published else connection.compression
-            start = PullTransfer if packing is None else packing.pull
+            make = PullTransfer if packing is None else packing.pull
             push = None if self._behind is None else self._behind.transfers.get(ps)
-            self.transfers[ps] = start(
-                connection.peers[ps], self._messages.pop(ps), self.run, self._hold,
+            self.transfers[ps] = make(
+                connection.peers[ps], pull, self.run, self._hold,
                 push if push is not None and push.lends and not push.complete else None,
             )  # fmt: skip
+            del self._messages[ps]
+            self.transfers[ps].begin()  # once it is known, for after Ctrl-C it has to be dropped
         self._behind = None
 
     @property

@@ -116,6 +116,8 @@ class ViewBlock(Held, AbstractContextManager[Any]):
 class StepBlock(ViewBlock):
     """The block of a step in place, which is made when the block begins."""
 
+    _given: Any = None
+
     def __init__(self, training: PsTraining, grads: Any, loss: Any, timeout: float | None) -> None:
         self._training, self._given = training, (grads, loss, timeout)
 
@@ -124,13 +126,14 @@ class StepBlock(ViewBlock):
         return self._training.turns.run("step_in_place", self._training.step_held, self, *self._given)
 
     def __del__(self) -> None:
-        if not self._began:
+        if self._began:
+            if self._held:
+                super().__del__()
+        elif self._given is not None:  # else Ctrl-C came before it was made
             log.warning(
                 "%s: step_in_place was called without `with`, and nothing was pushed; "
                 "write: with session.step_in_place(grads) as values", self._training.task,
             )  # fmt: skip
-        elif self._held:
-            super().__del__()
 
 
 class PsTraining:

@@ -130,19 +130,21 @@ class PullTransfer(Transfer):
         self, peer: PsPeer, message: Pull, take: Callable[[int], Array], holds: bool = False,
         behind: PushTransfer | None = None,
     ) -> None:  # fmt: skip
-        """`take(ps)` returns memory for the run. The message leaves at the next flush.
-
-        `behind`: a push whose result may bring the values. The message is sent only if it does not."""
+        """`take(ps)` returns memory for the run. `behind`: a push whose result may bring the values."""
         super().__init__(peer)
         self.values: Array | list[Array] | None = None
         self.hold: LentVersion | None = None
         self.counter, self.step, self.newer = -1, 0, True
         self._pieces: AnswerPieces | None = None
         self._message, self._take_run, self._holds, self._behind = message, partial(take, peer.ps), holds, behind
-        if behind is None:
+
+    def begin(self) -> None:
+        """Ask for the values: the message leaves at the next flush. If a push may bring them, it is sent only once that
+        push has not. After Ctrl-C in here `drop` ends what has begun."""
+        if self._behind is None:
             self._ask()
         else:
-            behind.then, self.number = self, behind.number
+            self._behind.then, self.number = self, self._behind.number
             self.peer.lane.reading.add(self.number)
 
     def _ask(self) -> None:
@@ -212,7 +214,7 @@ class PullTransfer(Transfer):
             self._behind.then = None
             self._behind = None
         self.release()
-        if self._message.shared and not self.complete:
+        if self._message.shared and not self.complete and self.number:
             self.peer.lane.release(self.number, self.peer.layout.nbytes)
 
     def _take(self, piece: Values) -> bool:

@@ -108,7 +108,7 @@ class Waiter:
                 if now >= report_at:
                     report_at = now + own.report_s
                     log.warning("%s", self._late(operation, what, now - started))
-            connection.caller.turn(max(0.0, min(deadline, look_at) - now))
+            connection.caller.turn(max(0.0, min(deadline, look_at, connection.caller.due_at) - now))
             now = connection.caller.now()
         operation.raise_error()
 

@@ -221,7 +221,8 @@ def test_other_calls_keep_the_answers_of_what_is_in_flight(asked: Asked) -> None
 def test_ctrl_c_at_any_line_neither_loses_nor_doubles(ps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # pytest keeps what a Ctrl-C within a `__del__` was about, and with it what it holds
     monkeypatch.setattr(sys, "unraisablehook", lambda about: None)
-    tune(monkeypatch, client__step_patience_s=5.0, client__probe_s=60.0)  # sockets would be the ordinary way
+    soon = {"nodes__first_resend_s": 0.01, "nodes__last_resend_s": 0.02}
+    tune(monkeypatch, client__step_patience_s=5.0, client__probe_s=60.0, **soon)  # sockets would be the ordinary way
     with cluster(ps, 1) as (server,), session(server) as s:
 
         def turn() -> None:
@@ -238,7 +239,7 @@ def test_ctrl_c_at_any_line_neither_loses_nor_doubles(ps: int, monkeypatch: pyte
             s.push(ones())
             after, other = values(s)
             assert before - after in (1.0, 5.0, 13.0) and after == other, f"at line {line}"
-            before, line = after, line + 17
+            before, line = after, line + 1
         s.push(ones())  # tells what is not read any more
         assert s.stats()["ps:0"]["leases"] == 0 and not s._connection.caller._awaited
 
@@ -273,6 +274,14 @@ def test_a_push_that_did_not_leave_is_sent_while_the_program_only_pulls(monkeypa
         while reply.accepted is None and time.monotonic() < end:
             s.pull()
         assert reply.accepted and reply.result().step == 1
+
+
+def test_a_wait_for_a_push_that_did_not_leave_ends_in_time_to_send_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tune(monkeypatch, nodes__first_resend_s=0.05, client__slice_s=60.0, client__step_patience_s=0.02)
+    with trained() as s:
+        lose(monkeypatch, lambda count: count == 0)
+        began = time.monotonic()
+        assert s.push(ones()).accepted and time.monotonic() - began < 30
 
 
 def test_whether_a_push_was_accepted_is_known_once_the_answer_has_come() -> None:

@@ -134,7 +134,8 @@ def test_a_hook_that_pulls_a_later_version_does_not_change_what_is_read() -> Non
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Ctrl-C within a `__del__`
 @pytest.mark.parametrize("ps", [1, 2])
 def test_ctrl_c_at_any_line_neither_loses_nor_doubles(ps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    tune(monkeypatch, client__step_patience_s=5.0, client__probe_s=60.0)  # sockets would be the ordinary way
+    soon = {"nodes__first_resend_s": 0.01, "nodes__last_resend_s": 0.02}
+    tune(monkeypatch, client__step_patience_s=5.0, client__probe_s=60.0, **soon)  # sockets would be the ordinary way
 
     def step() -> None:
         with s.step_in_place(ones(4.0)):
@@ -148,7 +149,7 @@ def test_ctrl_c_at_any_line_neither_loses_nor_doubles(ps: int, monkeypatch: pyte
             s.push(ones())
             after, other = values(s)
             assert before - after in (1.0, 5.0) and after == other, f"at line {line}"
-            before, line = after, line + 29
+            before, line = after, line + 1
 
 
 def test_after_a_hook_that_rolls_the_run_back_the_restored_values_are_read(tmp_path: Path) -> None:
@@ -168,7 +169,8 @@ def test_after_a_hook_that_rolls_the_run_back_the_restored_values_are_read(tmp_p
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Ctrl-C within a `__del__`
 @pytest.mark.parametrize(("ps", "update"), [(1, "async"), (2, "sync")])
 def test_ctrl_c_at_any_line_leaves_no_version_held(ps: int, update: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    tune(monkeypatch, client__step_patience_s=5.0, client__probe_s=60.0)
+    soon = {"nodes__first_resend_s": 0.01, "nodes__last_resend_s": 0.02}
+    tune(monkeypatch, client__step_patience_s=5.0, client__probe_s=60.0, **soon)
 
     def step() -> None:
         with s.step_in_place(own):
@@ -184,10 +186,10 @@ def test_ctrl_c_at_any_line_leaves_no_version_held(ps: int, update: str, monkeyp
 
     with cluster(ps, 1) as (server,), session(server, update=update) as s:
         own = s.gradients()
-        calls = ((step, 5, 470), (view, 3, 330), (asked_view, 23, 800), (lambda: s.step(ones()), 17, 500))
-        for call, every, most in calls:
-            for line in range(1, most, every):
-                interrupted_at(line, call)
+        for call in (step, view, asked_view, lambda: s.step(ones())):
+            line, reached = 1, True
+            while reached:
+                reached, line = interrupted_at(line, call), line + 1
                 s._pushes.drain()
                 s.push(ones())
                 s.push(ones())  # in sync the last push keeps a version for a pull

@@ -44,7 +44,9 @@ def small() -> Plan:
 def pull(plan: Plan, ps: int, whole: bool = False) -> tuple[Wire, PullTransfer]:
     wire = Wire()
     message = Pull(1, 0, 0, 0, -1, [], keeps_memory=whole)
-    return wire, PullTransfer(peer(wire, plan.layouts[ps], ps=ps), message, take)
+    made = PullTransfer(peer(wire, plan.layouts[ps], ps=ps), message, take)
+    made.begin()
+    return wire, made
 
 
 def values_in(transfer: PullTransfer) -> Any:

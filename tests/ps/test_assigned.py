@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from dps.messages.sessions import APPLIED, DENSE, PARTS, REFUSED, VALUE, Push, P
 from dps.ps.intake.intake import PushOf, Staged
 from dps.ps.intake.receiving import receive
 from dps.ps.modes.combine import assigned, combined
+from dps.ps.shard import DIGEST, digest_of
 from dps.ps.store.gradients import Gradient
 from dps.training.update_modes import Async, Bounded
 from tests.ps.test_modes import PLAN, Ps, result, sender
@@ -123,6 +125,25 @@ def test_values_wait_for_the_pushes_before_them() -> None:
     ps = Ps(Async())
     assert assign(ps, 1, 2, 7.0) == [] and ps.value == 0.0
     assert len(ps.push(1, 1)) == 2 and ps.value == 7.0
+
+
+def test_values_that_were_set_are_in_the_digest_of_the_shard() -> None:
+    one, other = Ps(Async()), Ps(Async())
+    for ps in (one, other):
+        ps.push(1, 1)
+    assert one.shard._results() == other.shard._results()
+    assign(one, 1, 2, 7.0)
+    assert one.shard._results()[1] != other.shard._results()[1]
+    assign(other, 1, 2, 7.0)
+    assert one.shard._results() == other.shard._results()
+
+
+@pytest.mark.parametrize("incarnation", [1, 2, 1002, 10**9])
+def test_different_pushes_have_different_digests(incarnation: int) -> None:
+    """Plain hashes of numbers in a row are almost in a row: most of these sums were equal."""
+    for count, most in ((2, 100), (3, 40), (4, 20)):
+        sets = list(combinations(range(1, most), count))
+        assert len({sum(digest_of(incarnation, n) for n in numbers) & DIGEST for numbers in sets}) == len(sets)
 
 
 def test_a_version_that_only_sets_values_makes_nobody_stale() -> None:

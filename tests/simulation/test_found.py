@@ -47,6 +47,8 @@ FOUND = [
     ("async", 1036, "the disk was full when a restarted chief looked at it"),
     ("sync", 308, "the first step was made without a worker that was admitted and had not entered yet"),
     ("steps", 2577, "a ps was dead when the run ended, and was started again"),
+    ("async", 20761, "the digests of different pushes were equal, and a checkpoint was said to be even"),
+    ("at once", 21310, "values that were set in one shard were in no digest"),
     ("bounded", 811, "an incarnation was used twice after the journal could not be written"),
     ("tokens", 3085, "a session was let into a run epoch that ended before it took part, and forgot what it had lost"),
 ]

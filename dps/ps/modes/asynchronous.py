@@ -261,7 +261,7 @@ class AsyncMode:
     def _record_assigned(self, ledger: Ledger, number: int, counter: int) -> None:
         """Values will be version `counter`."""
         shard = self.shard
-        ledger.record_result(Pushed(number, APPLIED, shard.store.step, 0, counter, ""))
+        shard.commit_values(ledger, Pushed(number, APPLIED, shard.store.step, 0, counter, ""))
         self._assigned.append(counter)
         shard.node.runtime.record(
             "assigned", epoch=shard.epoch, counter=counter, step=shard.store.step,
