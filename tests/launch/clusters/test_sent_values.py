@@ -107,8 +107,8 @@ def test_rows_of_progress_travel_together_and_before_what_is_sent_after_them() -
     last = read_value(out)
     assert last["progress"] == [{"step": 300}] and 0 <= last["ago_s"][0] < 5
     os.close(out)
-    told.add_row({"step": 301})  # nobody reads: the thread ends
-    os.close(into)
+    told.add_row({"step": 301})  # nobody reads
+    told.close()  # the descriptor's number may be another pipe's before the thread sends
 
 
 def test_rows_of_several_threads_are_all_sent_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,6 +132,8 @@ def test_rows_of_several_threads_are_all_sent_once(monkeypatch: pytest.MonkeyPat
         thread.join()
     told.send({"result": None})
     reader.join()
+    told.close()
+    os.close(out)
     assert sorted(heard) == list(range(8000))
     assert all(sorted(own) == own for n in range(4) if (own := [h for h in heard if h // 2000 == n]))
 
