@@ -79,11 +79,6 @@ class Membership:
         """The epoch, or the session's incarnation, has ended."""
         self.over = True
 
-    def forget_entry(self) -> None:
-        """The pushes in flight were not given up, because of Ctrl-C: the session has to join again, as after the
-        membership before this one."""
-        self.over, self.entered = True, False
-
 
 class Agreed:
     """The settings on which all sessions and ps of a run epoch have agreed."""

@@ -133,9 +133,9 @@ class PullOp(Operation):
         connection = self._connection
         first = connection.agreed.step_ps
         if connection.agreed.mode.asks_step_ps_first:
-            if first in self.transfers and not self.transfers[first].complete:
-                return
             due = [first] if first in self._messages else list(self._messages)
+            if first not in due and first in self.transfers and not self.transfers[first].complete:
+                return
         else:
             due = list(self._messages)
         for ps in due:
@@ -143,12 +143,14 @@ class PullOp(Operation):
             packing = None if pull.averages or pull.published else connection.compression
             make = PullTransfer if packing is None else packing.pull
             push = None if self._behind is None else self._behind.transfers.get(ps)
+            if ps in self.transfers:  # Ctrl-C has come while it began
+                self.transfers[ps].drop()
             self.transfers[ps] = make(
                 connection.peers[ps], pull, self.run, self._hold,
                 push if push is not None and push.lends and not push.complete else None,
             )  # fmt: skip
-            del self._messages[ps]
             self.transfers[ps].begin()  # once it is known, for after Ctrl-C it has to be dropped
+            del self._messages[ps]
         self._behind = None
 
     @property

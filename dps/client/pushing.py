@@ -214,30 +214,27 @@ class Pushes:
 
     def account(self) -> None:
         """Account for the pushes that are complete, once each, in the run epoch that they belong to."""
+        connection = self._connection
         while (operation := self._next_complete()) is not None:
             self.under_way.remove(operation)
-            self._account_for(operation)
-
-    def _account_for(self, operation: PushOp) -> None:
-        if isinstance(operation, PostedPush) and operation.told is not None:
-            self._account_for_posted(operation)
-            return
-        connection = self._connection
-        if connection.compression is not None:
-            connection.compression.record_outcome(operation, connection.agreed.plan, operation.applied)
-        result = operation.set_outcome(connection.steps.step, self.counted_apart)
-        done = operation.error is None and result.accepted
-        if self.assigned is not None:
-            self.assigned.record_outcome(operation.values, done)
-        answers = {transfer.ps: transfer.result for transfer in operation.deciding if transfer.result is not None}
-        connection.membership.settles |= any(answer.settles for answer in answers.values())
-        self._credit |= {ps: answer.number + 1 for ps, answer in answers.items() if answer.credit}
-        self.acknowledged += done and not operation.assigns
-        if (leading := answers.get(connection.agreed.step_ps)) is not None:
-            connection.steps.pushed(leading.number, leading.step)
-        if self.counted_apart:
-            connection.steps.saw(result.step)
-        self._tell(operation)
+            if isinstance(operation, PostedPush) and operation.told is not None:
+                self._account_for_posted(operation)
+                continue
+            if connection.compression is not None:
+                connection.compression.record_outcome(operation, connection.agreed.plan, operation.applied)
+            result = operation.set_outcome(connection.steps.step, self.counted_apart)
+            done = operation.error is None and result.accepted
+            if self.assigned is not None:
+                self.assigned.record_outcome(operation.values, done)
+            answers = {transfer.ps: transfer.result for transfer in operation.deciding if transfer.result is not None}
+            connection.membership.settles |= any(answer.settles for answer in answers.values())
+            self._credit |= {ps: answer.number + 1 for ps, answer in answers.items() if answer.credit}
+            self.acknowledged += done and not operation.assigns
+            if (leading := answers.get(connection.agreed.step_ps)) is not None:
+                connection.steps.pushed(leading.number, leading.step)
+            if self.counted_apart:
+                connection.steps.saw(result.step)
+            self._tell(operation)
 
     def account_for_arrived(self) -> None:
         """As `account`, and before handle what has arrived for posted pushes. Does not block."""
@@ -297,8 +294,6 @@ class Pushes:
                 self.under_way.clear()
                 raise
             self.account()
-            if operation.outcome is None:  # Ctrl-C has come while it was accounted for
-                self._account_for(operation)
         operation.raise_error()
         assert operation.outcome is not None
         if operation.refusal:
@@ -311,25 +306,23 @@ class Pushes:
             self._wait(self.under_way[0], None, "a push")
             self.account()
 
-    def roll_back(self) -> list[PushOp]:
-        """A new run epoch or incarnation has begun: give up the pushes in flight, and count from the beginning. Returns
-        them, with their results, for `report`. After Ctrl-C in here it is called again, in the next incarnation."""
-        connection = self._connection
-        for operation in self.under_way:
-            operation.roll_back(connection.caller)
+    def roll_back(self, told: Callable[[], None]) -> None:
+        """A new run epoch or incarnation has begun: give up the pushes in flight.
+
+        `told` is called once numbers and clocks are reset, before the pushes get their results.
+        """
+        given_up, self.under_way = self.under_way, []
+        for operation in given_up:
+            operation.roll_back(self._connection.caller)
             if self.assigned is not None:
                 self.assigned.record_outcome(operation.values, bool(operation.accepted))
-            operation.set_outcome(connection.steps.step)
         self._begin_epoch()
-        if connection.compression is not None:
-            connection.compression.forget()
+        if self._connection.compression is not None:
+            self._connection.compression.forget()
         self.loader.forget()
-        given_up, self.under_way = self.under_way, []
-        return given_up
-
-    def report(self, given_up: list[PushOp]) -> None:
-        """Report the results of pushes that were given up. Runs hooks, which may push, wait and roll back."""
+        told()
         for operation in given_up:
+            operation.set_outcome(self._connection.steps.step)
             self._tell(operation)
 
     def gradients(self) -> Any:

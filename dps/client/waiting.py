@@ -55,12 +55,9 @@ class Operation:
 
 
 class Waiter:
-    """The waits of one session. `rejoined(new_epoch, lost)` is called after the session has joined again, and what it
-    returns when all is as after the start of a session: that tells the program."""
+    """The waits of one session. `rejoined(new_epoch, lost)` is called after the session has joined again."""
 
-    def __init__(
-        self, connection: Connection, timeout_s: float, rejoined: Callable[[bool, Loss], Callable[[], None]]
-    ) -> None:  # fmt: skip
+    def __init__(self, connection: Connection, timeout_s: float, rejoined: Callable[[bool, Loss], None]) -> None:
         self._connection, self._timeout_s, self._rejoined = connection, timeout_s, rejoined
         self.closed = False
 
@@ -133,25 +130,19 @@ class Waiter:
 
     def recover(self, deadline: float) -> None:
         """Join the current run epoch. Blocks. Raises DeadlineExceeded if none begins in time."""
-        connection, left = self._connection, self._connection.membership
-        try:
-            connection.joining.join(deadline)
-            membership = connection.membership
-            epoch, before = membership.left
-            if membership.epoch != epoch:
-                loss = Loss(max(0, max(before, membership.reached) - membership.restored), membership.certain)
-            else:  # lost steps are reported whatever the epoch's number is
-                loss = Loss(max(0, before - connection.steps.step), False)
-            tell = self._rejoined(membership.epoch != epoch or loss.steps > 0, loss)
-        except BaseException:  # Ctrl-C
-            if connection.membership is not left:
-                connection.membership.forget_entry()
-            raise
+        connection = self._connection
+        connection.joining.join(deadline)
+        membership = connection.membership
+        epoch, before = membership.left
+        if membership.epoch != epoch:
+            loss = Loss(max(0, max(before, membership.reached) - membership.restored), membership.certain)
+        else:  # lost steps are reported whatever the epoch's number is
+            loss = Loss(max(0, before - connection.steps.step), False)
         connection.home.runtime.record(
-            "rejoined", before=epoch, epoch=membership.epoch, step=membership.restored, lost=loss.steps,
+            "rejoined", before=epoch, epoch=connection.membership.epoch, step=membership.restored, lost=loss.steps,
             certain=loss.certain,
         )  # fmt: skip
-        tell()
+        self._rejoined(connection.membership.epoch != epoch or loss.steps > 0, loss)
 
 
 if TYPE_CHECKING:

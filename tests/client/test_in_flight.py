@@ -14,6 +14,7 @@ import pytest
 import dps
 from dps.actors.caller import Caller
 from dps.client import at_once
+from dps.client.transfers import PullTransfer
 from dps.messages.replies import Push
 from dps.messages.sessions import Push as PushMessage
 from tests.client.test_at_once import Asked, asked, ones, session, trained, values
@@ -188,40 +189,25 @@ def test_pushes_and_pulls_in_flight_are_given_up_in_a_rollback(tmp_path: Path, m
         assert s.push_async(ones()).result() == Push(2, True, 0) and values(s) == (-2.0, -2.0)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("ps", "update"), [(1, "async"), (2, "sync")])
-def test_ctrl_c_at_any_line_of_a_rollback_leaves_a_session_that_goes_on(
-    ps: int, update: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("update", ["async", "bounded:2", "sync"])
+def test_a_pull_that_ctrl_c_has_kept_from_beginning_is_asked_for_by_the_next_call(
+    update: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It had joined again and not given its pushes up: all later ones waited for them until they were late."""
-    tune(monkeypatch, nodes__first_resend_s=0.01, nodes__last_resend_s=0.02)
-    with cluster(ps, 1) as (server,), session(server, update=update, checkpoint_dir=tmp_path / "run", timeout=20) as s:
+    begin = PullTransfer.begin
+
+    def interrupted(self: PullTransfer) -> None:
+        monkeypatch.setattr(PullTransfer, "begin", begin)
+        raise KeyboardInterrupt
+
+    with cluster(2, 1) as (server,), session(server, update=update, shared_memory=False, timeout=20) as s:
         s.push(ones())
-        name, line, reached = s.save(), 1, True
-        while reached:
-            replies = [s.push_async(ones()) for _ in range(2 if update == "async" else 1)]
-            reached = interrupted_at(line, lambda: s.restore(name))
-            for reply in replies:
-                reply.result()
-            assert any(s.push(ones()).accepted for _ in range(5)), f"at line {line}"  # the rollback may come late
-            s.restore(name)
-            assert s.push(ones()).accepted and values(s) == (-2.0, -2.0), f"at line {line}"
-            s.restore(name)
-            line += 23
-
-
-@pytest.mark.parametrize("shared", [True, False], ids=["posted", "ordinary"])
-def test_ctrl_c_while_results_are_accounted_for_loses_none(shared: bool) -> None:
-    with cluster(1, 1) as (server,), session(server, shared_memory=shared) as s:
-        line, reached = 1, True
-        while reached:
-            reply = s.push_async(ones())
-            while not reply.done():
-                s.pull()
-            reached = interrupted_at(line, s._pushes.account)
-            result = reply.result()
-            assert result == Push(line, True, 0) and values(s) == (-line, -line)
-            line += 1
+        reply = s._training.pull_async(None)
+        operation = s._pulls.start(None, None, after=False)
+        monkeypatch.setattr(PullTransfer, "begin", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            operation.start()
+        assert float(s._pulls.finish(operation, None)["w"][0, 0]) == -1.0
+        assert float(reply.result()["w"][0, 0]) == -1.0
 
 
 def test_values_that_a_pull_in_flight_was_lent_stay_until_it_is_asked_for(asked: Asked) -> None:
