@@ -372,6 +372,7 @@ def test_only_the_ps_whose_answer_was_lost_is_asked_again(asked: Asked, monkeypa
         assert values(s) == (-1.0, -1.0) and s.stats()["ps:1"]["applied"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ps", "update"), [(1, "async"), (2, "async"), (2, "sync")], ids=["one ps", "several ps", "several ps in sync"]
 )

@@ -166,6 +166,7 @@ def test_after_a_hook_that_rolls_the_run_back_the_restored_values_are_read(tmp_p
             assert float(read["w"][0, 0]) == -1.0 and s.global_step == 1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Ctrl-C within a `__del__`
 @pytest.mark.parametrize(("ps", "update"), [(1, "async"), (2, "sync")])
 def test_ctrl_c_at_any_line_leaves_no_version_held(ps: int, update: str, monkeypatch: pytest.MonkeyPatch) -> None:
