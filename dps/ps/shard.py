@@ -32,7 +32,8 @@ DIGEST = (1 << 63) - 1
 
 def digest_of(incarnation: int, number: int) -> int:
     """What an applied push adds to the digest of its shard. The same on all machines: only numbers are hashed."""
-    mixed = hash((incarnation, number))  # of numbers in a row almost in a row, too: 2 and 4 would add what 1 and 5 do
+    # Hashes of consecutive numbers have nearly equal distances, so pushes 2 and 4 would add what 1 and 5 do.
+    mixed = hash((incarnation, number))
     return hash((mixed ^ mixed >> 29, number))
 
 

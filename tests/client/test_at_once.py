@@ -20,7 +20,7 @@ from dps.ps.serving.reading import ShardReads
 from examples.mnist import initial_params
 from tests.in_process import cluster
 from tests.interrupting import interrupted_at
-from tests.tuned import tune
+from tests.tuned import RESENT_SOON, tune
 
 Asked = list[str]
 SHAPES = {"w": (100, 170), "c": (77,)}
@@ -379,8 +379,8 @@ def test_only_the_ps_whose_answer_was_lost_is_asked_again(asked: Asked, monkeypa
 def test_ctrl_c_at_any_line_neither_loses_nor_doubles(
     ps: int, update: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    soon = {"nodes__first_resend_s": 0.01, "nodes__last_resend_s": 0.02}
-    tune(monkeypatch, client__step_patience_s=5.0, client__probe_s=60.0, **soon)  # sockets would be the ordinary way
+    # with sockets it would be the ordinary way
+    tune(monkeypatch, client__step_patience_s=5.0, client__probe_s=60.0, **RESENT_SOON)
     with cluster(ps, 1) as (server,), session(server, update=update) as s:
         for call in (lambda: s.step(ones(4.0)), lambda: s.push(ones(4.0)), s.pull):
             before, line, reached = values(s)[0], 1, True

@@ -20,7 +20,7 @@ from dps.messages.sessions import Push as PushMessage
 from tests.client.test_at_once import Asked, asked, ones, session, trained, values
 from tests.in_process import cluster
 from tests.interrupting import interrupted_at
-from tests.tuned import tune
+from tests.tuned import RESENT_SOON, tune
 
 __all__ = ["asked"]
 
@@ -243,8 +243,8 @@ def test_other_calls_keep_the_answers_of_what_is_in_flight(asked: Asked) -> None
 def test_ctrl_c_at_any_line_neither_loses_nor_doubles(ps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # pytest keeps what a Ctrl-C within a `__del__` was about, and with it what it holds
     monkeypatch.setattr(sys, "unraisablehook", lambda about: None)
-    soon = {"nodes__first_resend_s": 0.01, "nodes__last_resend_s": 0.02}
-    tune(monkeypatch, client__step_patience_s=5.0, client__probe_s=60.0, **soon)  # sockets would be the ordinary way
+    # with sockets it would be the ordinary way
+    tune(monkeypatch, client__step_patience_s=5.0, client__probe_s=60.0, **RESENT_SOON)
     with cluster(ps, 1) as (server,), session(server) as s:
 
         def turn() -> None:

@@ -18,7 +18,7 @@ from dps.client.pushing import Pushes
 from dps.errors import TaskLost, Unavailable
 from tests.in_process import cluster, on_all
 from tests.interrupting import interrupted_at
-from tests.tuned import tune
+from tests.tuned import RESENT_SOON, tune
 
 STEPS = 8
 
@@ -189,7 +189,7 @@ def test_an_interrupt_amid_the_values_that_come_with_a_push_leaves_the_push_to_b
 def test_ctrl_c_at_any_line_of_a_step_neither_loses_nor_doubles(
     made: list[bool], out: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tune(monkeypatch, nodes__first_resend_s=0.01, nodes__last_resend_s=0.02)
+    tune(monkeypatch, **RESENT_SOON)
     with cluster(1, 1) as (server,), session(server, optimizer=dps.optim.SGD(1.0)) as s:
         before, line, reached = float(s.step(filled(0.0))["b"]["c"][0]), 1, True
         while reached and line < 700:

@@ -16,7 +16,7 @@ from dps.messages.sessions import PushMissing
 from tests.client.test_at_once import Asked, asked, ones, session, trained, values  # noqa: F401
 from tests.in_process import cluster, on_all
 from tests.interrupting import interrupted_at
-from tests.tuned import tune
+from tests.tuned import RESENT_SOON, tune
 
 WAYS: dict[str, dict[str, Any]] = {
     "async": {}, "sync": {"update": "sync"}, "bounded": {"update": "bounded:2"}, "local": {"update": dps.Local(2)},
@@ -134,8 +134,8 @@ def test_a_hook_that_pulls_a_later_version_does_not_change_what_is_read() -> Non
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Ctrl-C within a `__del__`
 @pytest.mark.parametrize("ps", [1, 2])
 def test_ctrl_c_at_any_line_neither_loses_nor_doubles(ps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    soon = {"nodes__first_resend_s": 0.01, "nodes__last_resend_s": 0.02}
-    tune(monkeypatch, client__step_patience_s=5.0, client__probe_s=60.0, **soon)  # sockets would be the ordinary way
+    # with sockets it would be the ordinary way
+    tune(monkeypatch, client__step_patience_s=5.0, client__probe_s=60.0, **RESENT_SOON)
 
     def step() -> None:
         with s.step_in_place(ones(4.0)):
@@ -170,8 +170,7 @@ def test_after_a_hook_that_rolls_the_run_back_the_restored_values_are_read(tmp_p
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Ctrl-C within a `__del__`
 @pytest.mark.parametrize(("ps", "update"), [(1, "async"), (2, "sync")])
 def test_ctrl_c_at_any_line_leaves_no_version_held(ps: int, update: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    soon = {"nodes__first_resend_s": 0.01, "nodes__last_resend_s": 0.02}
-    tune(monkeypatch, client__step_patience_s=5.0, client__probe_s=60.0, **soon)
+    tune(monkeypatch, client__step_patience_s=5.0, client__probe_s=60.0, **RESENT_SOON)
 
     def step() -> None:
         with s.step_in_place(own):
