@@ -8,14 +8,17 @@ from collections.abc import Iterator
 from typing import Any
 
 
-def interrupted_at(line: int, call: Any) -> bool:
-    """Call with a KeyboardInterrupt at that many lines of the package; False when there are fewer."""
-    left = [line]
+def interrupted_at(line: int, call: Any, since: Any = None) -> bool:
+    """Call with a KeyboardInterrupt at that many lines of the package, counted from the first call of the function
+    `since` on; False when there are fewer."""
+    left, begun = [line], since is None
 
     def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal begun
         if f"{os.sep}dps{os.sep}" not in frame.f_code.co_filename:
             return None
-        left[0] -= event == "line"
+        begun = begun or frame.f_code is since.__code__
+        left[0] -= begun and event == "line"
         if left[0] == 0:
             sys.settrace(None)
             raise KeyboardInterrupt

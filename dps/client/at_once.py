@@ -78,12 +78,13 @@ class AtOnce:
         asked = self._requests(gradients, lends)
         if not asked:
             return None
-        made = None
+        made, acknowledged = None, pushes.acknowledged
         try:
             made = self._push(asked, lends, reads, keep)
             return made or self._go_on(asked, self._heard, loss)
         except BaseException:  # Ctrl-C: the ps may have the push, so it has to be sent again under its number
             if made is None and not pushes.under_way and connection.membership is membership:
+                pushes.acknowledged = acknowledged
                 self._go_on(asked, {}, loss)
             raise
 
@@ -160,7 +161,7 @@ class AtOnce:
             ps = hold.peer.ps
             if connection.peers.get(ps) is not hold.peer or self._pushes.numbers[ps] != push:
                 return False
-        return not connection.membership.over and self._runtime.now() <= until
+        return connection.membership.runs and self._runtime.now() <= until
 
     def _release(self) -> None:
         for lent in self._holds:
@@ -184,7 +185,7 @@ class AtOnce:
         if self._seen is not connection.peers:
             self._seen, self._peers = connection.peers, self._usual_peers()
             self._assembly = self._pushes.assembly
-        if connection.membership.over:
+        if not connection.membership.runs:
             return []
         for peer in self._peers:
             if not peer.lane.on:
@@ -231,7 +232,11 @@ class AtOnce:
             holds.append(lent)
             if not lent.hold(told[6], told[8:]) or (told[7] != step and self._connection.agreed.mode.is_atomic):
                 lends = False  # in the last case values of several steps might be read together
-        result = Push(self._pushes.made(number, step, self._peers), True, staleness)
+        pushes = self._pushes
+        result = Push(pushes.step_made(number, step), True, staleness)
+        if len(asked) == 1:
+            pushes.numbers[sent[0].ps] = number
+        pushes.acknowledged += 1
         if flags & SETTLES:
             self._connection.membership.settles = True
         if not lends:

@@ -49,9 +49,10 @@ class Membership:
         result, and the last numbers that were not applied."""
         self.settles = False
         """Whether the session is to complete its pushes and join again, because a ps leaves."""
-        self.over = self.entered = False
+        self.over = self.entered = self.runs = False
         """`over`: a ps or the chief has said that the epoch or the incarnation has ended. The session has to join
-        again. `entered`: the session takes part; before, it is only admitted."""
+        again. `entered`: the session takes part; before, it is only admitted, and after Ctrl-C or a deadline has to
+        join again, too. `runs`: it takes part, and the epoch has not ended."""
 
     def next(self, opened: SessionOpened, step: int) -> Membership:
         """The membership after this one, in which the session has heard of `step`."""
@@ -75,9 +76,13 @@ class Membership:
         done, lacking = self.kept.get(ps, (0, []))
         return number <= done and number not in lacking
 
+    def begin(self) -> None:
+        """The session takes part from here on. It has given up what was under way before."""
+        self.entered, self.runs = True, not self.over
+
     def end(self) -> None:
         """The epoch, or the session's incarnation, has ended."""
-        self.over = True
+        self.over, self.runs = True, False
 
 
 class Agreed:
@@ -177,40 +182,39 @@ class Joining:
         self._values, self._settings = values, settings
         self._plan = {} if plan is None else plan.to_wire()
         self.join(deadline)
+        self._connection.membership.begin()
         self._values = {}
 
     def take_part(self, deadline: float) -> None:
         """Join again, as a session that trains: a reader takes the plan of the run as its own. Blocks."""
         self._plan, self.averages = self._connection.agreed.plan.to_wire(), True
         self.join(deadline)
+        self._connection.membership.begin()
 
     def join(self, deadline: float) -> None:
-        """Join the run; again if the run epoch ends meanwhile. Blocks."""
+        """Join the run; again if the run epoch ends meanwhile. The caller begins the membership. Blocks."""
         connection = self._connection
         while True:
-            opened = self._opened(deadline)
-            agreed, before = connection.agreed, connection.membership
-            membership = before.next(opened, connection.steps.step)
-            enters = agreed.mode.enters(bool(self._plan), self.averages)
+            opened, agreed = self._opened(deadline)
+            before, steps = connection.membership, agreed.mode.steps.after(connection.steps)
+            membership, enters = before.next(opened, steps.step), agreed.mode.enters(bool(self._plan), self.averages)
             if enters or opened.epoch != before.epoch:
-                connection.steps.begin(opened.step)
-            connection.membership = membership
+                steps = agreed.mode.steps(opened.step)
+            peers = self._peers(membership, agreed.plan)
+            # One statement: Ctrl-C comes before it, and nothing has changed, or after it, and the session joins again.
+            connection.membership, connection.agreed, connection.steps, connection.peers, self._caller.incarnation = (
+                membership, agreed, steps, peers, opened.incarnation,
+            )  # fmt: skip
             connection.home.joined(opened.epoch)
-            self._caller.incarnation = opened.incarnation
-            connection.peers = self._peers(membership)
             try:
                 if enters:
                     self._enter(deadline)
-                membership.entered = True
                 return
             except Aborted:
                 continue
-            finally:
-                if not membership.entered:
-                    membership.end()
 
-    def _peers(self, membership: Membership) -> dict[int, PsPeer]:
-        layouts, least = self._connection.agreed.plan.layouts, max(1, self._connection.home.runtime.tuning.shard_nbytes)
+    def _peers(self, membership: Membership, plan: Plan) -> dict[int, PsPeer]:
+        layouts, least = plan.layouts, max(1, self._connection.home.runtime.tuning.shard_nbytes)
         lanes = self._lanes.open(
             self._refs, membership.epoch, lambda ps: layouts[ps].nbytes >= least or bool(layouts[ps].tables)
         )
@@ -226,7 +230,7 @@ class Joining:
         assert isinstance(answer, Token)
         connection.steps.begin(answer.step)
 
-    def _opened(self, deadline: float) -> SessionOpened:
+    def _opened(self, deadline: float) -> tuple[SessionOpened, Agreed]:
         """Open the session. The chief admits it, or asks it for first values before, once for each run epoch."""
         connection, home, caller = self._connection, self._connection.home, self._caller
         waits_for, asked_in, patience, answers = "the chief has not answered", 0, LogThrottle(), list[Message]()
@@ -264,14 +268,14 @@ class Joining:
             if isinstance(answer, Failed):
                 raise answer.exception()
             assert isinstance(answer, SessionOpened)
-            self._take(answer)
+            agreed = Agreed.of(answer, self._mode)
+            self._connect(answer)
             if not answer.initialise:
-                return answer
-            self._send_first_values(answer, deadline, lambda: bool(answers))
+                return answer, agreed
+            self._send_first_values(answer, agreed.plan, deadline, lambda: bool(answers))
 
-    def _take(self, opened: SessionOpened) -> None:
-        self._connection.agreed = agreed = Agreed.of(opened, self._mode)
-        self._connection.steps = agreed.mode.steps.after(self._connection.steps)
+    def _connect(self, opened: SessionOpened) -> None:
+        """Connect to the ps of the run, and to no others."""
         refs = {int(task): Ref(str(address), PS) for task, address in opened.addresses}
         for ref in refs.values():
             self._caller.expect(ref.address, PS)
@@ -283,7 +287,9 @@ class Joining:
         self._refs = refs
         self.unreached.tasks = {f"ps:{task}": ref.address for task, ref in refs.items()}
 
-    def _send_first_values(self, asked: SessionOpened, deadline: float, over: Callable[[], bool]) -> None:
+    def _send_first_values(
+        self, asked: SessionOpened, plan: Plan, deadline: float, over: Callable[[], bool]
+    ) -> None:  # fmt: skip
         """Send all parts of all shards in pieces, but those that the ps make, then tell the chief. Stops when `over()`
         is true."""
         connection, caller = self._connection, self._caller
@@ -298,7 +304,6 @@ class Joining:
         if self.first_values is not None:
             self._values = self.first_values(self._values)
         tuning, ahead = connection.home.runtime.tuning, 0  # bytes that have to leave until a piece has left
-        plan = connection.agreed.plan
         for ps, layout in plan.layouts.items():
             for offsets, arrays in self._first_pieces(plan, layout, tuning.piece_nbytes):
                 message = Init(asked.epoch, layout.nbytes, offsets, asked.opener, arrays)

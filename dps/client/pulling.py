@@ -119,7 +119,10 @@ class PullOp(Operation):
         self.transfers: dict[int, PullTransfer] = {}
 
     def start(self) -> None:
-        """Send the messages that are not sent yet; after a rollback all of them again. They leave at the next flush."""
+        """Send the messages that are not sent yet; after a rollback all of them again. They leave at the next flush.
+        Nothing is sent while the session has to join again: `Waiter.wait` sees to that."""
+        if not self._connection.membership.entered:
+            return
         if self._incarnation != self._connection.caller.incarnation:
             self.drop()
             self.transfers, self._memory = {}, None

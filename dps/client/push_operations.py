@@ -76,7 +76,7 @@ class PushOp(Operation):
     def accepted(self) -> bool | None:
         """Whether the push was accepted; None while that is not known."""
         if self.rolled_back:
-            return all(transfer.ps in self._kept for transfer in self.deciding)
+            return self.deciding != [] and all(transfer.ps in self._kept for transfer in self.deciding)
         answers = [transfer.accepted for transfer in self.deciding]
         return None if None in answers else all(answers)
 
@@ -106,7 +106,7 @@ class PushOp(Operation):
         return [(transfer.ps, transfer.push) for transfer in self.transfers.values() if not transfer.complete]
 
     def roll_back(self, caller: Caller) -> None:
-        """The run epoch ended before the result was accounted for: the push is given up."""
+        """The run epoch ended before the result was accounted for: the push is given up. May be called again."""
         self._give_up({ps: transfer.push for ps, transfer in self.transfers.items()})
         for transfer in self.transfers.values():
             caller.drop(transfer)
@@ -117,12 +117,11 @@ class PushOp(Operation):
         self._restored_step = self._connection.steps.step
         self._kept = [ps for ps, number in numbers.items() if self._connection.membership.keeps(ps, number)]
 
-    def set_outcome(self, step: int, apart: bool = False) -> Push:
-        """Set the result of a complete operation. `step`: the highest that the session knows; `apart`: the step ps may
-        not know of all its pushes."""
+    def read_result(self, step: int, apart: bool = False) -> Push:
+        """The result of a complete operation, for `outcome`; `refusal` is set. `step`: the highest that the session
+        knows; `apart`: the step ps may not know of all its pushes."""
         if self.rolled_back:
-            self.outcome = _push(self._restored_step, bool(self.accepted), 0, self._kept)
-            return self.outcome
+            return _push(self._restored_step, bool(self.accepted), 0, self._kept)
         accepted, staleness = True, 0
         for transfer in self.deciding:
             result = transfer.result
@@ -135,8 +134,7 @@ class PushOp(Operation):
         if counting is not None and counting.result is not None:
             step = step_of(counting.result.step, step, self.cargo[counting.ps].about.step + accepted, apart)
         applied = [] if accepted else [transfer.ps for transfer in self.deciding if transfer.accepted]
-        self.outcome = _push(step, accepted, staleness, applied)
-        return self.outcome
+        return _push(step, accepted, staleness, applied)
 
 
 Sent = tuple[PsPeer, tuple[int, ...], CargoMemory]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from dps.client.cargo import About, Cargo
 from dps.client.connection import Connection
 from dps.client.lanes import PsPeer
 from dps.client.loading import Loader
-from dps.client.push_operations import PostedPush, PushOp, step_of
+from dps.client.push_operations import PostedPush, PushOp, Told, step_of
 from dps.client.waiting import Waiter
 from dps.errors import PermissionDenied, advised
 from dps.messages.replies import Push
@@ -76,17 +76,13 @@ class Pushes:
         self.numbers = {ps: number + 1 for ps, number in self.numbers.items()}
         self._sent = self._sent[0], self.numbers
 
-    def made(self, number: int, step: int, peers: Sequence[PsPeer] = (), own: int = 0) -> int:
-        """A push was applied to which the step ps, the first, has told its number and this step. `peers`: all ps, if it
-        is not counted yet and there is one. `own`: the step that the session knows to be made by it; 0: the next.
-        Returns the push's step."""
+    def step_made(self, number: int, step: int, own: int = 0) -> int:
+        """A push was applied to which the step ps, the first, has told its number and this step. `own`: the step that
+        the session knows to be made by it; 0: the next. Returns the push's step. May be called again."""
         steps = self._connection.steps
         if self.counted_apart:
             step = step_of(step, steps.step, own or steps.local_step + 1, True)
         steps.pushed(number, step)
-        self.acknowledged += 1
-        if len(peers) == 1:
-            self.numbers[peers[0].ps] = number
         return step
 
     def start(
@@ -102,10 +98,15 @@ class Pushes:
         values: Mapping[int, Array] = PushOp.values,
     ) -> PushOp:  # fmt: skip
         """Check gradients, and gather what each ps gets of them and of the assigned `values`. Blocks while the send
-        window is full. `lend`: a ps on this machine may lend values with its result."""
+        window is full. `lend`: a ps on this machine may lend values with its result.
+
+        A session that was kept from joining again, by Ctrl-C or a deadline, sends nothing until it has joined: a push
+        of it is empty, and is given up."""
         connection = self._connection
         self.loader.check(gradients)
         self._wait_for_room(timeout)
+        if not connection.membership.entered:
+            return PushOp(connection, {}, loss)
         clock = self.acknowledged
         found: dict[int, Cargo] = {}
         operation = PushOp(connection, found, loss)
@@ -151,6 +152,9 @@ class Pushes:
 
     def send(self, operation: PushOp) -> None:
         """Send a prepared push. Nothing else may be pushed in between."""
+        if not self._connection.membership.entered:  # as of `prepare`
+            self.under_way.append(operation)
+            return
         try:
             self.numbers = {ps: number + (ps in operation.cargo) for ps, number in self.numbers.items()}
             self._sent = self._sent[0], self.numbers  # before a message leaves
@@ -213,28 +217,37 @@ class Pushes:
         return follow or len(self.under_way) >= WINDOW
 
     def account(self) -> None:
-        """Account for the pushes that are complete, once each, in the run epoch that they belong to."""
-        connection = self._connection
+        """Account for the pushes that are complete, once each, in the run epoch that they belong to. After Ctrl-C the
+        next call does it again: all that it changes can be repeated, but what one statement changes at the end."""
+        if not self._connection.membership.entered:  # those under way are of the one before, and will be given up
+            return
         while (operation := self._next_complete()) is not None:
-            self.under_way.remove(operation)
             if isinstance(operation, PostedPush) and operation.told is not None:
-                self._account_for_posted(operation)
-                continue
-            if connection.compression is not None:
-                connection.compression.record_outcome(operation, connection.agreed.plan, operation.applied)
-            result = operation.set_outcome(connection.steps.step, self.counted_apart)
-            done = operation.error is None and result.accepted
-            if self.assigned is not None:
-                self.assigned.record_outcome(operation.values, done)
-            answers = {transfer.ps: transfer.result for transfer in operation.deciding if transfer.result is not None}
-            connection.membership.settles |= any(answer.settles for answer in answers.values())
-            self._credit |= {ps: answer.number + 1 for ps, answer in answers.items() if answer.credit}
-            self.acknowledged += done and not operation.assigns
-            if (leading := answers.get(connection.agreed.step_ps)) is not None:
-                connection.steps.pushed(leading.number, leading.step)
-            if self.counted_apart:
-                connection.steps.saw(result.step)
+                result, count = self._account_for_posted(operation, operation.told), 1
+            else:
+                result, count = self._account_for_ordinary(operation)
+            count, rest = self.acknowledged + count, self.under_way[:]
+            rest.remove(operation)
+            operation.outcome, self.acknowledged, self.under_way = result, count, rest
             self._tell(operation)
+
+    def _account_for_ordinary(self, operation: PushOp) -> tuple[Push, int]:
+        """The result of a complete push, and 1 if it counts as one of the session's, else 0."""
+        connection = self._connection
+        if connection.compression is not None:
+            connection.compression.record_outcome(operation, connection.agreed.plan, operation.applied)
+        result = operation.read_result(connection.steps.step, self.counted_apart)
+        done = operation.error is None and result.accepted
+        if self.assigned is not None:
+            self.assigned.record_outcome(operation.values, done)
+        answers = {transfer.ps: transfer.result for transfer in operation.deciding if transfer.result is not None}
+        connection.membership.settles |= any(answer.settles for answer in answers.values())
+        self._credit |= {ps: answer.number + 1 for ps, answer in answers.items() if answer.credit}
+        if (leading := answers.get(connection.agreed.step_ps)) is not None:
+            connection.steps.pushed(leading.number, leading.step)
+        if self.counted_apart:
+            connection.steps.saw(result.step)
+        return result, int(done and not operation.assigns)
 
     def account_for_arrived(self) -> None:
         """As `account`, and before handle what has arrived for posted pushes. Does not block."""
@@ -250,15 +263,13 @@ class Pushes:
                 return operation
         return None
 
-    def _account_for_posted(self, operation: PostedPush) -> None:
-        """Account for a posted push, which all ps have applied."""
-        assert operation.told is not None
-        number, step, staleness, settles = operation.told
+    def _account_for_posted(self, operation: PostedPush, told: Told) -> Push:
+        """The result of a posted push, which all ps have applied."""
+        number, step, staleness, settles = told
         if settles:
             self._connection.membership.settles = True
         own = operation.own_step if self.counted_apart else 0
-        operation.outcome = Push(self.made(number, step, own=own), True, staleness)
-        self._report(operation.outcome, operation.loss)
+        return Push(self.step_made(number, step, own), True, staleness)
 
     def assign(self, values: Mapping[int, Array], timeout: float | None) -> None:
         """Assign values, which nobody changes any more. In sync they go with the next push. Else they are a push of
@@ -281,7 +292,7 @@ class Pushes:
 
     def _tell(self, operation: PushOp) -> None:
         """Call `report`, after all else: it runs hooks, which may push, wait and roll back."""
-        told = not (operation.assigns or operation.refusal) and operation.error is None
+        told = not (operation.assigns or operation.refusal) and (not operation.transfers or operation.error is None)
         if told and operation.outcome is not None:
             self._report(operation.outcome, operation.loss)
 
@@ -306,23 +317,25 @@ class Pushes:
             self._wait(self.under_way[0], None, "a push")
             self.account()
 
-    def roll_back(self, told: Callable[[], None]) -> None:
-        """A new run epoch or incarnation has begun: give up the pushes in flight.
-
-        `told` is called once numbers and clocks are reset, before the pushes get their results.
-        """
-        given_up, self.under_way = self.under_way, []
-        for operation in given_up:
-            operation.roll_back(self._connection.caller)
+    def roll_back(self) -> list[PushOp]:
+        """A new run epoch or incarnation has begun: give up the pushes in flight, and count from the beginning. Returns
+        them, with their results, for `report_given_up`. After Ctrl-C it is called again, in the next incarnation."""
+        connection = self._connection
+        for operation in self.under_way:
+            operation.roll_back(connection.caller)
             if self.assigned is not None:
                 self.assigned.record_outcome(operation.values, bool(operation.accepted))
+            operation.outcome = operation.read_result(connection.steps.step)
         self._begin_epoch()
-        if self._connection.compression is not None:
-            self._connection.compression.forget()
+        if connection.compression is not None:
+            connection.compression.forget()
         self.loader.forget()
-        told()
+        given_up, self.under_way = self.under_way, []
+        return given_up
+
+    def report_given_up(self, given_up: list[PushOp]) -> None:
+        """Report the results of pushes that were given up. Runs hooks, which may push, wait and roll back."""
         for operation in given_up:
-            operation.set_outcome(self._connection.steps.step)
             self._tell(operation)
 
     def gradients(self) -> Any:

@@ -1095,16 +1095,19 @@ class Session:
             self._waiter.closed = True
         self._end_own_server()
 
-    def _rejoined(self, new_epoch: bool, loss: Loss) -> None:
-        """The session takes part again, under a new incarnation and often in a new run epoch."""
-        connection = self._connection
+    def _rejoined(self, new_epoch: bool, loss: Loss) -> Callable[[], None]:
+        """The session has joined again, under a new incarnation and often in a new run epoch. Returns what tells the
+        program, which is called once it takes part."""
+        membership = self._connection.membership
         self._pulls.roll_back()
+        given_up = self._pushes.roll_back()
 
         def tell() -> None:
             if new_epoch:
-                self._reports.rolled_back(connection.membership.restored, connection.membership.epoch, loss)
+                self._reports.rolled_back(membership.restored, membership.epoch, loss)
+            self._pushes.report_given_up(given_up)
 
-        self._pushes.roll_back(tell)
+        return tell
 
     def _hook_failed(self, text: str) -> None:
         """A hook that raises closes the session, also where there is no with-block."""

@@ -55,9 +55,12 @@ class Operation:
 
 
 class Waiter:
-    """The waits of one session. `rejoined(new_epoch, lost)` is called after the session has joined again."""
+    """The waits of one session. `rejoined(new_epoch, lost)` is called after the session has joined again; what it
+    returns is called once the session takes part, and tells the program."""
 
-    def __init__(self, connection: Connection, timeout_s: float, rejoined: Callable[[bool, Loss], None]) -> None:
+    def __init__(
+        self, connection: Connection, timeout_s: float, rejoined: Callable[[bool, Loss], Callable[[], None]]
+    ) -> None:  # fmt: skip
         self._connection, self._timeout_s, self._rejoined = connection, timeout_s, rejoined
         self.closed = False
 
@@ -77,10 +80,11 @@ class Waiter:
         return 0 if self._timeout_s == float("inf") else max(1, int(1000 * self._timeout_s))
 
     def poll(self, operation: Operation) -> bool:
-        """Handle what has arrived; whether the operation is complete. Does not block."""
+        """Handle what has arrived; whether the operation is complete, or has to be waited for because only that joins
+        the run again. Does not block."""
         operation.start()
         self._connection.caller.poll()
-        return operation.complete
+        return operation.complete or not self._connection.membership.runs
 
     def wait(self, operation: Operation, timeout: float | None, what: str) -> None:
         """Send and receive until an operation is complete. Raises DeadlineExceeded, which names who did not answer."""
@@ -89,6 +93,8 @@ class Waiter:
         started = now = connection.caller.now()
         deadline = started + (self._timeout_s if timeout is None else timeout)
         look_at, report_at = started + own.slice_s, started + own.report_s
+        if not connection.membership.entered:  # Ctrl-C has come while it joined again
+            self.recover(deadline)
         operation.start()
         while not operation.complete:
             if connection.membership.over:
@@ -122,6 +128,8 @@ class Waiter:
     def retrying(self, call: Callable[[float], Any], timeout: float | None) -> Any:
         """The result of `call(deadline)`, repeated in the next run epoch when an epoch ends during the call."""
         deadline = self.deadline(timeout)
+        if not self._connection.membership.entered:
+            self.recover(deadline)
         while True:
             try:
                 return call(deadline)
@@ -131,6 +139,7 @@ class Waiter:
     def recover(self, deadline: float) -> None:
         """Join the current run epoch. Blocks. Raises DeadlineExceeded if none begins in time."""
         connection = self._connection
+        connection.membership.end()  # if it only settles; now each later call joins again, wherever Ctrl-C comes
         connection.joining.join(deadline)
         membership = connection.membership
         epoch, before = membership.left
@@ -138,11 +147,13 @@ class Waiter:
             loss = Loss(max(0, max(before, membership.reached) - membership.restored), membership.certain)
         else:  # lost steps are reported whatever the epoch's number is
             loss = Loss(max(0, before - connection.steps.step), False)
+        tell = self._rejoined(membership.epoch != epoch or loss.steps > 0, loss)
+        membership.begin()
         connection.home.runtime.record(
-            "rejoined", before=epoch, epoch=connection.membership.epoch, step=membership.restored, lost=loss.steps,
+            "rejoined", before=epoch, epoch=membership.epoch, step=membership.restored, lost=loss.steps,
             certain=loss.certain,
         )  # fmt: skip
-        self._rejoined(connection.membership.epoch != epoch or loss.steps > 0, loss)
+        tell()
 
 
 if TYPE_CHECKING:

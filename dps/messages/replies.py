@@ -125,7 +125,7 @@ class Reply(Generic[T]):
         """Whether the result is there. Handles messages that have arrived; does not block.
 
         Returns:
-            True when `result` would return at once.
+            True when `result` would return at once, or after a rollback would join the run again.
         """
         return bool(self._result) or self._done()
 

@@ -210,6 +210,24 @@ def test_a_pull_that_ctrl_c_has_kept_from_beginning_is_asked_for_by_the_next_cal
         assert float(reply.result()["w"][0, 0]) == -1.0
 
 
+@pytest.mark.parametrize("shared", [True, False], ids=["posted", "ordinary"])
+def test_who_asks_whether_a_push_is_done_learns_of_a_rollback(
+    shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was never done: nothing but a wait joined the run again."""
+    tune(monkeypatch, client__step_patience_s=0.02)
+    about: Any = {"checkpoint_dir": tmp_path / "run", "shared_memory": shared}
+    with cluster(1, 2) as servers, session(servers[0], **about) as s, session(servers[1], **about) as other:
+        s.push(ones())
+        name = s.save()
+        other.restore(name)
+        reply, deadline = s.push_async(ones()), time.monotonic() + 20
+        while not reply.done():
+            assert time.monotonic() < deadline, "it is never done"
+            time.sleep(0.001)
+        assert not reply.result().accepted and reply.done() and values(s) == (-1.0, -1.0)
+
+
 def test_values_that_a_pull_in_flight_was_lent_stay_until_it_is_asked_for(asked: Asked) -> None:
     with cluster(1, 2) as servers, session(servers[0]) as one, session(servers[1]) as other:
         ahead = one.prefetch()

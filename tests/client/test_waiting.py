@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,7 @@ def opened(epoch: int, step: int, reached: int, certain: bool = True) -> Any:
 
 def taking_part(epoch: int) -> Membership:
     membership = Membership().next(opened(epoch, 0, 0), 0)
-    membership.entered = True
+    membership.begin()
     return membership
 
 
@@ -43,8 +44,33 @@ def test_lost_steps_are_announced_whatever_the_number_of_the_epoch(
         connection.steps = SimpleNamespace(step=restored)
 
     connection.joining = SimpleNamespace(join=join)
-    Waiter(connection, 60.0, lambda *news: heard.append(news)).recover(0.0)
+    Waiter(connection, 60.0, lambda *news: partial(heard.append, news)).recover(0.0)
     assert heard == [told] and str(heard[0][1]) == says
+
+
+def test_after_ctrl_c_before_the_pushes_are_given_up_the_session_joins_again_as_if_it_had_not_joined() -> None:
+    heard: list[Any] = []
+    runtime = SimpleNamespace(record=lambda *_, **__: None)
+    connection: Any = SimpleNamespace(membership=taking_part(3), home=SimpleNamespace(runtime=runtime))
+    epochs = iter((4, 5))
+
+    def join(deadline: float) -> None:
+        connection.membership = connection.membership.next(opened(next(epochs), 7, 12), 12)
+        connection.steps = SimpleNamespace(step=7)
+
+    def rejoined(*news: Any) -> Any:
+        if connection.membership.epoch == 4:
+            raise KeyboardInterrupt
+        return partial(heard.append, news)
+
+    connection.joining = SimpleNamespace(join=join)
+    waiter = Waiter(connection, 60.0, rejoined)
+    with pytest.raises(KeyboardInterrupt):
+        waiter.recover(0.0)
+    assert not connection.membership.entered and not connection.membership.runs
+    waiter.recover(0.0)
+    assert connection.membership.epoch == 5 and connection.membership.runs and connection.membership.left == (3, 12)
+    assert heard == [(True, Loss(5, False))]
 
 
 def test_what_was_lost_in_an_epoch_counts_until_the_session_takes_part_again() -> None:

@@ -173,13 +173,11 @@ def test_a_rollback_that_restores_nothing_is_caught(monkeypatch: pytest.MonkeyPa
 
 def test_a_push_that_is_said_to_have_survived_a_rollback_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def accepted(self: pushing.PushOp, step: int, apart: bool = False) -> Push:
-        told = set_outcome(self, step, apart)
-        if self.rolled_back:
-            told = self.outcome = Push(step, True)
-        return told
+        told = read_result(self, step, apart)
+        return Push(step, True) if self.rolled_back else told
 
-    set_outcome: Callable[..., Push] = pushing.PushOp.set_outcome
-    monkeypatch.setattr(pushing.PushOp, "set_outcome", accepted)
+    read_result: Callable[..., Push] = pushing.PushOp.read_result
+    monkeypatch.setattr(pushing.PushOp, "read_result", accepted)
     caught("async", "was acknowledged and is not on", 95)
 
 

@@ -1,0 +1,87 @@
+"""Ctrl-C at every line where a session joins again, and where results of pushes are accounted for. What it has told and
+what the variables have stay the same, and it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dps
+from dps.client.membership import Membership
+from dps.messages.replies import Push
+from tests.client.test_at_once import ones, session, values
+from tests.in_process import cluster
+from tests.interrupting import interrupted_at
+from tests.tuned import RESENT_SOON, tune
+
+
+@pytest.fixture(autouse=True)
+def resent_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    tune(monkeypatch, **RESENT_SOON)
+
+
+@pytest.mark.parametrize(
+    "every", [pytest.param(13, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.nightly)]
+)
+@pytest.mark.parametrize("shared", [True, False], ids=["shared memory", "sockets"])
+@pytest.mark.parametrize("ps", [1, 2])
+@pytest.mark.parametrize("update", ["async", "sync"])
+def test_ctrl_c_while_a_session_joins_again(update: str, ps: int, shared: bool, every: int, tmp_path: Path) -> None:
+    """Its pushes of before were not given up, and all later ones were late; or one was applied and told as not
+    accepted."""
+    about: Any = {"update": update, "checkpoint_dir": tmp_path / "run", "timeout": 20, "shared_memory": shared}
+    calls: list[Callable[[dps.Session], Any]] = [
+        lambda s: s.push(ones()).accepted, lambda s: s.push_async(ones()).result().accepted,
+        lambda s: float(s.step(ones())["w"][0, 0]) == -2.0, lambda s: values(s) != (-1.0, -1.0),
+    ]  # fmt: skip
+    with cluster(ps, 1) as (server,), session(server, **about) as s:
+        s.push(ones())
+        name, line, reached = s.save(), 1, True
+        while reached:
+            before = [s.push_async(ones()) for _ in range(1 if update == "sync" else 2)]
+            reached = interrupted_at(line, lambda: s.restore(name), since=Membership.next)
+            accepted = calls[line % len(calls)](s)
+            assert values(s) == 2 * (-1.0 - accepted,), f"at line {line}"
+            assert s.push(ones()).accepted and values(s) == 2 * (-2.0 - accepted,), f"at line {line}"
+            told = [reply.result().accepted for reply in before]
+            assert told == sorted(told, reverse=True), f"at line {line}"  # accepted: its result was there before
+            s.restore(name)
+            line += every
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["posted", "ordinary"])
+@pytest.mark.parametrize("update", ["async", "sync"])
+@pytest.mark.parametrize("then", ["result", "rollback"])
+def test_ctrl_c_while_results_are_accounted_for(update: str, shared: bool, then: str, tmp_path: Path) -> None:
+    """A push lost its result, or counted twice."""
+    heard: list[int] = []
+
+    class Hears(dps.Hook):
+        def after_run(self, session: Any, result: Push, loss: Any) -> None:
+            heard.append(result.step)
+
+    about: Any = {"update": update, "checkpoint_dir": tmp_path / "run", "timeout": 20, "shared_memory": shared}
+    with cluster(1, 1) as (server,), session(server, hooks=[Hears()], **about) as s:
+        name = s.save()
+        line, made, reached = 1, 0, True
+        while reached:
+            reply = s.push_async(ones())
+            while not reply.done():
+                s._connection.caller.turn(0.01)
+            reached = interrupted_at(line, s._pushes.account)
+            if then == "rollback":
+                s.restore(name)
+                heard.clear()
+                made = 0
+                assert not s._pushes.under_way and s._pushes.acknowledged == 0
+                assert reply.result().step in (0, 1)
+            else:
+                made += 1
+                assert reply.result() == Push(made, True, 0) and s._pushes.acknowledged == made
+                assert s._connection.steps.local_step == made
+            assert values(s) == (-made, -made)
+            assert len(set(heard)) == len(heard), "a push was reported twice"
+            line += 1
