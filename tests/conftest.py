@@ -7,7 +7,9 @@ import os
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 import hypothesis
@@ -27,6 +29,21 @@ os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="dps-test-state-")  # run
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 CLUSTER_VARIABLES = ("TF_CONFIG", "DPS_", "SLURM_")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of the combinations of a test that is `thinned`, leave as few to CI as have each value of each parameter."""
+    thinned = [item for item in items if isinstance(item, pytest.Function) and item.get_closest_marker("thinned")]
+    found = [item for item in thinned if not item.get_closest_marker("nightly")]
+    for _, group in groupby(found, lambda item: (item.parent, item.originalname)):
+        left = {item: {(name, id(value)) for name, value in item.callspec.params.items()} for item in group}
+        uses: Counter[tuple[str, int]] = Counter()  # how often each value is in those that are chosen
+        while any(value not in uses for values in left.values() for value in values):
+            chosen = min(left, key=lambda item: sorted(uses[value] for value in left[item]))
+            uses.update(left.pop(chosen))
+        for item in left:
+            item.add_marker(pytest.mark.nightly)
 
 
 @pytest.fixture(autouse=True)

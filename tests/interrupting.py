@@ -7,6 +7,13 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
+at_some_lines = pytest.mark.parametrize(
+    "every", [pytest.param(7, id="some lines"), pytest.param(1, marks=pytest.mark.nightly, id="all lines")]
+)
+"""A test of Ctrl-C at every seventh line; `make nightly` tries them all. It has the parameter `every`."""
+
 
 def interrupted_at(line: int, call: Any, since: Any = None) -> bool:
     """Call with a KeyboardInterrupt at that many lines of the package, counted from the first call of the function

@@ -45,6 +45,7 @@ def same(values: Any, wanted: Any) -> None:
     assert values["bn"]["n"] == wanted["bn"]["n"] and values["rate"] == wanted["rate"]
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("update", [dps.Async(), dps.Bounded(0)], ids=str)
 @pytest.mark.parametrize("ps", [1, 2, 3])
 @pytest.mark.parametrize("shared", [True, False])

@@ -19,7 +19,7 @@ from dps.messages.replies import Push
 from dps.ps.serving.reading import ShardReads
 from examples.mnist import initial_params
 from tests.in_process import cluster
-from tests.interrupting import interrupted_at
+from tests.interrupting import at_some_lines, interrupted_at
 from tests.tuned import RESENT_SOON, tune
 
 Asked = list[str]
@@ -132,6 +132,7 @@ def test_a_shard_of_several_dtypes_and_optimizers_goes_at_once_with_the_same_bit
             np.testing.assert_array_equal(one[name], other[name])
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("partitioner", [None, lambda shape, dtype: 2], ids=["whole", "in parts"])
 @pytest.mark.parametrize("in_place", [False, True], ids=["own arrays", "in place"])
 @pytest.mark.parametrize("update", ["async", "sync"])
@@ -376,8 +377,9 @@ def test_only_the_ps_whose_answer_was_lost_is_asked_again(asked: Asked, monkeypa
 @pytest.mark.parametrize(
     ("ps", "update"), [(1, "async"), (2, "async"), (2, "sync")], ids=["one ps", "several ps", "several ps in sync"]
 )
+@at_some_lines
 def test_ctrl_c_at_any_line_neither_loses_nor_doubles(
-    ps: int, update: str, monkeypatch: pytest.MonkeyPatch
+    ps: int, update: str, every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     # with sockets it would be the ordinary way
     tune(monkeypatch, client__step_patience_s=5.0, client__probe_s=60.0, **RESENT_SOON)
@@ -390,7 +392,7 @@ def test_ctrl_c_at_any_line_neither_loses_nor_doubles(
                 s.push(ones())
                 after, other = values(s)
                 assert before - after in (1.0, 5.0) and after == other, f"at line {line}"
-                before, line = after, line + 1
+                before, line = after, line + every
         assert ps > 1 or s.stats()["ps:0"]["leases"] <= 1  # none is kept for ever
 
 

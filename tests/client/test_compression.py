@@ -49,6 +49,7 @@ def test_sync_bits_do_not_depend_on_ps_parts_and_where_these_are(compressor: Com
     assert len(set(found + simulated.results)) == 1
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("update", [dps.Async(), dps.SyncReplicas(), dps.Bounded(1)], ids=lambda u: type(u).__name__)
 @pytest.mark.parametrize("compressor", ALL, ids=repr)
 def test_every_mode_takes_every_compressor(update: Any, compressor: Compressor) -> None:

@@ -19,7 +19,7 @@ from dps.messages.replies import Push
 from dps.messages.sessions import Push as PushMessage
 from tests.client.test_at_once import Asked, asked, ones, session, trained, values
 from tests.in_process import cluster
-from tests.interrupting import interrupted_at
+from tests.interrupting import at_some_lines, interrupted_at
 from tests.tuned import RESENT_SOON, tune
 
 __all__ = ["asked"]
@@ -109,6 +109,7 @@ def test_hooks_hear_of_each_once_in_order_also_where_nobody_asks_for_results(mon
     assert heard == [(index, index + 1) for index in range(20)]
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("ps", [1, 2])
 @pytest.mark.parametrize("then", ["result", "close", "push", "some", "publish", "others"])
 def test_a_push_that_is_lost_is_sent_again(ps: int, then: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,8 +258,9 @@ def test_other_calls_keep_the_answers_of_what_is_in_flight(asked: Asked) -> None
 
 
 @pytest.mark.slow
+@at_some_lines
 @pytest.mark.parametrize("ps", [1, 2])
-def test_ctrl_c_at_any_line_neither_loses_nor_doubles(ps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_at_any_line_neither_loses_nor_doubles(ps: int, every: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # pytest keeps what a Ctrl-C within a `__del__` was about, and with it what it holds
     monkeypatch.setattr(sys, "unraisablehook", lambda about: None)
     # with sockets it would be the ordinary way
@@ -279,7 +281,7 @@ def test_ctrl_c_at_any_line_neither_loses_nor_doubles(ps: int, monkeypatch: pyte
             s.push(ones())
             after, other = values(s)
             assert before - after in (1.0, 5.0, 13.0) and after == other, f"at line {line}"
-            before, line = after, line + 1
+            before, line = after, line + every
         s.push(ones())  # tells what is not read any more
         assert s.stats()["ps:0"]["leases"] == 0 and not s._connection.caller._awaited
 

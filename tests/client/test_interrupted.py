@@ -14,7 +14,7 @@ from dps.client.membership import Membership
 from dps.messages.replies import Push
 from tests.client.test_at_once import ones, session, values
 from tests.in_process import cluster
-from tests.interrupting import interrupted_at
+from tests.interrupting import at_some_lines, interrupted_at
 from tests.tuned import RESENT_SOON, tune
 
 
@@ -23,9 +23,8 @@ def resent_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     tune(monkeypatch, **RESENT_SOON)
 
 
-@pytest.mark.parametrize(
-    "every", [pytest.param(13, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.nightly)]
-)
+@pytest.mark.slow
+@at_some_lines
 @pytest.mark.parametrize("shared", [True, False], ids=["shared memory", "sockets"])
 @pytest.mark.parametrize("ps", [1, 2])
 @pytest.mark.parametrize("update", ["async", "sync"])
@@ -52,10 +51,14 @@ def test_ctrl_c_while_a_session_joins_again(update: str, ps: int, shared: bool, 
             line += every
 
 
+@pytest.mark.thinned
+@at_some_lines
 @pytest.mark.parametrize("shared", [True, False], ids=["posted", "ordinary"])
 @pytest.mark.parametrize("update", ["async", "sync"])
 @pytest.mark.parametrize("then", ["result", "rollback"])
-def test_ctrl_c_while_results_are_accounted_for(update: str, shared: bool, then: str, tmp_path: Path) -> None:
+def test_ctrl_c_while_results_are_accounted_for(
+    update: str, shared: bool, then: str, every: int, tmp_path: Path
+) -> None:  # fmt: skip
     """A push lost its result, or counted twice."""
     heard: list[int] = []
 
@@ -84,4 +87,4 @@ def test_ctrl_c_while_results_are_accounted_for(update: str, shared: bool, then:
                 assert s._connection.steps.local_step == made
             assert values(s) == (-made, -made)
             assert len(set(heard)) == len(heard), "a push was reported twice"
-            line += 1
+            line += every

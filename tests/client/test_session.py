@@ -107,6 +107,7 @@ def test_step_is_push_and_pull(server: dps.Server) -> None:
         assert s.global_step == 1
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("shared", [True, False], ids=["memory", "sockets"])
 @pytest.mark.parametrize("small", [True, False], ids=["at once", "streams"])
 @pytest.mark.parametrize("ps", [1, 2])

@@ -17,7 +17,7 @@ from dps.client.lanes import Lane
 from dps.client.pushing import Pushes
 from dps.errors import TaskLost, Unavailable
 from tests.in_process import cluster, on_all
-from tests.interrupting import interrupted_at
+from tests.interrupting import at_some_lines, interrupted_at
 from tests.tuned import RESENT_SOON, tune
 
 STEPS = 8
@@ -115,6 +115,7 @@ def test_an_answer_that_is_lost_is_asked_for_again(made: list[bool], monkeypatch
         lost.append(type(answers[min(numbers)]))
         return {} if len(lost) % 3 == 0 else answers
 
+    tune(monkeypatch, **RESENT_SOON)
     monkeypatch.setattr(Caller, "hear", forgetful)
     values = trained()
     assert tuple in lost and any(made) and not all(made)
@@ -185,9 +186,10 @@ def test_an_interrupt_amid_the_values_that_come_with_a_push_leaves_the_push_to_b
         np.testing.assert_allclose(s.step(filled(2.0))["w"], before - 3.0, rtol=1e-5)
 
 
+@at_some_lines
 @pytest.mark.parametrize("out", [None, first_values()], ids=["new arrays", "own arrays"])
 def test_ctrl_c_at_any_line_of_a_step_neither_loses_nor_doubles(
-    made: list[bool], out: Any, monkeypatch: pytest.MonkeyPatch
+    made: list[bool], out: Any, every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tune(monkeypatch, **RESENT_SOON)
     with cluster(1, 1) as (server,), session(server, optimizer=dps.optim.SGD(1.0)) as s:
@@ -199,7 +201,7 @@ def test_ctrl_c_at_any_line_of_a_step_neither_loses_nor_doubles(
             for _ in range(2):
                 after = float(s.step(filled(1.0))["b"]["c"][0])
             assert round(before - after, 2) in (2.0, 6.0), f"at line {line}"
-            before, line = after, line + 1
+            before, line = after, line + every
 
 
 def filled(value: float) -> dict[str, Any]:

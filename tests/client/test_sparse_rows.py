@@ -68,6 +68,7 @@ FORMS: dict[str, Callable[[int], Any]] = {
 }
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("ps", "parts", "shared"), [(1, 1, True), (1, 1, False), (1, 3, True), (2, 3, True)])
 def test_rows_are_read_and_written_in_the_callers_order(ps: int, parts: int, shared: bool, form: str) -> None:

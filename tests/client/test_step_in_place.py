@@ -15,7 +15,7 @@ from dps.actors.caller import Caller
 from dps.messages.sessions import PushMissing
 from tests.client.test_at_once import Asked, asked, ones, session, trained, values  # noqa: F401
 from tests.in_process import cluster, on_all
-from tests.interrupting import interrupted_at
+from tests.interrupting import at_some_lines, interrupted_at
 from tests.tuned import RESENT_SOON, tune
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -26,6 +26,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("own", [True, False], ids=["own memory", "arrays of the caller"])
 @pytest.mark.parametrize("ps", [1, 2])
 @pytest.mark.parametrize("way", WAYS)
@@ -132,8 +133,9 @@ def test_a_hook_that_pulls_a_later_version_does_not_change_what_is_read() -> Non
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Ctrl-C within a `__del__`
+@at_some_lines
 @pytest.mark.parametrize("ps", [1, 2])
-def test_ctrl_c_at_any_line_neither_loses_nor_doubles(ps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_at_any_line_neither_loses_nor_doubles(ps: int, every: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # with sockets it would be the ordinary way
     tune(monkeypatch, client__step_patience_s=5.0, client__probe_s=60.0, **RESENT_SOON)
 
@@ -149,7 +151,7 @@ def test_ctrl_c_at_any_line_neither_loses_nor_doubles(ps: int, monkeypatch: pyte
             s.push(ones())
             after, other = values(s)
             assert before - after in (1.0, 5.0) and after == other, f"at line {line}"
-            before, line = after, line + 1
+            before, line = after, line + every
 
 
 def test_after_a_hook_that_rolls_the_run_back_the_restored_values_are_read(tmp_path: Path) -> None:
@@ -168,8 +170,11 @@ def test_after_a_hook_that_rolls_the_run_back_the_restored_values_are_read(tmp_p
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Ctrl-C within a `__del__`
+@at_some_lines
 @pytest.mark.parametrize(("ps", "update"), [(1, "async"), (2, "sync")])
-def test_ctrl_c_at_any_line_leaves_no_version_held(ps: int, update: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_at_any_line_leaves_no_version_held(
+    ps: int, update: str, every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
     tune(monkeypatch, client__step_patience_s=5.0, client__probe_s=60.0, **RESENT_SOON)
 
     def step() -> None:
@@ -189,7 +194,7 @@ def test_ctrl_c_at_any_line_leaves_no_version_held(ps: int, update: str, monkeyp
         for call in (step, view, asked_view, lambda: s.step(ones())):
             line, reached = 1, True
             while reached:
-                reached, line = interrupted_at(line, call), line + 1
+                reached, line = interrupted_at(line, call), line + every
                 s._pushes.drain()
                 s.push(ones())
                 s.push(ones())  # in sync the last push keeps a version for a pull

@@ -48,6 +48,7 @@ def brought(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return found
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("ps", [1, 2])
 @pytest.mark.parametrize("piece_nbytes", [1 << 20, 1 << 16])
 def test_pulled_values_are_the_callers(

@@ -32,6 +32,7 @@ def pull_until_gone(session: dps.Session, number: int) -> None:
         session.pull(published=number)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("update", [dps.Async(), dps.Bounded(1), dps.SyncReplicas(), dps.Local(1)], ids=str)
 @pytest.mark.parametrize("ps", [1, 2])
 def test_a_published_version_stays_while_training_goes_on(update: Any, ps: int) -> None:

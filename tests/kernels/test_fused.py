@@ -38,6 +38,7 @@ def numbers(n: int, seed: int, dtype: Any, offset: int) -> Any:
     return made[begin : begin + n] if begin + n <= made.size else made[offset : offset + n]
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     ("dtype", "counts"), [(np.float32, [1, 3]), pytest.param(np.float64, [2, 4], marks=pytest.mark.nightly)]
 )  # each count of gradients is a kernel to compile

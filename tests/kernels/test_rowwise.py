@@ -34,6 +34,7 @@ def dense(twin: Any, rows: int, dim: int, dtype: Any, in_place: bool) -> list[An
     return [twin.get(out), twin.get(a)]
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("twin", TWINS.values(), ids=TWINS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "dim"), [(1, 1), (3, 5), (4, 8), (2, 19)])

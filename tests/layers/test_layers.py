@@ -82,6 +82,7 @@ def activated(z: Any, name: str) -> Any:
 # ---- dense layers ----
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn"])

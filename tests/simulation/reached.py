@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -141,6 +142,7 @@ def only_raising(path: Path) -> set[int]:
     return lines
 
 
+@cache
 def functions(path: Path) -> dict[int, str]:
     """The innermost function that each line of a file is in, with its class: "Store.open_draft"."""
     found: dict[int, str] = {}

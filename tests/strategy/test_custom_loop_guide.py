@@ -29,6 +29,7 @@ MADE: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("name", MADE)
 def test_the_guides_loop_gives_the_guides_losses(name: str) -> None:
     strategy = MADE[name]()
@@ -36,6 +37,7 @@ def test_the_guides_loop_gives_the_guides_losses(name: str) -> None:
     np.testing.assert_allclose(losses, GUIDE, atol=1e-6)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("size", [8, 7, 3])
 @pytest.mark.parametrize("name", MADE)
 def test_the_curve_is_that_of_plain_sgd_also_where_batches_do_not_divide(name: str, size: int) -> None:
@@ -54,6 +56,7 @@ OPTIMIZERS = [
 ]  # fmt: skip
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("device", ["/cpu:0", "/gpu:0"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
 def test_a_strategy_updates_as_a_ps_does(optimizer: Any, device: str) -> None:

@@ -53,6 +53,7 @@ def trained(server: Any, outer: Any, dtype: str) -> Any:
     return found
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("outer", [None, dps.optim.Momentum(0.7, 0.9, nesterov=True), dps.optim.Adam(0.1)])
 def test_it_gives_what_local_mode_gives_with_a_ps(outer: Any, dtype: str) -> None:

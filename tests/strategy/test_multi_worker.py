@@ -30,6 +30,7 @@ def simulated(workers: int, work: Any, *args: Any, **settings: Any) -> Any:
     return dps.simulate(work, *args, workers=workers, **{"ps": 0, **settings})
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("algorithm", ["auto", "ring", "tree", "direct", "all", "ps", sum])
 @pytest.mark.parametrize(("workers", "replicas"), [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1)])
 def test_the_guides_loop_gives_the_guides_losses(workers: int, replicas: int, algorithm: Any) -> None:
@@ -43,6 +44,7 @@ def test_the_guides_loop_gives_the_guides_losses(workers: int, replicas: int, al
     assert run.exit_codes == {"chief": 0, **{f"worker:{task}": 0 for task in range(workers)}}
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("size", [8, 7, 3])
 def test_the_curve_is_that_of_plain_sgd_also_with_uneven_parts_and_lost_messages(size: int, seed: int) -> None:

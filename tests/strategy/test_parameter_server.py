@@ -27,6 +27,7 @@ def test_the_guides_loop_prints_the_guides_losses_on_each_worker(workers: int) -
         np.testing.assert_allclose(losses, GUIDE, atol=1e-6)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("workers", [2, 3])
 def test_the_curve_is_that_of_plain_sgd_also_with_uneven_parts_and_lost_messages(workers: int, seed: int) -> None:

@@ -47,6 +47,7 @@ def near(found: Any, wanted: Any) -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("num_updates", [False, True])
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: type(mode).__name__)
 @pytest.mark.parametrize("optimizer", [optim.SGD(0.1), optim.Adam(0.05)], ids=["sgd", "adam"])
