@@ -14,7 +14,7 @@ import pytest
 FIRST = int(os.environ.get("DPS_FIRST_SEED", "0"))
 
 
-def counts(usual: int = 26) -> tuple[int, int]:
+def counts(usual: int = 16) -> tuple[int, int]:
     """How many seeds there are, and after how many of them they are `slow`."""
     seeds = int(os.environ.get("DPS_SEEDS", usual))
     return seeds, seeds if "DPS_SEEDS" in os.environ else seeds // 4
@@ -28,6 +28,6 @@ def cut(seeds: int, quick: int, chunk: int) -> list[Any]:
     return [pytest.param(found, marks=mark, id=str(found.start)) for found, mark in zip(ranges, marks, strict=True)]
 
 
-def chunks(usual: int = 26) -> list[Any]:
+def chunks(usual: int = 16) -> list[Any]:
     """Ranges of the seeds of one checker."""
     return cut(*counts(usual), chunk=50)

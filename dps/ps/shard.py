@@ -17,6 +17,7 @@ from dps.ps.intake.ledger import Ledger
 from dps.ps.modes.counting import StepCounts
 from dps.ps.modes.mode import Mode
 from dps.ps.modes.whole_pushes import WholePushes
+from dps.ps.serving.gate import CommitGate, Gate
 from dps.ps.serving.reading import ShardReads
 from dps.ps.serving.saving import Saving
 from dps.ps.store.store import Store
@@ -53,6 +54,9 @@ class Shard:
         """The task of the ps that counts the steps."""
         self.is_step_ps = ps == self.step_ps
         self.store = Store(plan.layouts[ps], node.runtime, device, threads)
+        late_s = node.runtime.tuning.serving.commit_s
+        self.gate: Gate = CommitGate(node, self.store, late_s) if late_s else node
+        """Through it leaves what tells of versions, or brings them."""
         self.layout: ShardLayout = self.store.layout
         """The order of the shard's parts in a run of bytes."""
         self.peers = {task: Ref(address, "ps") for task, address in addresses.items()}
@@ -63,7 +67,7 @@ class Shard:
         """The newest list of sessions; None while the shard has no first values."""
         self.settles = False
         """Whether sessions are to complete their pushes and join again."""
-        self.saving = Saving(self.store, plan, ps, node, self._results, lambda: self.counted)
+        self.saving = Saving(self.store, plan, ps, node, self.gate, self._results, lambda: self.counted)
         self._outcomes: dict[int, tuple[int, list[Any]]] = {}
         """What became of the pushes of sessions that have ended, and under which version of the members."""
         self.checks_finite = bool(settings.get("check_finite", True))

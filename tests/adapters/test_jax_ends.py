@@ -68,7 +68,7 @@ def test_a_program_alone_ends_with_its_own_exit_code(how: str, code: int, tmp_pa
 
 @needs_jax
 @pytest.mark.slow
-@pytest.mark.parametrize(("how", "code"), [("well", 0), ("raise", 1)])
+@pytest.mark.parametrize(("how", "code"), [pytest.param("well", 0, marks=pytest.mark.nightly), ("raise", 1)])
 def test_two_workers_under_dps_launch_end_without_close(how: str, code: int, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     launch = ("-m", "dps.cli", "launch", "--ps", "1", "--workers", "2", str(tmp_path / "train.py"), "--", how)

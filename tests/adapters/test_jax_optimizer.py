@@ -286,7 +286,7 @@ def test_close_waits_for_the_steps_that_were_started() -> None:
             opt.pull()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(200)
 def test_a_model_of_100_mb_steps_without_a_deadlock() -> None:
     """With and without waiting for each step: JAX then runs ahead, and its threads wait in callbacks."""

@@ -33,7 +33,7 @@ def check(said: str, how: str, times: int = 1) -> None:
 
 
 @pytest.mark.slow
-@ends("return", "exit 3", "raise", nightly=("exit 0",))
+@ends("return", "raise", nightly=("exit 0", "exit 3"))
 def test_alone(how: str, code: int, tmp_path: Path) -> None:
     with Terminals(tmp_path) as terminals:
         terminals.start("alone", SCRIPT, how, PYTHONPATH=ROOT)
@@ -55,7 +55,7 @@ def test_under_dps_launch(how: str, code: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@ends("exit 0", "raise", nightly=("return", "exit 3"))
+@ends("raise", nightly=("exit 0", "return", "exit 3"))
 def test_as_the_program_of_a_role(how: str, code: int, tmp_path: Path) -> None:
     (chief,) = free_addresses(1)
     with Terminals(tmp_path) as terminals:

@@ -83,7 +83,7 @@ def test_too_few_looks_tell_nothing() -> None:
     assert "wanted 8 or more" in said
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_soak_uses_everything_and_sees_all_processes(tmp_path: Path) -> None:
     looks = soak.soak(2.4, 0.8, 1000, str(tmp_path))
     assert len(looks) == 3

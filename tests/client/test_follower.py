@@ -244,8 +244,9 @@ def until(what: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("update", [dps.SyncReplicas(), pytest.param(dps.Async(), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("update", [dps.SyncReplicas(), pytest.param(dps.Async(), marks=pytest.mark.nightly)], ids=str)
 def test_a_ps_that_is_killed_in_the_middle_leaves_no_mixture_and_no_step_back(tmp_path: Path, update: Any) -> None:
     """The ps are processes of their own; one is killed while versions are published and swapped in."""
     chief = dps.Server(None, "chief", 0, bind="127.0.0.1:0", ps=2, workers=1, owned=True, update=update)

@@ -23,6 +23,7 @@ def resent_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     tune(monkeypatch, **RESENT_SOON)
 
 
+@pytest.mark.thinned
 @pytest.mark.slow
 @at_some_lines
 @pytest.mark.parametrize("shared", [True, False], ids=["shared memory", "sockets"])

@@ -334,7 +334,7 @@ region, lost = Memories.region, GroupRoster.remove_member
 take, add_up, serve, helper = SumOperation.add_part, SumOperation._sum_piece, ServedGroup.find_operation, Cluster.helper
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("cls", "name", "mutant", "first"),

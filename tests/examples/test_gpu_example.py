@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gpu.py"
 
 
@@ -25,6 +27,7 @@ def test_it_trains_on_the_cpu_where_there_is_no_gpu() -> None:
     assert found is not None and float(found[1]) > 0.85
 
 
+@pytest.mark.nightly
 def test_it_trains_on_a_handful_of_images_in_the_simulator() -> None:
     text = output("--images", "4", "--steps", "2", NUMBA_ENABLE_CUDASIM="1")
     assert re.search(r"^step    2  loss [\d.]+$", text, re.M)

@@ -13,6 +13,7 @@ STEPS, MOST = 200, 2.0
 """Nats a character on text kept aside. The frequencies of characters alone give 3.2, those of pairs 2.3."""
 
 
+@pytest.mark.nightly
 def test_two_workers_learn_more_than_the_pairs_of_characters(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason='needs torch: pip install "dps[torch]"')
     launch = "-m", "dps.cli", "launch", "--ps", "2", "--workers", "2", str(EXAMPLES / "torch_text.py"), "--"

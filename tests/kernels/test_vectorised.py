@@ -43,7 +43,7 @@ def code_of(kernel: Any, arguments: Any) -> str:
     return "\n".join(again.inspect_asm().values())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("kernel", "arguments", "operations"), CASES.values(), ids=CASES)
 def test_a_kernel_works_on_vectors_and_never_joins_a_product_with_a_sum(
     kernel: Any, arguments: Any, operations: list[str]

@@ -25,6 +25,7 @@ def links() -> None:
         pytest.skip(str(error))
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("links")
 def test_two_ps_carry_more_than_one_where_links_are_the_limit(capfd: pytest.CaptureFixture[str]) -> None:
     sizes = ["--megabytes", "2", "--rows", "4096", "--megabits", "20", "--workers", "1", "--ps", "1,2"]

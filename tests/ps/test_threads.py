@@ -64,6 +64,7 @@ def trained(threads: int | str, optimizer: Any, update: Any, dtype: Any) -> tupl
                         return session.pull()["w"].tobytes(), len(orders)
 
 
+@pytest.mark.thinned
 @pytest.mark.slow
 @pytest.mark.parametrize("update", [dps.Async(), dps.SyncReplicas()], ids=["async", "sync"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["sgd", "adam"])

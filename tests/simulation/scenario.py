@@ -48,6 +48,8 @@ class Scenario:
     """Whether a stranger writes to all tasks in the names of others."""
     patience_s: float | None = None
     """How long workers wait for a step at once. None: some pushes are steps, and few of these may be made at once."""
+    commit_s: float = 0.0
+    """How long a version is published at most before it is committed."""
 
     @property
     def name(self) -> str:
@@ -62,8 +64,8 @@ class Scenario:
         if self.variety is not None:
             of = "varied_with_kills" if self.faults else "varied" if self.variety.tuning else "spoilt"
             return f"run({of}({self.name!r}, {self.seed}))"
-        if self.forged:
-            return f"run(with_a_forger({self.name!r}, {self.seed}))"
+        if self.forged or self.commit_s:
+            return f"run({'with_a_forger' if self.forged else 'with_late_commits'}({self.name!r}, {self.seed}))"
         made = f"crowded({self.seed // 20})" if self.network.links else f"scenario({self.name!r}, {self.seed})"
         return f"run({made})"
 
@@ -193,6 +195,12 @@ def with_a_forger(mode: str, seed: int) -> Scenario:
     return replace(scenario(mode, seed, stops=False), forged=True)
 
 
+def with_late_commits(mode: str, seed: int) -> Scenario:
+    """Versions are committed a while after they are published, beside the faults of the seed."""
+    late_s = random.Random(f"commit {mode} {seed}").choice([1e-3, 0.02, 0.3])
+    return replace(scenario(mode, seed), commit_s=late_s)
+
+
 def varied(mode: str, seed: int) -> Scenario:
     """No faults but those of the network; optimizers, dtypes, gradients and the tuning vary instead."""
     chosen = scenario(mode, seed, stops=False)
@@ -243,6 +251,7 @@ def tuned(chosen: Scenario) -> Tuning:
         rows__kept=1 if seed % 8 == 6 else small.rows.kept,
         client__step_patience_s=chosen.patience_s or small.client.step_patience_s,
         client__streamed_pieces=0 if seed % 4 else small.client.streamed_pieces,
+        serving__commit_s=chosen.commit_s,
         store__ahead_pieces=(small.store.ahead_pieces, 0, 1000, 0)[seed % 4],
         store__most_skipped=0 if crowd else small.store.most_skipped,
         store__large_pieces=0 if seed % 4 == 2 else small.store.large_pieces,

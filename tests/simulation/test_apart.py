@@ -17,7 +17,7 @@ from tests.simulation.apart import run
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seeds", cut(60, 8, 26))
+@pytest.mark.parametrize("seeds", cut(34, 8, 26))
 def test_each_push_counts_once_whatever_ps_it_goes_to(seeds: range) -> None:
     for seed in seeds:
         found = run("async", seed)
@@ -25,7 +25,7 @@ def test_each_push_counts_once_whatever_ps_it_goes_to(seeds: range) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seeds", cut(40, 2, 19))
+@pytest.mark.parametrize("seeds", cut(21, 2, 19))
 def test_each_push_counts_once_where_the_step_ps_gets_all(seeds: range) -> None:
     for seed in seeds:
         found = run("bounded", seed)
@@ -96,7 +96,7 @@ def test_a_step_that_nobody_has_made_is_caught(monkeypatch: pytest.MonkeyPatch) 
     caught("is a step that nobody has made")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_session_that_takes_the_step_ps_at_its_word_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (pushing, push_operations):
         monkeypatch.setattr(module, "step_of", lambda told, known, made, apart: told)

@@ -13,6 +13,7 @@ import pytest
 from tests.simulation.scenario import compressed, run, scenario
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["async", "sync", "bounded"])
 def test_no_promise_is_broken_when_pushes_are_compressed(mode: str) -> None:
     for seed in range(int(os.environ.get("DPS_COMPRESSED_SEEDS", "12"))):

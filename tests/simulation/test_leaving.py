@@ -12,7 +12,7 @@ from tests.simulation.leaving import broken
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("mode", ["async", "bounded", "sync"])
-@pytest.mark.parametrize("seeds", chunks(20))
+@pytest.mark.parametrize("seeds", chunks(12))
 def test_a_push_says_what_was_applied_when_a_ps_is_told_to_end(seeds: range, mode: str) -> None:
     for seed in seeds:
         found = broken(mode, seed)

@@ -103,6 +103,7 @@ def test_a_standstill_that_makes_a_smaller_step_is_caught(monkeypatch: pytest.Mo
     caught("sync", "is below the quota", 30)
 
 
+@pytest.mark.nightly
 def test_initial_tokens_that_are_thrown_away_with_each_step_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def discard(self: tokens.StepTokens, step: int, count: int) -> None:
         self._values.clear()
@@ -158,6 +159,7 @@ def test_an_answer_that_is_overwritten_while_it_is_read_is_caught(monkeypatch: p
     caught("async", "looked up")
 
 
+@pytest.mark.nightly
 def test_a_session_that_goes_on_before_its_rows_are_read_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staged.Staged, "copy_borrowed", lambda self: None)
     caught("sync", "differ", 5)
@@ -171,6 +173,7 @@ def test_a_rollback_that_restores_nothing_is_caught(monkeypatch: pytest.MonkeyPa
     caught("async", "cells", 95)
 
 
+@pytest.mark.nightly
 def test_a_push_that_is_said_to_have_survived_a_rollback_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def accepted(self: pushing.PushOp, step: int, apart: bool = False) -> Push:
         told = read_result(self, step, apart)
@@ -191,6 +194,7 @@ def test_a_checkpoint_that_is_cut_at_different_steps_is_caught(monkeypatch: pyte
     caught("sync", "was copied at step", 45)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("mode", ["async", "bounded"])
 def test_a_cut_that_forgets_a_session_is_caught(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def forgets(self: saving.Saving, *given: Any) -> None:
@@ -239,6 +243,7 @@ def test_a_kept_push_that_stays_kept_when_it_is_reported_is_caught(monkeypatch: 
     caught("steps", "applied twice", 12)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("others", [{"sum": "mean"}, {"mean": "sum"}])
 def test_a_sum_that_is_divided_and_a_mean_that_is_not_are_caught(
     monkeypatch: pytest.MonkeyPatch, others: dict[str, str]
@@ -250,6 +255,7 @@ def test_a_sum_that_is_divided_and_a_mean_that_is_not_are_caught(
     caught("sync", ": cells ")
 
 
+@pytest.mark.nightly
 def test_kept_pushes_that_are_never_reported_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(whole_pushes.WholePushes, "stage_kept", lambda self: None)
     caught("steps", "a push took more than", 5)
@@ -265,6 +271,7 @@ def test_a_step_in_one_go_that_does_not_wait_for_its_last_push_is_caught(monkeyp
     caught("steps", "is below the quota")
 
 
+@pytest.mark.nightly
 def test_an_admitted_push_of_which_no_result_is_recorded_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def forget(self: modes.AsyncMode, pushes: Any, step: int, counter: int) -> None:
         done = pushes[0].row.done
@@ -341,6 +348,7 @@ def test_an_epoch_that_begins_without_being_written_down_is_caught(monkeypatch: 
     caught("async", "began after", of=with_a_killed_chief)
 
 
+@pytest.mark.nightly
 def test_an_announced_loss_that_forgets_sessions_that_have_closed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(losses.LostSteps, "record_close", lambda self, session, epoch, step: None)
     caught("async", "steps lost in epoch", 36, of=with_a_lost_ps)

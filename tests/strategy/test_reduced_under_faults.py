@@ -48,6 +48,7 @@ FAULTS: dict[str, list[Any]] = {
 }
 
 
+@pytest.mark.thinned
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", FAULTS)

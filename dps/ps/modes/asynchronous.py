@@ -156,7 +156,7 @@ class AsyncMode:
         self.shard.node.answer(sender, Waiting(f"push {number} waits for push {ledger.done + 1} of {ledger.name}"))
 
     def answer_enter(self, sender: Sender) -> None:
-        self.shard.node.answer(sender, Token(self.shard.store.step))
+        self.shard.gate.answer(sender, Token(self.shard.store.step))
 
     def may_read(self, sender: Sender, pull: Pull) -> str:
         return ""
@@ -311,7 +311,7 @@ class AsyncMode:
         if asker is None or self.shard.reading.lending.is_wanted(asker.incarnation, asker.request):
             return
         try:
-            self.shard.node.answer(asker, ledger.results[number])
+            self.shard.gate.answer(asker, ledger.results[number])
             self.shard.node.flush()
         except OSError as error:
             log.warning("%s: %s is answered only after the update: %s", self.shard.node.name, ledger.name, error)

@@ -86,7 +86,7 @@ class Counting:
         if new := shard.step_counts.take_counted(message.ps, message.pushes):
             shard.store.step += new
             shard.node.runtime.record("counted", epoch=shard.epoch, ps=message.ps, new=new, step=shard.store.step)
-        shard.node.answer(sender, Token(shard.store.step))
+        shard.gate.answer(sender, Token(shard.store.step))
 
     def _tell_later(self) -> None:
         self._shard.node.after(self._shard.node.runtime.tuning.modes.count_s, self._tell_count)

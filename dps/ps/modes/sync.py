@@ -147,7 +147,7 @@ class SyncMode:
             if ledger is not None and (staged := ledger.staged.get(key[1])) is not None:
                 staged.copy_borrowed()
             del self._askers[key]
-        self.shard.node.answer(sender, self._held_answer(key[1]))
+        self.shard.gate.answer(sender, self._held_answer(key[1]))
 
     def answer_repeated(self, ledger: Ledger, number: int, sender: Sender) -> None:
         self._pushes.stage_kept()
@@ -161,7 +161,7 @@ class SyncMode:
     def answer_enter(self, sender: Sender) -> None:
         self._pushes.stage_kept()
         if self.quorum is None:
-            self.shard.node.answer(sender, Token(self.shard.store.step))
+            self.shard.gate.answer(sender, Token(self.shard.store.step))
             return
         self._askers[sender.incarnation, 0] = sender
         self._carry_out(self.quorum.enter_session(sender.incarnation))
@@ -322,7 +322,7 @@ class SyncMode:
         for incarnation, number in self._accepted:
             asker = self._askers.get((incarnation, number))
             if asker is not None:
-                self.shard.node.answer(asker, PushHeld(number, True, "waits for its token"))
+                self.shard.gate.answer(asker, PushHeld(number, True, "waits for its token"))
         self._accepted.clear()
 
     def _issue_decision(self, decision: Decision, cut: str = "") -> None:
@@ -388,7 +388,7 @@ class SyncMode:
         asker = self._askers.pop((grant.incarnation, grant.number), None)
         if not grant.number:
             if asker is not None:
-                self.shard.node.answer(asker, Token(grant.step))
+                self.shard.gate.answer(asker, Token(grant.step))
             return
         ledger = self.shard.ledgers.get(grant.incarnation)
         if ledger is not None and (staged := ledger.staged.get(grant.number)) is not None:

@@ -151,7 +151,7 @@ class ShardLookups:
             shard.ledgers[sender.incarnation].sent += nbytes
             answer = SharedRows(shard.epoch, shard.store.counter, memory.name)
             answers.record_answer(sender.request, answer, memory)
-        shard.node.answer(sender, answer)
+        shard.gate.answer(sender, answer)
         return True
 
     def _send_rows(self, sender: Sender, message: Lookup, rows: Array) -> None:
@@ -165,4 +165,4 @@ class ShardLookups:
             found = np.empty((len(rows[some]), row_size), dtype)
             self._gather(message.part, rows[some], numbers[some], found)
             shard.ledgers[sender.incarnation].sent += found.nbytes
-            shard.node.answer(sender, RowsAnswer(shard.epoch, shard.store.counter, first, (found,)))
+            shard.gate.answer(sender, RowsAnswer(shard.epoch, shard.store.counter, first, (found,)))

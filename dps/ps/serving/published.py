@@ -103,7 +103,7 @@ class PublishedVersions:
     def _answer_cut(self) -> None:
         if self._cut is not None and self._asked is not None and self._cut[0] == self._asked[0]:
             copy, sender = self._cut[1], self._asked[1]
-            self._shard.node.answer(sender, VersionCut(copy.at_step, copy.counter, copy.number, copy.counted))
+            self._shard.gate.answer(sender, VersionCut(copy.at_step, copy.counter, copy.number, copy.counted))
 
     def commit(self, cut: str, number: int, label: str, step: int) -> None:
         """Keep the copy of a cut under a number. Raises DeadlineExceeded if there is no such copy any more."""

@@ -62,7 +62,7 @@ class ShardReads:
         self.lookups = ShardLookups(shard)
         self.long_waits = LongWaits(shard.node, shard.node.runtime.tuning.serving.moment_s)
         self._packing = Packing(shard.store)
-        self._sending = Sending(shard.node, shard.epoch, shard.plan, shard.store, shard.ledgers)
+        self._sending = Sending(shard.node, shard.gate, shard.epoch, shard.plan, shard.store, shard.ledgers)
         self.piece_nbytes = self._sending.piece_nbytes
         self._waiting: dict[tuple[Any, int], _Read] = {}
         self._bound = CountLimit("pulls that wait", shard.node.runtime.tuning.serving.waiting_pulls)
@@ -152,7 +152,7 @@ class ShardReads:
             return
         if read.pull.newer_than >= store.counter:
             self._record_pull(sender)
-            self._shard.node.answer(sender, NotNewer(self._shard.epoch, store.counter, store.step))
+            self._shard.gate.answer(sender, NotNewer(self._shard.epoch, store.counter, store.step))
             return
         if read.packed is not None:
             self._record_pull(sender, record=True)
@@ -160,7 +160,7 @@ class ShardReads:
             return
         arenas = store.refresh(read.pull.parts)
         if read.pull.shared and not read.pull.parts and (hold := self.lend_version(sender)) is not None:
-            self._shard.node.answer(sender, SharedValues(self._shard.epoch, hold.counter, hold.step, hold.memories))
+            self._shard.gate.answer(sender, SharedValues(self._shard.epoch, hold.counter, hold.step, hold.memories))
             return
         asked_at = read.wait.until
         hold = self._sending.buffers.hold(read.wait, arenas)
@@ -226,7 +226,7 @@ class ShardReads:
     def answer_push(self, sender: Sender, result: Pushed) -> None:
         """Tell a push's result at the end of this turn, with the values where its sender wants them, as it has said,
         maybe for an answer that was told before, and they can be lent."""
-        self._shard.node.answer(sender, self._with_values(sender, result))
+        self._shard.gate.answer(sender, self._with_values(sender, result))
 
     def _with_values(self, sender: Sender, result: Pushed) -> Pushed:
         wanted = self.lending.is_wanted(sender.incarnation, sender.request)
@@ -237,24 +237,24 @@ class ShardReads:
 
     def answer_applied(self, sender: Sender, result: Pushed, lend: bool | None) -> None:
         """Tell now that a push was applied. `lend`: with the values, if they can be lent; None: as of `answer_push`."""
-        node, integers = self._shard.node, result.compact()
+        gate, integers = self._shard.gate, result.compact()
         if lend is None or integers is None:
-            node.answer_now(sender, self._with_values(sender, result))
+            gate.answer_now(sender, self._with_values(sender, result))
             return
         hold = self.lend_version(sender) if lend else None
         if hold is None:
-            node.answer_plain(sender, PUSHED, integers)
+            gate.answer_plain(sender, PUSHED, integers)
         elif len(hold.memories) == 1:
             integers = *integers[: -len(NOT_LENT)], hold.counter, hold.step, *hold.memories[0]
-            node.answer_plain(sender, PUSHED, integers)
+            gate.answer_plain(sender, PUSHED, integers)
         else:
-            node.answer_now(sender, changed(result, lent=[hold.counter, hold.step, hold.memories]))
+            gate.answer_now(sender, changed(result, lent=[hold.counter, hold.step, hold.memories]))
 
     def _answer_lent(self, sender: Sender) -> bool:
         """A pull that was lent a version was sent again: answer with that version, unless it was returned."""
         hold = self.lending.lent(sender.incarnation, sender.request)
         if hold is not None:
-            self._shard.node.answer(sender, SharedValues(self._shard.epoch, hold.counter, hold.step, hold.memories))
+            self._shard.gate.answer(sender, SharedValues(self._shard.epoch, hold.counter, hold.step, hold.memories))
         return hold is not None or self.lending.is_over(sender.incarnation, sender.request)
 
     def give_back(self, sender: Sender, message: Release) -> None:
@@ -282,7 +282,7 @@ class ShardReads:
         for piece in cut([(0, data.nbytes)], self._shard.node.runtime.tuning.piece_nbytes):
             arrays = tuple(data[offset : offset + n] for offset, n in piece)
             about, offsets = (self._shard.epoch, counter, step), [offset for offset, _ in piece]
-            self._shard.node.answer(sender, Values(*about, data.nbytes, offsets, number, base, checksum, arrays))
+            self._shard.gate.answer(sender, Values(*about, data.nbytes, offsets, number, base, checksum, arrays))
 
     def send_copy(self, sender: Sender, pull: Pull, hold: Hold) -> None:
         """Send a copy of an earlier version."""

@@ -34,6 +34,7 @@ from dps.variables.tables import codes_of, positions_of_part
 
 if TYPE_CHECKING:
     from dps.actors.node import Node
+    from dps.ps.serving.gate import Gate
 
 
 @dataclass
@@ -53,12 +54,12 @@ class Saving:
     """Saves a shard in two halves: the copy, at its cut, and the file, when all ps have made their copies."""
 
     def __init__(
-        self, store: Store, plan: Plan, ps: int, node: Node, pushes: Callable[[], tuple[list[list[int]], int]],
-        counted: Callable[[], int],
+        self, store: Store, plan: Plan, ps: int, node: Node, gate: Gate,
+        pushes: Callable[[], tuple[list[list[int]], int]], counted: Callable[[], int],
     ) -> None:  # fmt: skip
         """`pushes` returns which pushes the shard has, as `pushes` and `digest` of ShardCut; `counted` as there."""
         self._pushes, self._counted = pushes, counted
-        self.store, self.plan, self.ps, self.node = store, plan, ps, node
+        self.store, self.plan, self.ps, self.node, self._gate = store, plan, ps, node, gate
         self._saves: dict[str, _Save] = {}
         self._to_write: deque[tuple[str, _Save]] = deque()
         """Writes are made one after the other: two chiefs may ask for the same step, and the file must be the one that
@@ -69,7 +70,7 @@ class Saving:
         save = self._save(cut)
         save.cut_asked = sender
         if save.cut is not None:
-            self.node.answer(sender, save.cut)
+            self._gate.answer(sender, save.cut)
 
     def perform_cut(self, cut: str) -> None:
         """Copy values and slots as they are now."""
@@ -89,7 +90,7 @@ class Saving:
             about = self.store.step, self.store.counter, applied
             save.cut = ShardCut(*about, *self._pushes(), tables, self._counted())
             if save.cut_asked is not None:
-                self.node.answer(save.cut_asked, save.cut)
+                self._gate.answer(save.cut_asked, save.cut)
 
     def write_copy(self, sender: Sender, message: SaveShard) -> None:
         """The chief wants the copy in a checkpoint's folder. It is answered when the file is on disk."""

@@ -14,6 +14,7 @@ from dps.actors.ref import Sender
 from dps.messages.sessions import Pull, Values
 from dps.ps.intake.ledger import Ledger
 from dps.ps.serving.buffer_wait import BufferWait
+from dps.ps.serving.gate import Gate
 from dps.ps.store.hold import Hold
 from dps.ps.store.store import Store
 from dps.transport.wire import Array
@@ -23,9 +24,11 @@ from dps.variables.plan import Piece, Plan, cut, piece_size
 class Sending:
     """The answers that one shard sends."""
 
-    def __init__(self, node: Node, epoch: int, plan: Plan, store: Store, sessions: Mapping[int, Ledger]) -> None:
+    def __init__(
+        self, node: Node, gate: Gate, epoch: int, plan: Plan, store: Store, sessions: Mapping[int, Ledger]
+    ) -> None:  # fmt: skip
         """`sessions`: the admitted sessions, by incarnation."""
-        self.node, self.epoch, self.layout = node, epoch, store.layout
+        self.node, self.gate, self.epoch, self.layout = node, gate, epoch, store.layout
         self._plan, self._sessions = plan, sessions
         self._tuning, self._smallest = node.runtime.tuning.serving, node.runtime.tuning.piece_nbytes
         self.buffers = BufferWait(store)
@@ -134,7 +137,7 @@ class Answer:
         offsets = [offset for offset, _ in piece]
         values = Values(sending.epoch, hold.counter, hold.step, self._nbytes, offsets, self._number, arrays=arrays)
         self._leaving += 1
-        sending.node.answer(self._sender, values, partial(self._record_piece, sum(nbytes for _, nbytes in piece)))
+        sending.gate.answer(self._sender, values, partial(self._record_piece, sum(nbytes for _, nbytes in piece)))
 
     def _record_piece(self, nbytes: int) -> None:
         self._leaving -= 1

@@ -378,6 +378,7 @@ if os.environ['DPS_TASK'] == '1':
 
 
 @pytest.mark.slow
+@pytest.mark.thinned
 @pytest.mark.parametrize("follower", ["dps.Follower(server)", "dps.Follower(server.target)"])
 @pytest.mark.parametrize("fails", [False, True], ids=["ends", "fails"])
 def test_a_worker_that_follows_and_trains_nothing_keeps_nobody_waiting(

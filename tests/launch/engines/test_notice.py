@@ -104,7 +104,7 @@ def runs(tmp_path: Path) -> Iterator[list[Run]]:
         run.supervisor.stop()
 
 
-@pytest.mark.parametrize("update", ["async", "sync"])
+@pytest.mark.parametrize("update", [pytest.param("async", marks=pytest.mark.nightly), "sync"])
 def test_what_a_host_that_goes_costs_the_others(runs: list[Run], tmp_path: Path, update: str) -> None:
     runs.append(run := Run(tmp_path, update))
     run.until("worker:0", "pushed", 20)

@@ -137,6 +137,7 @@ def listed(file: Path) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_no_file_lists_the_names_of_engines_but_for_the_two_that_are_defaults() -> None:
     root = Path(dps.__file__).parent
     files = [file for file in root.rglob("*.py") if root / "cluster" not in file.parents]  # it has resolvers

@@ -122,6 +122,7 @@ def states(view: View) -> set[Any]:
     return {task["state"] for task in view.tasks.values()}
 
 
+@pytest.mark.slow
 def test_a_run_in_the_background_is_listed_watched_read_and_ended_from_other_terminals(user: Terminal) -> None:
     assert "run 1: RUNNING; look at it with: dps status 1" in user.dps("launch", "--detach", "experiment.yaml")
     assert re.search(r"^1 +long +RUNNING +\d{4}-\S+ \S+ +\d+ s +6/6 +-$", user.dps("list"), re.M)

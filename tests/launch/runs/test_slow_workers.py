@@ -54,9 +54,9 @@ def named(watch: Watch, timeout_s: float = 60.0) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("update", "slow"),
-    [("sync", "data"), ("sync", "computing"), ("async", "link"), *(
+    [("sync", "data"), ("async", "link"), *(
         pytest.param(*of, marks=pytest.mark.nightly)
-        for of in (("sync", "link"), ("bounded:3", "computing"), ("local:3", "computing"))
+        for of in (("sync", "computing"), ("sync", "link"), ("bounded:3", "computing"), ("local:3", "computing"))
     )],
 )  # fmt: skip
 def test_each_cause_is_named_within_ten_steps_or_two_seconds(update: str, slow: str, tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def task_of(process: subprocess.Popen[str], job: str, task: str) -> psutil.Proce
     ("flags", "program", "where", "code"),
     [
         (["--ps", "1"], LOOP, "in the step", 3),
-        (["--ps", "1"], LOOP, "between steps", 0),
+        pytest.param(["--ps", "1"], LOOP, "between steps", 0, marks=pytest.mark.nightly),
         pytest.param(["--ps", "0"], GROUP, "in the step", 3, marks=pytest.mark.nightly),
     ],
 )

@@ -119,6 +119,7 @@ def test_an_exit_code_for_people() -> None:
     assert [describe(code) for code in (3, -9, -64)] == ["exit code 3", "SIGKILL", "SIGRTMAX"]
 
 
+@pytest.mark.slow
 def test_the_worst_exit_code_of_the_workers_is_the_runs(tmp_path: Path) -> None:
     run = Run("import os, sys; sys.exit([0, 5, 4][int(os.environ['DPS_TASK'])])", tmp_path, workers=3)
     assert run.end() == 5

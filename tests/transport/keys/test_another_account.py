@@ -213,7 +213,7 @@ def reached(kind: str, folder: Path, job: str) -> dict[str, int]:
         return account.counts()
 
 
-@pytest.mark.parametrize("kind", ["launch", "own keys", "no keys"])
+@pytest.mark.parametrize("kind", ["launch", pytest.param("own keys", marks=pytest.mark.nightly), "no keys"])
 @pytest.mark.timeout(120 + 30 * ROUNDS)
 def test_another_account_reads_and_writes_nothing_in_the_place_of_a_task_that_was_killed(
     kind: str, tmp_path: Path
