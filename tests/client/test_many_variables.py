@@ -21,6 +21,7 @@ def of_all(value: float, count: int = COUNT) -> dict[str, Any]:
     return {f"v{i}": np.full(16, value, np.float32) for i in range(count)}
 
 
+@pytest.mark.slow
 def test_twenty_thousand_variables_open_and_train() -> None:
     with cluster(ps=2, transport="tcp") as [server]:
         began = time.process_time()  # of all tasks, for they are in this process

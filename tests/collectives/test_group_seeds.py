@@ -360,6 +360,7 @@ def test_planted_bugs_are_found(cls: type, name: str, mutant: Any, first: int, m
     assert any(run(seed) for seed in range(first, first + 60)), f"no seed notices a broken {cls.__name__}.{name}"
 
 
+@pytest.mark.nightly
 def test_a_member_that_goes_on_after_it_was_told_to_stop_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds = range(40)
     assert not any(run(seed, Scenario.where_one_hears_late(seed)) for seed in seeds)

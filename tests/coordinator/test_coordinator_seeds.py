@@ -306,6 +306,7 @@ def keeps_the_queue(self: schedule.CallSchedule, why: str) -> None:
 outcome: Callable[..., Any] = Worker._run_call
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("cls", "name", "mutant", "first"),

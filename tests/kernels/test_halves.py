@@ -87,6 +87,7 @@ def test_numbers_between_halves_go_where_numpy_puts_them(name: str) -> None:
         assert narrow(name, *a) == a.astype(DTYPES[name]).view(np.uint16).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("converts", [True, False])
 def test_processors_without_halves_of_their_own_give_the_same_bits(
     converts: bool, monkeypatch: pytest.MonkeyPatch

@@ -20,7 +20,7 @@ from tests.seeds import counts, cut
 from tests.simulation import aging
 from tests.simulation.scenario import Scenario, run, scenario, summed, with_a_killed_chief, with_a_lost_ps
 
-SEEDS, QUICK = counts(20)
+SEEDS, QUICK = counts(12)
 CHUNK = 25
 
 

@@ -24,6 +24,7 @@ def found(mode: str, words: str) -> bool:
     return any(words in text for seed in range(60) for text in broken(mode, seed))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("mode", ["async", "bounded", "sync"])
 def test_a_chief_that_does_not_say_what_was_kept_is_found(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept.AppliedPushes, "pushes_of", lambda self, incarnation: [])

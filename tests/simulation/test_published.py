@@ -42,6 +42,7 @@ def test_a_shard_that_is_cut_late_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
     caught("sync", "is a mixture")
 
 
+@pytest.mark.nightly
 def test_a_cut_that_holds_no_pushes_back_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(holding.HeldPushes, "may_apply", lambda self, ledger: True)
     monkeypatch.setattr(holding.HeldPushes, "set_limits", lambda self, numbers, sender: setattr(self, "_is_told", True))
@@ -82,6 +83,7 @@ def test_a_ps_that_serves_what_it_has_in_place_of_what_was_asked_for_is_caught(
     caught(mode, "had several values")
 
 
+@pytest.mark.nightly
 def test_a_follower_that_goes_back_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def keeps_all(self: follower.Follower, session: Any) -> None:
         self._ready = deque(self._ready)  # `swap` takes the newest first

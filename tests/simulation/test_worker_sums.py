@@ -124,10 +124,8 @@ def simulated(update: Any, slow: str, workers: int, ledgers: list[Ledger], ps: i
 
 
 def marks(slow: str, mode: int) -> list[Any]:
-    """One of all cases is tried with `make test`, one more with `make examples`, and the rest nightly."""
-    if (slow, mode) == ("computing", 1):
-        return []
-    return [pytest.mark.slow if (slow, mode) == ("link", 3) else pytest.mark.nightly]
+    """Two of all cases are tried with `make examples`, and the rest nightly."""
+    return [pytest.mark.slow if (slow, mode) in {("computing", 1), ("link", 3)} else pytest.mark.nightly]
 
 
 CASES = [pytest.param(slow, MODES[mode], marks=marks(slow, mode)) for slow in WORDS for mode in range(len(MODES))]

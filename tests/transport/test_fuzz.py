@@ -195,6 +195,7 @@ def imports(tree: ast.AST) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_a_message_has_no_way_to_code() -> None:
     there, named = set(), {}
     for path in sorted((ROOT / "dps").rglob("*.py")):
