@@ -34,14 +34,14 @@ def interrupted_at(line: int, call: Any, since: Any = None) -> bool:
     def interrupted() -> Iterator[bool]:
         """A generator, for Python keeps what is being handled for each generator: an interrupt at the end of an
         `except` block leaves its exception behind, which would be the context of all later errors."""
-        before, reached = sys.gettrace(), False
+        before = sys.gettrace()
         sys.settrace(trace)
         try:
             call()
         except KeyboardInterrupt:
-            reached = True
+            pass
         finally:
             sys.settrace(before)
-        yield reached
+        yield left[0] <= 0  # also where a `__del__` has swallowed it
 
     return next(interrupted())

@@ -177,17 +177,13 @@ class Assigned:
 
     def __init__(self) -> None:
         self.waiting: Mapping[int, Array] = {}
-        """The values that go with the next push."""
+        """The values that go with the next push. `Pushes` empties it when that push leaves."""
         self._newest: dict[int, Array] = {}
 
     def keep(self, values: Mapping[int, Array]) -> None:
         """Add values for the next push; the last value of a variable counts."""
         self._newest |= values
         self.waiting = {**self.waiting, **values}
-
-    def sent(self) -> None:
-        """A push that carries all of `waiting` was sent."""
-        self.waiting = {}
 
     def record_outcome(self, values: Mapping[int, Array], accepted: bool) -> None:
         """The push that carries these values has its result. If it was not accepted, they go with the next push, unless

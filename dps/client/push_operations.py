@@ -40,17 +40,25 @@ class PushOp(Operation):
         """`cargo`: what each ps gets, prepared."""
         self._connection, self.cargo, self.loss = connection, cargo, loss
         self._is_atomic, self._step_ps = connection.agreed.mode.is_atomic, connection.agreed.step_ps
+        self.credit: Sequence[int] = ()
+        """The ps that have granted credit for it already."""
         self.transfers: dict[int, PushTransfer] = {}
         self.deciding: list[PushTransfer] = []
         """The transfers whose answers are the result."""
 
-    def send(self, ps: int, credit: bool, posted: Posted | None = None) -> None:
-        """Send a ps its cargo, at the next flush. `credit`: the ps has granted it already. `posted`: as of
-        PushTransfer."""
+    def start(self) -> None:
+        """Send each ps its cargo, at the next flush, where that has not been done."""
+        if len(self.transfers) < len(self.cargo) and not self.rolled_back:
+            for ps in self.cargo:
+                if ps not in self.transfers:
+                    self._send(ps)
+
+    def _send(self, ps: int, posted: Posted | None = None) -> None:
+        """Send a ps its cargo, at the next flush. `posted`: as of PushTransfer."""
         decides = not self._is_atomic or ps == self._step_ps
-        self.transfers[ps] = transfer = PushTransfer(self.cargo[ps], not decides, credit, posted)
-        if decides:
-            self.deciding.append(transfer)
+        transfer = PushTransfer(self.cargo[ps], not decides, ps in self.credit, posted)
+        deciding = [*self.deciding, transfer] if decides else self.deciding
+        self.transfers, self.deciding = {**self.transfers, ps: transfer}, deciding
 
     @property
     def streams(self) -> bool:
@@ -67,6 +75,8 @@ class PushOp(Operation):
     @property
     def complete(self) -> bool:
         if not self.rolled_back:
+            if len(self.transfers) < len(self.cargo):
+                return False
             for transfer in self.transfers.values():
                 if not transfer.complete:
                     return False
@@ -76,9 +86,10 @@ class PushOp(Operation):
     def accepted(self) -> bool | None:
         """Whether the push was accepted; None while that is not known."""
         if self.rolled_back:
-            return self.deciding != [] and all(transfer.ps in self._kept for transfer in self.deciding)
+            deciding = [ps for ps in self.cargo if not self._is_atomic or ps == self._step_ps]
+            return deciding != [] and all(ps in self._kept for ps in deciding)
         answers = [transfer.accepted for transfer in self.deciding]
-        return None if None in answers else all(answers)
+        return None if None in answers or len(self.transfers) < len(self.cargo) else all(answers)
 
     def requests(self) -> Iterable[PushTransfer]:
         return () if self.rolled_back else self.transfers.values()
@@ -103,7 +114,8 @@ class PushOp(Operation):
 
     def unanswered(self) -> list[tuple[int, int]]:
         """Each ps whose answer is not here, and the number under which it has the push."""
-        return [(transfer.ps, transfer.push) for transfer in self.transfers.values() if not transfer.complete]
+        waited = [ps for ps in self.cargo if ps not in self.transfers or not self.transfers[ps].complete]
+        return [(ps, self.cargo[ps].about.number) for ps in waited]
 
     def roll_back(self, caller: Caller) -> None:
         """The run epoch ended before the result was accounted for: the push is given up. May be called again."""
@@ -248,7 +260,7 @@ class PostedPush(PushOp):
             self.cargo[peer.ps] = RunCargo(peer, About(epoch, push, step, counter, clock, bool(lend), released), run)
             answer = self.heard.get(number)
             made = Pushed.expanded(*answer[1:]) if isinstance(answer, tuple) else answer
-            self.send(peer.ps, False, (number, made))
+            self._send(peer.ps, (number, made))
         self.sent = {}
         return True
 

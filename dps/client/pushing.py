@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from dps.client.assembly import Assembly
 from dps.client.cargo import About, Cargo
 from dps.client.connection import Connection
 from dps.client.lanes import PsPeer
-from dps.client.loading import Loader
+from dps.client.loading import Assigned, Loader
 from dps.client.push_operations import PostedPush, PushOp, Told, step_of
 from dps.client.waiting import Waiter
 from dps.errors import PermissionDenied, advised
@@ -22,8 +22,8 @@ from dps.transport.wire import Array
 from dps.variables.layout import Gradient
 from dps.variables.tree import Nesting
 
-if TYPE_CHECKING:
-    from dps.client.loading import Assigned
+_NOTHING = Assigned()
+"""In a session that has assigned no values."""
 
 
 class Pushes:
@@ -153,37 +153,48 @@ class Pushes:
     def send(self, operation: PushOp) -> None:
         """Send a prepared push. Nothing else may be pushed in between."""
         if not self._connection.membership.entered:  # as of `prepare`
-            self.under_way.append(operation)
+            self._begin(operation, self.numbers)
             return
+        numbers = {ps: number + (ps in operation.cargo) for ps, number in self.numbers.items()}
+        operation.credit = [ps for ps in operation.cargo if self._credit.get(ps, 0) == numbers[ps]]
+        if self.assigned is None:
+            self._begin(operation, numbers)
+        else:
+            self._begin(operation, numbers, self.assigned)
         try:
-            self.numbers = {ps: number + (ps in operation.cargo) for ps, number in self.numbers.items()}
-            self._sent = self._sent[0], self.numbers  # before a message leaves
-            for ps in operation.cargo:
-                operation.send(ps, self._credit.pop(ps, 0) == self.numbers[ps])
-            self.under_way.append(operation)
-            if self.assigned is not None:
-                self.assigned.sent()
-        except BaseException:  # Ctrl-C: some ps may lack this push, and would wait for it for ever
+            operation.start()
+        except Exception:  # some ps may lack this push, and would wait for it for ever
             self._connection.membership.end()
             raise
+
+    def _begin(self, operation: PushOp, numbers: dict[int, int], assigned: Assigned = _NOTHING) -> None:
+        """A push that carries all assigned values leaves under these numbers. One statement: Ctrl-C comes before it,
+        and there is no push, or after it, and `_go_on` sends what has not left."""
+        self.numbers, self._sent, self.under_way, assigned.waiting = (
+            numbers, (self._sent[0], numbers), [*self.under_way, operation], {},
+        )  # fmt: skip
 
     def begin_posted(self, operation: PostedPush) -> None:
         """A push to all ps is about to leave by posted requests. Nothing else may be pushed in between."""
+        self._connection.caller.note_posted()
         try:
-            self._connection.caller.note_posted()
             for _, _, run in operation.sent.values():
                 run.reader = operation
-            self.numbers = operation.numbers()
-            self._sent = self._sent[0], self.numbers  # before a message leaves
-            self.under_way.append(operation)
-        except BaseException:  # Ctrl-C: as in `send`
-            self._connection.membership.end()
+            numbers = operation.numbers()
+            self.numbers, self._sent, self.under_way = numbers, (self._sent[0], numbers), [*self.under_way, operation]
+        except BaseException:  # Ctrl-C
+            if operation not in self.under_way:
+                for _, _, run in operation.sent.values():
+                    run.reader = None
             raise
 
     def _go_on(self) -> None:
-        """All posted pushes that are not answered go on as ordinary ones, so that they are sent again if need be."""
+        """All pushes that are not answered are on their way as ordinary ones, so that they are sent again if need
+        be."""
         for operation in self.under_way:
-            if isinstance(operation, PostedPush) and not operation.complete:
+            if not isinstance(operation, PostedPush):
+                operation.start()
+            elif not operation.complete:
                 operation.go_on()
 
     def _wait(self, operation: PushOp, timeout: float | None, what: str) -> None:
@@ -221,7 +232,9 @@ class Pushes:
         next call does it again: all that it changes can be repeated, but what one statement changes at the end."""
         if not self._connection.membership.entered:  # those under way are of the one before, and will be given up
             return
-        while (operation := self._next_complete()) is not None:
+        for operation in self.under_way:
+            if operation.outcome is not None or not operation.complete:  # a hook may have accounted for it
+                continue
             if isinstance(operation, PostedPush) and operation.told is not None:
                 result, count = self._account_for_posted(operation, operation.told), 1
             else:
@@ -257,12 +270,6 @@ class Pushes:
                     operation.start()
             self.account()
 
-    def _next_complete(self) -> PushOp | None:
-        for operation in self.under_way:
-            if operation.complete:
-                return operation
-        return None
-
     def _account_for_posted(self, operation: PostedPush, told: Told) -> Push:
         """The result of a posted push, which all ps have applied."""
         number, step, staleness, settles = told
@@ -276,8 +283,6 @@ class Pushes:
         their own, repeated in each new run epoch until it has a result, for which the call blocks. Raises ValueError if
         a ps refuses them."""
         if self._connection.agreed.mode.assigns_with_push:
-            from dps.client.loading import Assigned
-
             self.assigned = self.assigned or Assigned()
             self.assigned.keep(values)
             return

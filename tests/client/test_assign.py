@@ -183,15 +183,15 @@ def test_a_later_value_is_not_undone_by_a_push_that_came_too_late() -> None:
     assigned, one, two = Assigned(), np.ones(1), np.ones(2)
     assigned.keep({0: one, 1: one})
     first = assigned.waiting
-    assigned.sent()
+    assigned.waiting = {}
     assigned.keep({0: two})
     second = assigned.waiting
-    assigned.sent()
+    assigned.waiting = {}
     assigned.record_outcome(second, True)
     assigned.record_outcome(first, False)
     assert assigned.waiting == {1: one}
     third = assigned.waiting
-    assigned.sent()
+    assigned.waiting = {}
     assigned.record_outcome(third, True)
     assert not assigned.waiting and not assigned._newest
 
