@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from dps.client.assembly import Assembly
-from dps.client.cargo import About, Cargo
+from dps.client.cargo import About, Cargo, CargoMemory
 from dps.client.connection import Connection
 from dps.client.lanes import PsPeer
 from dps.client.loading import Assigned, Loader
@@ -170,9 +170,22 @@ class Pushes:
     def _begin(self, operation: PushOp, numbers: dict[int, int], assigned: Assigned = _NOTHING) -> None:
         """A push that carries all assigned values leaves under these numbers. One statement: Ctrl-C comes before it,
         and there is no push, or after it, and `_go_on` sends what has not left."""
-        self.numbers, self._sent, self.under_way, assigned.waiting = (
-            numbers, (self._sent[0], numbers), [*self.under_way, operation], {},
-        )  # fmt: skip
+        runs = [cargo.run for cargo in operation.cargo.values() if cargo.run is not None]
+        try:
+            for run in runs:
+                run.reader = operation  # or the next push would write to it
+            self.numbers, self._sent, self.under_way, assigned.waiting = (
+                numbers, (self._sent[0], numbers), [*self.under_way, operation], {},
+            )  # fmt: skip
+        except BaseException:  # Ctrl-C
+            self._let_go(operation, runs)
+            raise
+
+    def _let_go(self, operation: PushOp, runs: Iterable[CargoMemory]) -> None:
+        """Nobody reads this memory, unless the push is under way."""
+        if operation not in self.under_way:
+            for run in runs:
+                run.reader = None
 
     def begin_posted(self, operation: PostedPush) -> None:
         """A push to all ps is about to leave by posted requests. Nothing else may be pushed in between."""
@@ -183,9 +196,7 @@ class Pushes:
             numbers = operation.numbers()
             self.numbers, self._sent, self.under_way = numbers, (self._sent[0], numbers), [*self.under_way, operation]
         except BaseException:  # Ctrl-C
-            if operation not in self.under_way:
-                for _, _, run in operation.sent.values():
-                    run.reader = None
+            self._let_go(operation, [run for _, _, run in operation.sent.values()])
             raise
 
     def _go_on(self) -> None:
