@@ -20,11 +20,14 @@ def counts(usual: int = 16) -> tuple[int, int]:
     return seeds, seeds if "DPS_SEEDS" in os.environ else seeds // 4
 
 
-def cut(seeds: int, quick: int, chunk: int) -> list[Any]:
-    """Ranges of seeds, each a test; from the `quick`-th seed on they are slow."""
+def cut(seeds: int, quick: int, chunk: int, nightly: int = 0) -> list[Any]:
+    """Ranges of seeds, each a test; from the `quick`-th seed on they are slow, and so many more are nightly."""
     starts = [*range(0, quick, chunk), *range(quick, seeds, chunk)]
     ranges = [range(FIRST + a, FIRST + b) for a, b in zip(starts, [*starts[1:], seeds], strict=True)]
     marks = [[pytest.mark.slow] if found.start >= FIRST + quick else [] for found in ranges]
+    if nightly:
+        ranges.append(range(FIRST + seeds, FIRST + seeds + nightly))
+        marks.append([pytest.mark.nightly])
     return [pytest.param(found, marks=mark, id=str(found.start)) for found, mark in zip(ranges, marks, strict=True)]
 
 

@@ -85,7 +85,11 @@ class AtOnce:
         except BaseException:  # Ctrl-C: the ps may have the push, so it has to be sent again under its number
             if made is None and not pushes.under_way and connection.membership is membership:
                 pushes.acknowledged = acknowledged
-                self._go_on(asked, {}, loss)
+                try:
+                    self._go_on(asked, {}, loss)
+                except BaseException:  # Ctrl-C twice: some ps may lack this push, and would wait for it for ever
+                    membership.end()
+                    raise
             raise
 
     def push_async(self, gradients: Mapping[int, Gradient], loss: Any) -> PostedPush | None:

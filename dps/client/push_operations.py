@@ -40,6 +40,7 @@ class PushOp(Operation):
         """`cargo`: what each ps gets, prepared."""
         self._connection, self.cargo, self.loss = connection, cargo, loss
         self._is_atomic, self._step_ps = connection.agreed.mode.is_atomic, connection.agreed.step_ps
+        self._membership = connection.membership
         self.credit: Sequence[int] = ()
         """The ps that have granted credit for it already."""
         self.transfers: dict[int, PushTransfer] = {}
@@ -47,11 +48,16 @@ class PushOp(Operation):
         """The transfers whose answers are the result."""
 
     def start(self) -> None:
-        """Send each ps its cargo, at the next flush, where that has not been done."""
-        if len(self.transfers) < len(self.cargo) and not self.rolled_back:
+        """Send each ps its cargo, at the next flush, where that has not been done. Sends nothing once the session has
+        to join again: then it waits for `roll_back`."""
+        if len(self.transfers) < len(self.cargo) and not self.rolled_back and self._is_current:
             for ps in self.cargo:
                 if ps not in self.transfers:
                     self._send(ps)
+
+    @property
+    def _is_current(self) -> bool:
+        return self._connection.membership is self._membership and not self._membership.over
 
     def _send(self, ps: int, posted: Posted | None = None) -> None:
         """Send a ps its cargo, at the next flush. `posted`: as of PushTransfer."""
@@ -176,7 +182,6 @@ class PostedPush(PushOp):
         """What was posted; empty once the push goes on as an ordinary one."""
         self.heard: Heard = {}
         """The answers, as of `Caller.listen`."""
-        self._membership = connection.membership
 
     @property
     def complete(self) -> bool:

@@ -254,6 +254,8 @@ class Pushes:
             rest.remove(operation)
             operation.outcome, self.acknowledged, self.under_way = result, count, rest
             self._tell(operation)
+            if not self._connection.membership.entered:
+                return
 
     def _account_for_ordinary(self, operation: PushOp) -> tuple[Push, int]:
         """The result of a complete push, and 1 if it counts as one of the session's, else 0."""

@@ -1120,6 +1120,7 @@ def join_run(server: Server, timeout: float = 60.0) -> Session:
     session = Session(server, timeout=timeout)
     try:
         session._connection.joining.take_part(session._deadline(None))
+        session._pushes.roll_back()  # there are none; those to come are of the new incarnation
         session._train()
     except BaseException as error:
         session._give_up(error)

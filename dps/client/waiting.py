@@ -97,7 +97,7 @@ class Waiter:
             self.recover(deadline)
         operation.start()
         while not operation.complete:
-            if connection.membership.over:
+            if not connection.membership.runs:
                 self.recover(deadline)
                 operation.start()
                 continue
@@ -128,9 +128,9 @@ class Waiter:
     def retrying(self, call: Callable[[float], Any], timeout: float | None) -> Any:
         """The result of `call(deadline)`, repeated in the next run epoch when an epoch ends during the call."""
         deadline = self.deadline(timeout)
-        if not self._connection.membership.entered:
-            self.recover(deadline)
         while True:
+            if not self._connection.membership.entered:
+                self.recover(deadline)
             try:
                 return call(deadline)
             except Aborted:

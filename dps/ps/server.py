@@ -206,7 +206,7 @@ class PsActor(Actor):
     def on_Members(self, message: Members, sender: Sender) -> None:
         shard = self._shard(message.epoch)
         shard.set_members(message)
-        self.node.answer(sender, MembersKnown(shard.outcomes()))
+        shard.gate.answer(sender, MembersKnown(shard.outcomes()))
 
     def on_AskServing(self, message: AskServing, sender: Sender) -> None:
         shard, told = self.shard, self._configuration

@@ -55,7 +55,7 @@ class Shard:
         self.is_step_ps = ps == self.step_ps
         self.store = Store(plan.layouts[ps], node.runtime, device, threads)
         late_s = node.runtime.tuning.serving.commit_s
-        self.gate: Gate = CommitGate(node, self.store, late_s) if late_s else node
+        self.gate: Gate = CommitGate(node, self.store, late_s, lambda: self.ended) if late_s else node
         """Through it leaves what tells of versions, or brings them."""
         self.layout: ShardLayout = self.store.layout
         """The order of the shard's parts in a run of bytes."""

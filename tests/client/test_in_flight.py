@@ -15,8 +15,11 @@ import pytest
 import dps
 from dps.actors.caller import Caller
 from dps.client import at_once
+from dps.client.membership import Joining
+from dps.client.push_operations import PushOp
 from dps.client.transfers import PullTransfer
 from dps.messages.replies import Push
+from dps.messages.runs import AskState
 from dps.messages.sessions import Push as PushMessage
 from tests.client.test_at_once import Asked, asked, ones, session, trained, values
 from tests.in_process import cluster
@@ -303,6 +306,37 @@ def test_an_ordinary_push_that_ctrl_c_interrupts_is_on_all_ps_or_on_none(
             after, other = values(s)
             assert before - after in (1.0, 5.0) and after == other, f"at line {line}"
             before, line = after, line + 1
+
+
+@pytest.mark.parametrize("update", ["async", "sync"])
+def test_a_push_that_could_not_be_sent_is_given_up_and_does_not_leave_in_the_next_incarnation(
+    update: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resend that came due while the session joined again in the same run epoch sent it under the new incarnation: it
+    was applied, and the next push, which had its number, was told as accepted and was not."""
+    tune(monkeypatch, **RESENT_SOON)
+    send, enter, fails = PushOp._send, Joining._enter, [True]
+
+    def send_later(self: PushOp, ps: int, posted: Any = None) -> None:
+        if fails and fails.pop():
+            raise MemoryError("once")
+        send(self, ps, posted)
+
+    def enter_slowly(self: Joining, deadline: float) -> None:
+        end = time.monotonic() + 0.05
+        while time.monotonic() < end:
+            self._caller.turn(0.01)
+        enter(self, deadline)
+
+    with cluster(1, 1) as (server,), session(server, update=update, shared_memory=False, timeout=10) as s:
+        asked = AskState(s._connection.number)
+        s._connection.caller.start(s._connection.chief, asked, lambda answer: False)  # is sent again and again
+        monkeypatch.setattr(PushOp, "_send", send_later)
+        monkeypatch.setattr(Joining, "_enter", enter_slowly)
+        with pytest.raises(MemoryError):
+            s.push(ones(4.0))
+        assert values(s) == (0.0, 0.0)
+        assert s.push(ones(1.0)) == Push(1, True, 0) and values(s) == (-1.0, -1.0)
 
 
 def test_values_that_were_sent_for_ahead_are_taken_in_whoever_receives_them(asked: Asked) -> None:

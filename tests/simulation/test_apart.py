@@ -17,7 +17,7 @@ from tests.simulation.apart import run
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seeds", cut(34, 8, 26))
+@pytest.mark.parametrize("seeds", cut(34, 8, 26, nightly=26))
 def test_each_push_counts_once_whatever_ps_it_goes_to(seeds: range) -> None:
     for seed in seeds:
         found = run("async", seed)
@@ -25,7 +25,7 @@ def test_each_push_counts_once_whatever_ps_it_goes_to(seeds: range) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seeds", cut(21, 2, 19))
+@pytest.mark.parametrize("seeds", cut(21, 2, 19, nightly=19))
 def test_each_push_counts_once_where_the_step_ps_gets_all(seeds: range) -> None:
     for seed in seeds:
         found = run("bounded", seed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -25,8 +24,8 @@ class Committed:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.gates: dict[Node, CommitGate] = {}
         self.early: list[str] = []
-        self.kinds: Counter[str] = Counter()
-        """How many answers of each kind told of a version."""
+        self._inside = False
+        """Whether the gate lets an answer out."""
         self.waited = 0
         """How many were given before their version was committed."""
         self._watch_gates(patch)
@@ -43,8 +42,20 @@ class Committed:
             self.gates[node] = gate
 
         def kept(gate: CommitGate, message: Any, leave: Any) -> None:
-            self.waited += gate._store.counter > gate.committed
-            keep(gate, message, leave)
+            published = gate._store.counter
+            self.waited += published > gate.committed
+            needed = max(published, message.counter if isinstance(message, Pushed) else 0)
+
+            def left() -> None:
+                if gate.committed < needed:
+                    self.early.append(f"{type(message).__name__}: {needed} is needed, {gate.committed} committed")
+                self._inside = True
+                try:
+                    leave()
+                finally:
+                    self._inside = False
+
+            keep(gate, message, left)
 
         patch.setattr(CommitGate, "__init__", made)
         patch.setattr(CommitGate, "_keep", kept)
@@ -53,22 +64,19 @@ class Committed:
         answer: Callable[..., None] = getattr(Node, name)
 
         def watched(node: Node, sender: Any, *about: Any) -> None:
-            if (gate := self.gates.get(node)) is not None:
+            if (gate := self.gates.get(node)) is not None and not self._inside:
                 self._check(gate, message_of(*about) if about else None)
             answer(node, sender, *about)
 
         patch.setattr(Node, name, watched)
 
     def _check(self, gate: CommitGate, message: Any) -> None:
-        """An answer leaves."""
+        """An answer leaves past the gate."""
         published, counter = gate._store.counter, getattr(message, "counter", -1)
         if isinstance(message, Pushed) and message.lent:
             counter = max(counter, message.lent[0])
-        kind = type(message).__name__
-        self.kinds[kind] += counter >= 0
-        # The first pieces of a version that is sent while it is made are those of no version yet.
         if gate.committed < counter <= published or (isinstance(message, Pushed) and counter > gate.committed):
-            self.early.append(f"{kind} of version {counter}, {gate.committed} is committed")
+            self.early.append(f"{type(message).__name__} of version {counter}, {gate.committed} is committed")
 
 
 @pytest.fixture
@@ -84,7 +92,7 @@ def test_nothing_tells_of_a_version_that_is_not_committed(mode: str, seeds: rang
         found = run(with_late_commits(mode, seed))
         assert not found, "\n".join(found)
     assert not committed.early, committed.early[:5]
-    assert committed.waited > 20 and committed.kinds["Pushed"] > 20
+    assert committed.waited > 20
 
 
 def _answer_at_once(gate: CommitGate, message: Any, leave: Callable[[], Any]) -> None:
@@ -107,4 +115,4 @@ def test_an_answer_that_passes_is_caught(
     committed = Committed(monkeypatch)
     for seed in range(5):
         run(with_late_commits("async", seed))
-    assert any(text.startswith("Pushed of version") for text in committed.early)
+    assert committed.early

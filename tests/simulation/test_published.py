@@ -19,7 +19,7 @@ from tests.simulation.published import MODES, run
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seeds", cut(14, 2, 12))
+@pytest.mark.parametrize("seeds", cut(14, 2, 12, nightly=12))
 @pytest.mark.parametrize("mode", list(MODES))
 def test_a_published_version_is_one_cut_under_a_number_of_its_own(mode: str, seeds: range) -> None:
     for seed in seeds:

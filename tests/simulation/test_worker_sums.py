@@ -38,7 +38,9 @@ def ledgers(monkeypatch: pytest.MonkeyPatch) -> list[Ledger]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seeds", [2, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seeds", [2, pytest.param(8, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.nightly)]
+)
 @pytest.mark.parametrize("mode", ["async", "at once", "sync", "steps", "bounded"])
 def test_sums_never_fall_and_nothing_is_counted_twice_under_faults(
     mode: str, seeds: int, monkeypatch: pytest.MonkeyPatch

@@ -33,9 +33,10 @@ class CommitGate:
     Nothing of dps commits later than it publishes yet. This is for the simulator: a version is committed after a random
     time, as if it had to be written somewhere first."""
 
-    def __init__(self, node: Node, store: Store, most_s: float) -> None:
-        """`most_s`: the longest time from the first answer that a version keeps to its commit, seconds."""
-        self._node, self._store, self._most_s = node, store, most_s
+    def __init__(self, node: Node, store: Store, most_s: float, ended: Callable[[], bool]) -> None:
+        """`most_s`: the longest time from the first answer that a version keeps to its commit, seconds. `ended`:
+        whether the run epoch is over; then nothing leaves any more."""
+        self._node, self._store, self._most_s, self._ended = node, store, most_s, ended
         self.committed = store.counter
         """The newest version that is committed."""
         self._asked = self.committed
@@ -59,17 +60,19 @@ class CommitGate:
     def _keep(self, message: Message | Exception | None, leave: Callable[[], Any]) -> None:
         counter = max(self._store.counter, message.counter if isinstance(message, Pushed) else 0)
         if counter > self._asked:
-            runtime = self._node.runtime
+            now = self._node.now()
             self._asked = counter
-            self._at = max(self._at, runtime.now() + runtime.random.uniform(0.0, self._most_s))
-            self._node.after(self._at - runtime.now(), partial(self._commit, counter))
+            self._at = max(self._at, now + self._node.runtime.random.uniform(0.0, self._most_s))
+            self._node.after(self._at - now, partial(self._commit, counter))
         self._kept.append((counter, leave))
         self._let_out()
 
     def _commit(self, counter: int) -> None:
-        self.committed = counter
+        self.committed = max(self.committed, counter)
         self._let_out()
 
     def _let_out(self) -> None:
+        if self._ended():
+            self._kept.clear()
         while self._kept and self._kept[0][0] <= self.committed:
             self._kept.popleft()[1]()
