@@ -34,8 +34,10 @@ examples: $(VENV)/ready-dev
 	@$(BIN)/python -m pytest -n 3 --dist loadfile -m "slow and not alone and not nightly"
 	@$(BIN)/python -m pytest -m alone $$(grep -lr --include="*.py" "mark\.alone" tests)
 
+DPS_SEEDS ?= 300
+
 nightly: $(VENV)/ready-dev
-	@DPS_SEEDS=$(or $(DPS_SEEDS),300) $(BIN)/python -m pytest -n 3 -m "not slow and not site and not nightly" tests/simulation \
+	@DPS_SEEDS=$(DPS_SEEDS) $(BIN)/python -m pytest -n 3 -m "not slow and not site and not nightly" tests/simulation \
 		tests/coordinator tests/collectives
 	@$(BIN)/python -m pytest -n 3 -m nightly
 

@@ -62,7 +62,7 @@ def test_a_public_schedule_runs_what_is_too_long_for_each_push() -> None:
     assert re.fullmatch(r"\d+ \d+ \* \* [\d*]", when["cron"])  # a minute and an hour of a day
     (job,) = workflow["jobs"].values()
     rows = job["strategy"]["matrix"]["include"]
-    assert {row["target"] for row in rows} == {"chaos", "networks", "engines", "fuzz"}
+    assert {row["target"] for row in rows} == {"nightly", "chaos", "networks", "engines", "fuzz"}
     makefile = text("Makefile")
     for row in rows:
         assert re.search(rf"^{row['target']}: ", makefile, re.M)
