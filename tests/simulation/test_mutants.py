@@ -219,14 +219,14 @@ def test_a_reader_that_is_let_in_one_step_too_far_ahead_is_caught(monkeypatch: p
 def test_a_push_that_goes_the_ordinary_way_under_another_number_is_caught(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go_on, send = at_once.AtOnce._go_on, PostedPush.send
+    go_on, send = at_once.AtOnce._go_on, PostedPush._send
 
     def renumbered(self: at_once.AtOnce, asked: Any, heard: Any, loss: Any) -> Any:
         others = {n: (peer, (*sent[:2], sent[2] + 1, *sent[3:]), run) for n, (peer, sent, run) in asked.items()}
         return go_on(self, others, {}, loss)
 
     monkeypatch.setattr(at_once.AtOnce, "_go_on", renumbered)
-    monkeypatch.setattr(PostedPush, "send", lambda self, ps, credit, posted: send(self, ps, credit, None))  # again
+    monkeypatch.setattr(PostedPush, "_send", lambda self, ps, posted: send(self, ps))  # again
     caught(mode, "was applied, which sent")
 
 
@@ -389,7 +389,12 @@ def test_values_that_are_lost_with_a_push_that_came_too_late_are_caught(monkeypa
 
 
 def test_values_that_are_set_again_in_each_later_push_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assigning.Assigned, "sent", lambda self: None)
+    begin: Callable[..., None] = pushing.Pushes._begin
+
+    def kept(self: pushing.Pushes, operation: pushing.PushOp, numbers: Any, *_: Any) -> None:
+        begin(self, operation, numbers)
+
+    monkeypatch.setattr(pushing.Pushes, "_begin", kept)
     caught("sync", "had to be set")
 
 
