@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -46,14 +47,15 @@ def from_source(name: str) -> nbformat.NotebookNode:
     return new_notebook(cells=cells, metadata=metadata)
 
 
-def run(notebook: nbformat.NotebookNode) -> None:
-    """Run all cells, in place, in this folder. Raises CellExecutionError and CellTimeoutError."""
+def run(notebook: nbformat.NotebookNode, environment: dict[str, str] | None = None) -> None:
+    """Run all cells, in place, in this folder, with the environment variables of this process or others. Raises
+    CellExecutionError and CellTimeoutError."""
     with tempfile.TemporaryDirectory() as folder:
         resources = {"metadata": {"path": str(HERE)}}
         client = NotebookClient(notebook, timeout=CELL_TIMEOUT_S, resources=resources, coalesce_streams=True)
         kernel = client.create_kernel_manager()
         kernel.transport, kernel.connection_file = "ipc", f"{folder}/kernel.json"  # no port for others to find
-        asyncio.run(client.async_execute())
+        asyncio.run(client.async_execute(env=dict(os.environ) if environment is None else environment))
 
 
 def save(name: str, notebook: nbformat.NotebookNode) -> None:

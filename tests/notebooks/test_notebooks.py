@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import re
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -40,13 +41,13 @@ def text(notebook: nbformat.NotebookNode) -> str:
     return "".join(o.get("text", "") + str(o.get("data", {}).get("text/plain", "")) for o in outputs(notebook))
 
 
-def run(name: str) -> nbformat.NotebookNode:
+def run(name: str, environment: dict[str, str]) -> nbformat.NotebookNode:
     """The committed notebook run anew. Raises for a cell that fails, an assertion among them, or takes over 60 s."""
     notebook = committed(name)
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs = []
-    build.run(notebook)
+    build.run(notebook, environment)
     return notebook
 
 
@@ -57,7 +58,8 @@ def running(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[nbforma
     wanted = {str(item.name) for item in request.session.items}
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(3) as pool:
         patch.delenv("NUMBA_ENABLE_CUDASIM", raising=False)
-        yield {name: pool.submit(run, name) for name in LONGEST_FIRST if f"{RUNS}[{name}]" in wanted}
+        environment = dict(os.environ)  # copied here: pytest changes it while a kernel starts in its thread
+        yield {name: pool.submit(run, name, environment) for name in LONGEST_FIRST if f"{RUNS}[{name}]" in wanted}
 
 
 RUNS = "test_runs_from_top_to_bottom_with_all_its_plots_and_without_a_warning"
