@@ -81,7 +81,6 @@ def test_a_round_of_one_step_with_sgd_1_is_what_synchronous_steps_give() -> None
 FAULTS: list[Any] = [Pause("worker:2", at=0.4, seconds=0.5), Pause("ps:1", at=0.9, seconds=0.3)]
 
 
-@pytest.mark.thinned
 @pytest.mark.parametrize("seed", range(10))
 def test_lost_doubled_and_late_messages_and_pauses_change_nothing(seed: int) -> None:
     run = dps.simulate(
@@ -215,7 +214,6 @@ def test_a_lost_ps_rolls_back_to_the_checkpoint_and_the_push_says_so() -> None:
         assert value == -2.0 * pushes[-1].step
 
 
-@pytest.mark.thinned
 @pytest.mark.parametrize("seed", range(8))
 def test_whenever_a_ps_is_lost_the_values_are_those_of_whole_rounds_of_both_workers(seed: int) -> None:
     def work(server: Any) -> float:

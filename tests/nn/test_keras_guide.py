@@ -40,7 +40,6 @@ def wanted() -> Any:
     return curve_of(strategies.get_strategy())
 
 
-@pytest.mark.thinned
 def test_the_guides_losses(strategy: Any) -> None:
     losses = losses_of(strategy)
     np.testing.assert_allclose(losses, plain_losses(), atol=1e-6)
@@ -51,7 +50,6 @@ def test_the_guides_losses_in_float32() -> None:
     np.testing.assert_allclose(losses_of(strategies.get_strategy(), "float32"), plain_losses(), atol=1e-6)
 
 
-@pytest.mark.thinned
 def test_batches_that_do_not_divide_give_the_curve_of_one_process(strategy: Any, wanted: Any) -> None:
     optimizer = dps.optim.SGD(0.1) if isinstance(strategy, strategies.Local) else None
     same_curve(curve_of(strategy, optimizer), wanted if optimizer is None else curve_of_default(optimizer))

@@ -75,7 +75,6 @@ def updates() -> Iterator[Gradient]:
     yield Gradient(run, {})
 
 
-@pytest.mark.thinned
 @pytest.mark.parametrize(
     "optimizer",
     [optim.SGD(0.1), optim.Momentum(0.1, nesterov=True), optim.Adagrad(0.1), optim.RMSProp(0.1, centered=True),

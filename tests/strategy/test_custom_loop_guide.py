@@ -29,7 +29,6 @@ MADE: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.thinned
 @pytest.mark.parametrize("name", MADE)
 def test_the_guides_loop_gives_the_guides_losses(name: str) -> None:
     strategy = MADE[name]()
