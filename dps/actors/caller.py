@@ -92,8 +92,8 @@ class Caller:
 
     def open(self, to: Ref, message: Message, request: Request, resend_s: float | None = None) -> None:
         """Like `start`, but the message leaves at the next `flush`, `wait` or `poll`, bundled by node."""
+        request.incarnation = self.incarnation  # first: after Ctrl-C an open request may be sent again
         self._requests.open_request(self._time.now(), to, request, NEVER, resend_s)
-        request.incarnation = self.incarnation
         self.send(request, message)
 
     def send(self, request: Request, message: Message) -> None:
@@ -132,8 +132,8 @@ class Caller:
         again as other requests are."""
         number, answer = posted
         self._awaited.pop(number, None)
-        self._requests.open_request(self._time.now(), to, request, NEVER, number=number)
         request.incarnation = self.incarnation
+        self._requests.open_request(self._time.now(), to, request, NEVER, number=number)
         if answer is not None:
             self._requests.feed_answer(number, answer, self._time.now())
 
@@ -229,6 +229,10 @@ class Caller:
         """Handle everything that has arrived, without waiting."""
         while self.turn(0.0):
             pass
+
+    def is_open(self, request: Request) -> bool:
+        """Whether a request was sent, and is neither complete nor dropped."""
+        return self._requests.is_open(request)
 
     def drop(self, request: Request) -> None:
         """Forget a request; its late answers are dropped."""

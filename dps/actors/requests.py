@@ -91,9 +91,9 @@ class Requests:
         request.asked_at = now
         request.resend_s = max(self._first_resend_s(to.address), resend_s or 0.0)
         request.next_at = now + request.resend_s
-        self._open[request.number] = request
         heapq.heappush(self._timers, (min(request.next_at, deadline), request.number))
         self.be_due(self._timers[0][0])
+        self._open[request.number] = request  # last: after Ctrl-C it is open and will be sent again, or not open
 
     def be_due(self, at: float) -> None:
         """Have `take_due` called at this time at the latest."""
@@ -123,6 +123,10 @@ class Requests:
         else:  # over a slow connection the rest of an answer may take longer than any interval
             request.next_at = now + request.resend_s
 
+    def is_open(self, request: Request) -> bool:
+        """Whether a request is numbered, and neither complete nor forgotten."""
+        return self._open.get(request.number) is request
+
     def forget_request(self, request: Request) -> None:
         """Forget a request; later answers to it are dropped."""
         self._open.pop(request.number, None)
@@ -134,6 +138,9 @@ class Requests:
             _, number = heapq.heappop(self._timers)
             request = self._open.get(number)
             if request is None:
+                continue
+            if request.complete:  # Ctrl-C has come before it was forgotten
+                del self._open[number]
                 continue
             if now >= request.deadline:
                 del self._open[number]
@@ -151,7 +158,7 @@ class Requests:
 
     def resends_to(self, address: str) -> list[tuple[Request, Message]]:
         """The messages to resend at once because the connection to an address came back."""
-        found = [r for r in self._open.values() if r.to.address == address]
+        found = [r for r in self._open.values() if r.to.address == address and not r.complete]
         return [(r, m) for r in found if (m := r.resend_message()) is not None]
 
     def next_at(self) -> float:

@@ -27,7 +27,7 @@ class PushOp(Operation):
     assigns = False
     """Whether it has values and no gradients: nothing was learned, so the worker's clock and hooks do not count it."""
 
-    rolled_back = False
+    _started = rolled_back = False
     outcome: Push | None = None
     """The result, once it is accounted for."""
     refusal = ""
@@ -50,17 +50,20 @@ class PushOp(Operation):
     def start(self) -> None:
         """Send each ps its cargo, at the next flush, where that has not been done. Sends nothing once the session has
         to join again: then it waits for `roll_back`."""
-        if len(self.transfers) < len(self.cargo) and not self.rolled_back and self._is_current:
+        if not (self._started or self.rolled_back) and self._is_current:
             for ps in self.cargo:
                 if ps not in self.transfers:
-                    self._send(ps)
+                    self._add_transfer(ps)
+                self.transfers[ps].begin()
+            self._started = True
 
     @property
     def _is_current(self) -> bool:
         return self._connection.membership is self._membership and not self._membership.over
 
-    def _send(self, ps: int, posted: Posted | None = None) -> None:
-        """Send a ps its cargo, at the next flush. `posted`: as of PushTransfer."""
+    def _add_transfer(self, ps: int, posted: Posted | None = None) -> None:
+        """Prepare to send a ps its cargo. It is known before it begins, so that after Ctrl-C no request is left that
+        nobody ends. `posted`: as of PushTransfer."""
         decides = not self._is_atomic or ps == self._step_ps
         transfer = PushTransfer(self.cargo[ps], not decides, ps in self.credit, posted)
         deciding = [*self.deciding, transfer] if decides else self.deciding
@@ -265,8 +268,9 @@ class PostedPush(PushOp):
             self.cargo[peer.ps] = RunCargo(peer, About(epoch, push, step, counter, clock, bool(lend), released), run)
             answer = self.heard.get(number)
             made = Pushed.expanded(*answer[1:]) if isinstance(answer, tuple) else answer
-            self._send(peer.ps, (number, made))
-        self.sent = {}
+            self._add_transfer(peer.ps, (number, made))
+            self.transfers[peer.ps].begin()
+        self.sent, self._started = {}, True
         return True
 
     def roll_back(self, caller: Caller) -> None:

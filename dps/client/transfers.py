@@ -281,18 +281,21 @@ class PushTransfer(Transfer):
         self.then: PullTransfer | None = None
         """The pull that waits for the values that come with the result."""
         self.lends = cargo.about.lend
-        self._credit = len(self._pieces) == 1 or credit
+        self._credit, self._posted = len(self._pieces) == 1 or credit or posted is not None, posted
         if cargo.run is not None:
             cargo.run.reader = self
-        if posted is not None:
-            self._credit = True
-            self._caller.continue_posted(self.peer.ref, posted, self)
+
+    def begin(self) -> None:
+        """Send the push, unless that was done."""
+        if self.complete or self._caller.is_open(self):
             return
-        first = self._pieces[0] if self._credit else Credit(self._epoch, self.push)
+        if self._posted is not None:
+            self._caller.continue_posted(self.peer.ref, self._posted, self)
+            return
+        first, *others = self._pieces if self._credit else [Credit(self._epoch, self.push)]
         self._caller.open(self.peer.ref, first, self)
-        if self._credit:
-            for piece in self._pieces[1:]:
-                self._caller.send(self, piece)
+        for piece in others:
+            self._caller.send(self, piece)
 
     def resend_message(self) -> Message:
         return PushStatus(self._epoch, self.push) if self._credit else Credit(self._epoch, self.push)

@@ -44,6 +44,9 @@ class Wire:
         for message in messages:
             self.requests.feed_answer(1, message, 0.0)
 
+    def is_open(self, request: Request) -> bool:
+        return self.requests.is_open(request)
+
     def drop(self, request: Request) -> None:
         self.requests.forget_request(request)
 

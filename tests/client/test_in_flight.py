@@ -16,8 +16,7 @@ import dps
 from dps.actors.caller import Caller
 from dps.client import at_once
 from dps.client.membership import Joining
-from dps.client.push_operations import PushOp
-from dps.client.transfers import PullTransfer
+from dps.client.transfers import PullTransfer, PushTransfer
 from dps.messages.replies import Push
 from dps.messages.runs import AskState
 from dps.messages.sessions import Push as PushMessage
@@ -315,12 +314,12 @@ def test_a_push_that_could_not_be_sent_is_given_up_and_does_not_leave_in_the_nex
     """A resend that came due while the session joined again in the same run epoch sent it under the new incarnation: it
     was applied, and the next push, which had its number, was told as accepted and was not."""
     tune(monkeypatch, **RESENT_SOON)
-    send, enter, fails = PushOp._send, Joining._enter, [True]
+    begin, enter, fails = PushTransfer.begin, Joining._enter, [True]
 
-    def send_later(self: PushOp, ps: int, posted: Any = None) -> None:
+    def begin_later(self: PushTransfer) -> None:
         if fails and fails.pop():
             raise MemoryError("once")
-        send(self, ps, posted)
+        begin(self)
 
     def enter_slowly(self: Joining, deadline: float) -> None:
         end = time.monotonic() + 0.05
@@ -331,7 +330,7 @@ def test_a_push_that_could_not_be_sent_is_given_up_and_does_not_leave_in_the_nex
     with cluster(1, 1) as (server,), session(server, update=update, shared_memory=False, timeout=10) as s:
         asked = AskState(s._connection.number)
         s._connection.caller.start(s._connection.chief, asked, lambda answer: False)  # is sent again and again
-        monkeypatch.setattr(PushOp, "_send", send_later)
+        monkeypatch.setattr(PushTransfer, "begin", begin_later)
         monkeypatch.setattr(Joining, "_enter", enter_slowly)
         with pytest.raises(MemoryError):
             s.push(ones(4.0))

@@ -11,6 +11,8 @@ import pytest
 
 import dps
 from dps.client.membership import Membership
+from dps.client.push_operations import PushOp
+from dps.client.transfers import PushTransfer
 from dps.messages.replies import Push
 from tests.client.test_at_once import ones, session, values
 from tests.in_process import cluster
@@ -89,3 +91,25 @@ def test_ctrl_c_while_results_are_accounted_for(
             assert values(s) == (-made, -made)
             assert len(set(heard)) == len(heard), "a push was reported twice"
             line += every
+
+
+@at_some_lines
+def test_ctrl_c_while_a_push_is_sent_leaves_no_request(every: int, tmp_path: Path) -> None:
+    """A request that nobody knew of was sent again for ever, and its answers were about a session that is over."""
+    about: Any = {"update": "async", "checkpoint_dir": tmp_path / "run", "timeout": 20, "shared_memory": False}
+    with cluster(2, 1) as (server,), session(server, **about) as s:
+        name, line, reached = s.save(), 1, True
+        while reached:
+            reached = interrupted_at(line, lambda: s.push(ones()), since=PushOp.start)
+            s._pushes.drain()
+            assert not open_pushes(s), f"at line {line}"
+            assert values(s) == (-1.0, -1.0), f"at line {line}"
+            s.restore(name)
+            assert not open_pushes(s), f"at line {line}"
+            line += every
+
+
+def open_pushes(s: dps.Session) -> list[int]:
+    """The numbers of pushes that a session would send again."""
+    requests = s._connection.caller._requests._open.values()
+    return [request.push for request in requests if isinstance(request, PushTransfer) and not request.complete]

@@ -25,6 +25,7 @@ def step(memory: Memory) -> tuple[Wire, PushTransfer, PullTransfer]:
     to = peer(wire, layout, memory)
     private = CargoMemory(wire.runtime, Memory(on=False), 64)  # type: ignore[arg-type]
     push = PushTransfer(RunCargo(to, About(1, 4, 0, 0, 0, True, 1), private))
+    push.begin()
     pull = PullTransfer(to, Pull(1, 0, 4, 0, -1, [], shared=True), take, behind=push)
     pull.begin()
     return wire, push, pull

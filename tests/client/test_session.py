@@ -608,7 +608,7 @@ def test_an_interrupt_amid_a_push_to_several_ps_leaves_no_gap(
 
     one, params = np.ones(3, np.float32), {"a": np.zeros(3, np.float32), "b": np.zeros(3, np.float32)}
     settings: Any = {"optimizer": dps.optim.SGD(1.0), "shared_memory": shared, "update": update, "timeout": 60}
-    of, name = (Caller, "post_plain") if shared and update == "async" else (transfers.PushTransfer, "__init__")
+    of, name = (Caller, "post_plain") if shared and update == "async" else (transfers.PushTransfer, "begin")
     sent, calls = getattr(of, name), list[None]()
 
     def interrupted(self: Any, *arguments: Any, **more: Any) -> None:

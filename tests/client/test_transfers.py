@@ -165,6 +165,7 @@ def push(size: int, held: bool = False, credit: bool = False) -> tuple[Wire, Pus
     run.bytes[:] = run_of(plan, 0)[:32]
     cargo = RunCargo(to, About(1, 4, 2, 7), run)
     transfer = PushTransfer(cargo, held, credit)
+    transfer.begin()
     assert run.in_use
     return wire, transfer, transfer._pieces
 
@@ -204,6 +205,7 @@ def test_a_ps_may_say_twice_that_it_cannot_read_the_memory_of_a_push() -> None:
     run = CargoMemory(wire.runtime, Memory(on=False), 32)  # type: ignore[arg-type]
     run.memory = SimpleNamespace(name=[1, 2], array=run.bytes)  # type: ignore[assignment]
     transfer = PushTransfer(RunCargo(to, About(1, 4, 2, 7), run))
+    transfer.begin()
     assert [message.form for message in wire.sent] == [SHARED]
     wire.answer(*[Failed.of(Unavailable("no file can be opened"), "ps:0")] * 2)  # to a message that arrived twice
     assert wire.sent[1:] == [Credit(1, 4)] and not transfer.complete and transfer.error is None

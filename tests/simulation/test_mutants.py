@@ -219,14 +219,14 @@ def test_a_reader_that_is_let_in_one_step_too_far_ahead_is_caught(monkeypatch: p
 def test_a_push_that_goes_the_ordinary_way_under_another_number_is_caught(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go_on, send = at_once.AtOnce._go_on, PostedPush._send
+    go_on, add = at_once.AtOnce._go_on, PostedPush._add_transfer
 
     def renumbered(self: at_once.AtOnce, asked: Any, heard: Any, loss: Any) -> Any:
         others = {n: (peer, (*sent[:2], sent[2] + 1, *sent[3:]), run) for n, (peer, sent, run) in asked.items()}
         return go_on(self, others, {}, loss)
 
     monkeypatch.setattr(at_once.AtOnce, "_go_on", renumbered)
-    monkeypatch.setattr(PostedPush, "_send", lambda self, ps, posted: send(self, ps))  # again
+    monkeypatch.setattr(PostedPush, "_add_transfer", lambda self, ps, posted: add(self, ps))  # sent again
     caught(mode, "was applied, which sent")
 
 
