@@ -29,7 +29,7 @@ class LocalTraining(PsTraining):
         connection = self._connection
         while self._own.ended or self._own.membership is not connection.membership:
             self._pushes.drain()
-            common = self._pulls.finish(self._pulls.start(None, None, after=False), timeout)
+            common = self._pulls.pull(None, None, timeout)
             if self._own.membership is not connection.membership:
                 self._tell_lost()
                 self._own = LocalCopy(connection.agreed.plan, connection.membership)

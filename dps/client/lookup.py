@@ -30,10 +30,10 @@ class Lookups:
     def __init__(self, connection: Connection, waiter: Waiter) -> None:
         self._connection, self._waiter = connection, waiter
 
-    def start(
+    def prepare(
         self, wanted: str | Mapping[str, Any], rows: Any, out: Array | Mapping[str, Array] | None
     ) -> LookupOp:  # fmt: skip
-        """Ask for rows of a variable, or of several at one time. All is checked before anything is sent.
+        """A lookup of rows of a variable, or of several at one time. All is checked, and nothing is sent.
 
         Raises ValueError for what is no variable, no row of it, or no array to hold the rows, and TypeError for
         arguments of the two forms mixed."""
@@ -50,7 +50,6 @@ class Lookups:
                 raise ValueError(f"lookup: out has {strange}, wanted some of {list(wanted)}, which are looked up")
             tables = {name: _table(connection, name, of, places.get(name)) for name, of in wanted.items()}
             operation = LookupOp(connection, tables, several=True)
-        operation.start()
         return operation
 
     def finish(self, operation: LookupOp, timeout: float | None) -> Any:
@@ -111,9 +110,9 @@ class LookupOp(Operation):
         """Send the requests; after a rollback all of them again."""
         caller = self._connection.caller
         if self._incarnation != caller.incarnation:
-            self._incarnation = caller.incarnation
             for table in self._tables.values():
                 table.ask()
+            self._incarnation = caller.incarnation
             caller.flush()
 
     @property
@@ -162,6 +161,8 @@ class _Table:
             _PartLookup(self, self._connection, part, first, within(part, self._rows[first:last]), whole)
             for part, first, last in asked
         ]
+        for lookup in self.parts:  # once they are known, for after Ctrl-C they have to be dropped
+            lookup.begin()
 
     def drop(self) -> None:
         """Its result is not wanted any more."""
@@ -216,6 +217,9 @@ class _PartLookup(Transfer):
             self._lane.all_released_below(),
             self._lane.on and 0 < self._nbytes >= connection.home.runtime.tuning.shared_nbytes, (rows,),
         )  # fmt: skip
+
+    def begin(self) -> None:
+        """Ask for the rows: the message leaves at the next flush."""
         self._caller.open(self.peer.ref, self._message, self, 0.25 + self._nbytes / 100e6)
         self._lane.reading.add(self.number)
 

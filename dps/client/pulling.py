@@ -362,6 +362,14 @@ class Pulls:
         worth = layout.data_nbytes >= runtime.tuning.piece_nbytes // 4
         return worth and runtime.keeps_blocks and len(layout.indices) <= MOST_PARTS
 
+    def pull(self, names: Sequence[str] | None, newer_than: Version | None, timeout: float | None) -> Any:
+        """The nested arrays of these variables, None: of all; None where nothing was newer. Blocks."""
+        operation = self.start(names, newer_than, after=False)
+        try:
+            return self.finish(operation, timeout)
+        finally:
+            operation.drop()
+
     def finish(self, operation: PullOp, timeout: float | None) -> Any:
         """Wait for a pull; the nested arrays, None where nothing was newer."""
         self._waiter.wait(operation, timeout, "a pull")
@@ -370,7 +378,7 @@ class Pulls:
             if not any(t.newer for t in operation.transfers.values()):
                 return None
             if not self._has_the_others(operation):
-                return self.finish(self.start(operation.names, None, after=False), timeout)
+                return self.pull(operation.names, None, timeout)
             if operation.names is None:
                 operation.fill(self._cache)
         if connection.compression is not None:

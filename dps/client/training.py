@@ -290,7 +290,7 @@ class PsTraining:
                 return self.reports.saw(write(self.take(held, timeout)))
             finally:
                 held.release()
-        values = self._pulls.finish(self._pulls.start(names, if_newer_than, after=False), timeout)
+        values = self._pulls.pull(names, if_newer_than, timeout)
         if write is not None and values is not None:
             values = write(values)
         return self.reports.saw(values)
@@ -298,7 +298,7 @@ class PsTraining:
     def _pull_all(self, timeout: float | None) -> Any:
         """All values, the caller's own. Blocks."""
         values = self._at_once.pull()
-        return self._pulls.finish(self._pulls.start(None, None, after=False), timeout) if values is None else values
+        return self._pulls.pull(None, None, timeout) if values is None else values
 
     def take(self, held: Held, timeout: float | None) -> Any:
         """The newest values, which stay where they are until `held` is released. Blocks; raises as `Session.pull`."""
@@ -351,19 +351,20 @@ class PsTraining:
             return self._pulls.finish(ahead, None)
         self._waiter.check_open()
         values = self._at_once.finish(ahead)
-        return self._pulls.finish(self._pulls.start(None, None, after=False), None) if values is None else values
+        return self._pulls.pull(None, None, None) if values is None else values
 
     def lookup(self, name: Any, rows: Any, timeout: float | None, out: Any) -> Any:
         """As Session.lookup."""
-        operation = self._lookups.start(name, rows, out)
+        operation = self._lookups.prepare(name, rows, out)
         try:
             return self._lookups.finish(operation, timeout)
-        finally:
+        finally:  # also after Ctrl-C: a late answer would be written to `out`
             operation.drop()
 
     def lookup_async(self, name: Any, rows: Any, out: Any) -> Reply[Any]:
         """As Session.lookup_async."""
-        operation = self._lookups.start(name, rows, out)
+        operation = self._lookups.prepare(name, rows, out)
+        operation.start()
         return self._reply(operation, partial(self._lookups.finish, operation), lambda: None)
 
     def _writer(self, out: Any, names: Sequence[str] | None) -> Callable[[Any], Any]:

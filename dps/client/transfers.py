@@ -52,6 +52,8 @@ class Transfer(Request):
         if isinstance(message, Failed):
             error = message.exception()
             if isinstance(error, Aborted):
+                if self.incarnation != self._caller.incarnation:
+                    return True  # the session has joined again since, and asks anew
                 self.peer.abort()
                 return False
             self.error = error

@@ -32,6 +32,7 @@ class Wire:
 
     def open(self, to: Ref, message: Message, request: Request, resend_s: float | None = None) -> None:
         self.sent.append(message)
+        request.incarnation = self.incarnation
         self.requests.open_request(0.0, to, request, 1e9, resend_s)
 
     def now(self) -> float:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import dps
 from dps.client.membership import Membership
-from dps.client.push_operations import PushOp
-from dps.client.transfers import PushTransfer
+from dps.client.transfers import Transfer
 from dps.messages.replies import Push
 from tests.client.test_at_once import ones, session, values
 from tests.in_process import cluster
@@ -93,23 +93,32 @@ def test_ctrl_c_while_results_are_accounted_for(
             line += every
 
 
+@pytest.mark.thinned
 @at_some_lines
-def test_ctrl_c_while_a_push_is_sent_leaves_no_request(every: int, tmp_path: Path) -> None:
-    """A request that nobody knew of was sent again for ever, and its answers were about a session that is over."""
-    about: Any = {"update": "async", "checkpoint_dir": tmp_path / "run", "timeout": 20, "shared_memory": False}
-    with cluster(2, 1) as (server,), session(server, **about) as s:
-        name, line, reached = s.save(), 1, True
+@pytest.mark.parametrize("shared", [True, False], ids=["shared memory", "sockets"])
+@pytest.mark.parametrize("call", ["push", "pull", "some", "lookup"])
+def test_ctrl_c_leaves_no_request_that_nobody_waits_for(call: str, shared: bool, every: int) -> None:
+    """It was sent again for ever, its late answer was written to the caller's memory, or one ps lacked a push."""
+    out = np.zeros((2, 170), np.float32)
+    calls: dict[str, Callable[[dps.Session], Any]] = {
+        "push": lambda s: s.push(ones()), "pull": lambda s: s.pull(), "some": lambda s: s.pull(names=["w", "c"]),
+        "lookup": lambda s: s.lookup("w", np.array([3, 1]), out=out),
+    }  # fmt: skip
+    tuned: Any = {"update": "async", "timeout": 20, "shared_memory": shared}
+    with cluster(2, 1) as (server,), session(server, **tuned) as s:
+        line, made, reached = 1, 0, True
         while reached:
-            reached = interrupted_at(line, lambda: s.push(ones()), since=PushOp.start)
+            reached = interrupted_at(line, lambda: calls[call](s))
+            assert call == "push" or not open_transfers(s), f"at line {line}"
+            out[...] = 7.0
             s._pushes.drain()
-            assert not open_pushes(s), f"at line {line}"
-            assert values(s) == (-1.0, -1.0), f"at line {line}"
-            s.restore(name)
-            assert not open_pushes(s), f"at line {line}"
+            made += int(-values(s)[0]) - made
+            assert values(s) == (-made, -made), f"at line {line}"
+            assert (out == 7.0).all() and not open_transfers(s), f"at line {line}"
             line += every
 
 
-def open_pushes(s: dps.Session) -> list[int]:
-    """The numbers of pushes that a session would send again."""
+def open_transfers(s: dps.Session) -> list[Transfer]:
+    """What a session would send again."""
     requests = s._connection.caller._requests._open.values()
-    return [request.push for request in requests if isinstance(request, PushTransfer) and not request.complete]
+    return [request for request in requests if isinstance(request, Transfer) and not request.complete]
