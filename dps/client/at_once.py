@@ -366,6 +366,7 @@ class PostedPull:
     values: Any = None
     """The nested arrays, once all ps have lent their values."""
     step = -1
+    asked: dict[int, PsPeer] = {}  # noqa: RUF012
 
     def __init__(
         self, connection: Connection, pulls: Pulls, assembly: Assembly, asked: dict[int, PsPeer]

@@ -26,7 +26,7 @@ from dps.messages.sessions import (
     Token,
 )
 from dps.process.telemetry import log
-from dps.ps.intake.intake import Applying, Gathering, Intake, Keeping, PushOf, Staged
+from dps.ps.intake.intake import Applying, Intake, Keeping, PushOf, Staged
 from dps.ps.intake.ledger import Ledger
 from dps.ps.modes.clocks import Clocks
 from dps.ps.modes.compensation import Compensation
@@ -127,9 +127,7 @@ class AsyncMode:
         again.
         """
         about = push, self.shard.layout, self.shard.checks_finite
-        if self._compensation.is_on:
-            return Gathering(*about)
-        draft = self._open_draft(push)
+        draft = None if self._compensation.is_on else self._open_draft(push)
         return Keeping(*about) if draft is None else Applying(*about, draft, lets_go=self._is_alone)
 
     def _open_draft(self, push: PushOf) -> Draft | None:

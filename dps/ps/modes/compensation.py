@@ -36,15 +36,13 @@ class Compensation:
 
     def compensate(self, update: Gradient, incarnation: int) -> Gradient:
         """The gradient of a session as if it had been computed with the current values, to first order: in new memory.
-        Variables that are not trained, and gradients in pieces or that are sums, stay as they are."""
+        Variables that are not trained stay as they are."""
         pulled = self._pulled.get(incarnation)
         if pulled is None:
             return update
         if update.run is not None:
             runs = [
-                g
-                if memory.optimizer is None or isinstance(g, GradientPieces | GradientSum)
-                else self._compensate_array(g, memory.values, then)
+                g if memory.optimizer is None else self._compensate_array(_whole(g), memory.values, then)
                 for g, memory, then in zip(update.run, self._shard.store.arenas, pulled, strict=True)
             ]
             return Gradient(runs, {}, values=update.values)
@@ -67,3 +65,7 @@ class Compensation:
         g, now, then = widened(g), widened(now), widened(then)
         result: Array = g + g.dtype.type(self._factor) * g * g * (now - then)
         return np.ascontiguousarray(result)
+
+
+def _whole(gradient: Array | GradientPieces | GradientSum) -> Array:
+    return gradient if isinstance(gradient, np.ndarray) else gradient.array()
