@@ -131,15 +131,15 @@ def check_all_finite(agreed: Agreed, gradients: Mapping[int, Gradient], what: st
         for index, gradient in gradients.items():
             assert not isinstance(gradient, PackedGradient), "gradients are looked at before they are packed"
             values = gradient.values if isinstance(gradient, Rows) else gradient
-            check_finite(f"the {what} of {agreed.plan.name_of(index)}", values)
+            if not all_finite(values):
+                raise ValueError(advised(f"the {what} of {agreed.plan.name_of(index)} {NOT_FINITE}"))
 
 
-def check_finite(what: str, values: Array) -> None:
-    """Raise ValueError for NaN and infinite values."""
+def all_finite(values: Array) -> bool:
+    """Whether no element is NaN or infinite."""
     with np.errstate(all="ignore"):
         suspect = is_float(values.dtype) and not np.isfinite(np.sum(values))
-    if suspect and not np.isfinite(values).all():
-        raise ValueError(advised(f"{what} {NOT_FINITE}"))
+    return not (suspect and not np.isfinite(values).all())
 
 
 def is_empty(gradients: Mapping[int, Gradient]) -> bool:
@@ -162,8 +162,9 @@ def checked(plan: Plan, tree: Any, finite: bool) -> dict[int, Array]:
         if isinstance(value, Rows):
             raise TypeError(f"assign sets whole variables; got dps.Rows for {name}, wanted an array of all its rows")
         array = array_for(plan, index, value, "value")
-        if finite:
-            check_finite(f"the value of {name}", array)
+        if finite and not all_finite(array):
+            advice = "give finite values; Session(check_finite=False) lets a run have others"
+            raise ValueError(f"the value of {name} {NOT_FINITE}: nothing was set; {advice}")
         if index in found and not np.array_equal(found[index], array):
             raise ValueError(
                 f"{plan.variables[index].name} and {name} are one variable (tied weights) and got two values"

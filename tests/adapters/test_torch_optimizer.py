@@ -45,6 +45,69 @@ def one_step(model: Any, opt: Any) -> None:
     opt.step()
 
 
+# -- what the program changes itself ------------------------------------------------------------------------------
+
+
+def clip(model: Any) -> None:
+    with torch.no_grad():
+        model.weight.clamp_(-0.01, 0.01)
+
+
+def clip_data(model: Any) -> None:
+    model.weight.data.clamp_(-0.01, 0.01)
+
+
+def load(model: Any) -> None:
+    model.load_state_dict({name: 0.5 * value for name, value in model.state_dict().items()})
+
+
+@pytest.mark.parametrize("change", [clip, clip_data, load])
+def test_a_change_of_parameters_that_a_step_undoes_is_told_once(change: Any, server: dps.Server, caplog: Any) -> None:
+    model = linear()
+    opt = optimizer(model, server)
+    one_step(model, opt)
+    assert not caplog.records
+    for _ in range(2):
+        change(model)
+        one_step(model, opt)
+    told = [r.getMessage() for r in caplog.records if "has changed the parameter weight" in r.getMessage()]
+    assert len(told) == 1 and "opt.assign()" in told[0]
+    opt.close()
+
+
+@pytest.mark.parametrize("change", [clip, clip_data, load])
+def test_a_change_of_parameters_that_is_assigned_counts(change: Any, server: dps.Server, caplog: Any) -> None:
+    plain, ours = linear(), linear()
+    sgd, opt = torch.optim.SGD(plain.parameters(), 0.1), optimizer(ours, server)
+    for _ in range(4):
+        one_step(plain, sgd)
+        change(plain)
+        one_step(ours, opt)
+        change(ours)
+        opt.assign()
+    assert torch.allclose(plain.weight, ours.weight, rtol=1e-6)
+    assert np.array_equal(ours.weight.detach().numpy(), opt.session.pull()["weight"])
+    assert not caplog.records
+    opt.close()
+
+
+def test_a_mask_of_infinities_is_no_value_that_each_step_assigns(server: dps.Server) -> None:
+    """Each step was refused as if its gradients were not finite."""
+    model = linear()
+    model.register_buffer("mask", torch.full((4, 4), -float("inf")).triu(1))
+    model.register_buffer("seen", torch.tensor([float("nan"), 0.0]))
+    opt = optimizer(model, server, buffers=model.named_buffers())
+    one_step(model, opt)
+    assert opt.session.global_step == 1 and model.mask[0, 1] == -float("inf") and model.seen[0].isnan()
+    model.seen.fill_(2.0)
+    one_step(model, opt)
+    assert opt.session.pull()["seen"].tolist() == [2.0, 2.0]
+    model.seen.fill_(float("nan"))
+    with pytest.raises(ValueError, match="the value of seen has NaN or infinite values: nothing was set"):
+        one_step(model, opt)
+    opt.close()
+
+
 # -- what is learnt -----------------------------------------------------------------------------------------------
 
 
@@ -281,6 +344,19 @@ def test_a_small_rate_that_is_twice_the_one_of_the_ps_is_an_error_too(server: dp
     opt.param_groups[0]["lr"] = 2e-7
     with pytest.raises(ConfigError, match="2e-07"):
         opt.step()
+    opt.close()
+
+
+@pytest.mark.parametrize("rate", [1e-3, 0.1])
+def test_a_scheduler_whose_steps_are_small_is_an_error_soon(rate: float, server: dps.Server) -> None:
+    """Each step shows the ps's rate again, so the small differences never became a large one."""
+    model = linear()
+    opt = optimizer(model, server, dps.optim.Adam(rate))
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(opt, 2000)
+    with pytest.raises(ConfigError, match=r"param_groups has the rate .* and the ps have"):  # noqa: PT012
+        for _ in range(50):
+            one_step(model, opt)
+            scheduler.step()
     opt.close()
 
 

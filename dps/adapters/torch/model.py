@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
+from dps.adapters.torch.changes import LocalChanges
 from dps.adapters.torch.embedding import TableParameter
 from dps.adapters.torch.staging import Staging
 from dps.client.session import Session
 from dps.errors import ConfigError
+from dps.process.telemetry import log
 from dps.variables.tree import Variable
 
 TRAINED = torch.float16, torch.bfloat16, torch.float32, torch.float64
@@ -48,6 +50,11 @@ class TorchModel:
         """Parameters that stand for tables on the ps."""
         self._dense = {name: t for name, t in (self.parameters | self.buffers).items() if name not in self.tables}
         self._staging = Staging(self._dense)
+        self._own = {name: t for name, t in self.parameters.items() if name not in self.tables}
+        """The parameters whose values are in the model."""
+        self._changes = LocalChanges(self._own)
+        self._known: dict[str, torch.Tensor] = {}
+        """Copies of the buffers as the ps have them, as far as this worker knows."""
 
     def variables(self) -> dict[str, Any]:
         """The first values, in the form of `dps.Session(params=...)`."""
@@ -86,9 +93,32 @@ class TorchModel:
             found[name] = gradient
         return self._staging.to_host(found)
 
-    def host_buffers(self) -> dict[str, Any]:
-        """The buffers' values, as of `gradients`."""
-        return self._staging.to_host(self.buffers)
+    def assign_buffers(self, session: Session) -> None:
+        """Assign the buffers that the program has changed since the last step. Blocks in async mode."""
+        known = self._known
+        changed = {name: b for name, b in self.buffers.items() if name not in known or not _is_same(b, known[name])}
+        if changed:
+            session.assign(self._staging.to_host(changed))
+
+    def assign_parameters(self, session: Session) -> None:
+        """Set the parameters on the ps to those of the model. Blocks in async mode."""
+        self._changes.note_values()
+        session.assign(self._staging.to_host({name: tensor.detach() for name, tensor in self._own.items()}))
+
+    def _warn_of_changes(self, session: Session) -> None:
+        if name := self._changes.find():
+            log.warning(
+                "%s: the program has changed the parameter %s since the last step, and each step replaces such changes "
+                "by the values of the ps (a clip or projection of weights, max_norm, load_state_dict); call "
+                "opt.assign() after a change to set the values of the ps for all workers; this is said once",
+                session.name, name,
+            )  # fmt: skip
+
+    def _note_values(self) -> None:
+        """The tensors have the values of the ps."""
+        self._changes.note_values()
+        for name, buffer in self.buffers.items():
+            self._known[name] = buffer.detach().clone()
 
     def step(self, session: Session, loss: Any) -> None:
         """Push the gradients, and write the newest values into the tensors, in place. Blocks.
@@ -96,6 +126,7 @@ class TorchModel:
         In one round trip, unless a table should not come with the values, or gradients and values have the same
         memory of the host."""
         gradients = self.gradients()
+        self._warn_of_changes(session)
         try:
             if self.tables or not self._staging.are_direct():
                 session.push(gradients, loss)
@@ -103,6 +134,7 @@ class TorchModel:
             else:
                 session.step(gradients, loss, out=self._staging.places())
                 self._staging.to_device()
+                self._note_values()
         except BaseException:
             self._staging.forget()  # a push that failed may still read the memory of `gradients`
             raise
@@ -113,6 +145,7 @@ class TorchModel:
             names = list(self._dense) if self.tables else None
             session.pull(names, out=self._staging.places())
             self._staging.to_device()
+            self._note_values()
 
 
 def _pairs(given: Iterable[Any], argument: str) -> list[tuple[str, torch.Tensor]]:
@@ -123,6 +156,11 @@ def _pairs(given: Iterable[Any], argument: str) -> list[tuple[str, torch.Tensor]
                 f"{argument}: got {type(pair).__name__}, wanted pairs of a name and a tensor; give model.{argument}()"
             )
     return found
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have the same elements, of which some may be NaN."""
+    return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def _named(pairs: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

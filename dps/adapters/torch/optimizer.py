@@ -38,7 +38,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         server: This process's `dps.Server`, or the address of a task of the run.
         optimizer: How the ps turn gradients into updates: one of `dps.optim`, with a rate or a schedule.
         buffers: Of `model.named_buffers()`. Those of floats are variables that get no gradient; each step assigns
-            them before its push. Counters stay local.
+            those that have changed before its push. Counters stay local.
         session: Other arguments of `dps.Session`, such as `update`, `hooks` and `checkpoint_dir`.
 
     Raises:
@@ -73,6 +73,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         self._model = TorchModel(named_parameters, buffers)
         self._rule = optimizer
         self._round = self._steps_in_round = 0
+        self._apart = 0.0
+        """By how much the program would have changed the rate, all steps together: each begins with the ps's rate."""
         self._chief = server.target if isinstance(server, Server) else "" if is_token(server) else server
         super().__init__(list(self._model.parameters.items()), {"lr": 0.0})
         self.session = Session(server, self._model.variables(), optimizer=optimizer, **session)
@@ -112,12 +114,24 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
             computed = _with_gradients(closure)
         self._check_rates()
         model, session = self._model, self.session
-        if model.buffers:
-            session.assign(model.host_buffers())
+        model.assign_buffers(session)
         model.step(session, computed if loss is None else loss)
         self._count(session.global_step)
         self._show_rate()
         return computed
+
+    def assign(self) -> None:
+        """Set the parameters on the ps, for all workers, to those of the model: after the program has changed them
+        itself, as by a clip or a projection of weights, the `max_norm` of an embedding, or `load_state_dict`.
+
+        Without it the next step writes the ps's values over such changes. Updates that other workers have made since
+        the last step are lost. Blocks; in sync mode the values go with the next step.
+
+        Raises:
+            ValueError: A value has NaN or infinity.
+            DpsError: As of `dps.Session.assign`.
+        """
+        self._model.assign_parameters(self.session)
 
     def should_stop(self) -> bool:
         """Whether the loop should end, as `dps.Session.should_stop`. Does not block.
@@ -204,7 +218,11 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
     def _check_rates(self) -> None:
         for group in self.param_groups:
             given = float(group["lr"])
-            if given != self._shown and abs(given - (rate := self.rate)) > _difference(given, rate):
+            if given == self._shown:
+                continue
+            rate = self.rate
+            self._apart += given - rate
+            if abs(self._apart) > _difference(given, rate):
                 raise ConfigError(
                     f'param_groups has the rate {given:g} (group["lr"]), and the ps have {rate:g} at step '
                     f"{self.session.global_step}; the rate is the ps's: give dps.optim.{type(self._rule).__name__} a "
