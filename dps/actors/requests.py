@@ -134,25 +134,22 @@ class Requests:
     def take_due(self, now: float) -> list[tuple[Request, Message]]:
         """The messages to resend now. Ends requests that are past their deadline and calls their `expired`."""
         resend: list[tuple[Request, Message]] = []
-        while self._timers and self._timers[0][0] <= now:
-            _, number = heapq.heappop(self._timers)
+        while self._timers and self._timers[0][0] <= now:  # one that is still open leaves no moment without a timer
+            number = self._timers[0][1]
             request = self._open.get(number)
-            if request is None:
-                continue
-            if request.complete:  # Ctrl-C has come before it was forgotten
-                del self._open[number]
-                continue
-            if now >= request.deadline:
-                del self._open[number]
-                request.expired()
+            if request is None or request.complete or now >= request.deadline:
+                self._open.pop(number, None)
+                heapq.heappop(self._timers)
+                if request is not None and not request.complete:
+                    request.expired()
                 continue
             if now >= request.next_at:
+                message = request.resend_message()
                 request.resend_s = min(request.resend_s * 2, max(self._tuning.last_resend_s, request.resend_s))
                 request.next_at = now + request.resend_s
-                message = request.resend_message()
                 if message is not None:
                     resend.append((request, message))
-            heapq.heappush(self._timers, (min(request.next_at, request.deadline), number))
+            heapq.heapreplace(self._timers, (min(request.next_at, request.deadline), number))
         self.due_at = self._timers[0][0] if self._timers else math.inf
         return resend
 

@@ -95,7 +95,7 @@ class Follower:
         """The run and the number of the newest version that was fetched."""
         self._bases: Bases = {}
         """What was fetched last, so that only changes are fetched. Background task."""
-        self._stop = False
+        self._stop, self._process = False, os.getpid()
         self._error: DpsError | None = None
         """Why the follower has ended."""
         self.published: Published | None = None
@@ -121,9 +121,15 @@ class Follower:
             ValueError: An array of `out` is missing or does not fit; then nothing is written.
             ConfigError: The run has no variable of a name that was asked for.
             NotAuthenticated: The run refuses the keys.
+            RuntimeError: This process was forked from the follower's.
         """
         if self._error is not None:
             raise self._error
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"swap() was called in process {os.getpid()}, which was forked from process {self._process}, where the "
+                "follower belongs and versions arrive; make a dps.Follower in each process"
+            )
         try:
             version = self._ready.pop()
         except IndexError:
@@ -146,7 +152,8 @@ class Follower:
         """Fetch no more. Blocks for up to 5 s. What is in place stays. A second call does nothing."""
         if not self._stop:
             self._stop = True
-            self._task.join(END_S)
+            if os.getpid() == self._process:
+                self._task.join(END_S)
 
     def __enter__(self) -> Self:
         return self

@@ -982,7 +982,7 @@ class Session:
 
     def _close(self, error: str) -> None:
         """Leave the run; `error`: why, "" for a good end. A second call does nothing."""
-        if self._closed:
+        if self._closed or self._turns.is_of_parent:
             return
         self._turns.take("close", self.runtime.tuning.client.farewell_s)
         try:

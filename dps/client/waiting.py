@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial, wraps
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from dps.client.connection import Connection
 from dps.errors import Aborted, DeadlineExceeded
@@ -169,27 +171,61 @@ if TYPE_CHECKING:
     U = TypeVar("U", bound=Used)
 
 
-class ThreadGuard:
-    """The lock of a session. Different threads may use the session, one call at a time."""
+class _NoLock:
+    """Stands for the lock of a session in a process that was forked from the session's: nobody gets it."""
 
-    __slots__ = ("_name", "call", "lock", "thread", "times")
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        return False
+
+    def release(self) -> None:
+        """A call in which the process was forked has ended in the child, too."""
+
+
+_guards: WeakSet[ThreadGuard] = WeakSet()
+"""Those of all sessions of this process, and of those from which it was forked."""
+
+
+def _leave_to_parent() -> None:
+    """This process was forked. Parent and child would push under the same numbers, of which a ps applies each once."""
+    for guard in _guards:
+        guard.lock = _NoLock()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+class ThreadGuard:
+    """The lock of a session. Different threads may use the session, one call at a time; forked processes may not."""
+
+    __slots__ = ("__weakref__", "_name", "_process", "call", "lock", "thread", "times")
 
     def __init__(self, name: Callable[[], str], times: LoopTimes) -> None:
         """`times`: is told when a call begins and ends."""
-        self._name, self.times = name, times
-        self.lock = threading.RLock()  # a hook calls its session again, in the same thread
+        self._name, self.times, self._process = name, times, os.getpid()
+        self.lock: Any = threading.RLock()  # a hook calls its session again, in the same thread
         self.call, self.thread = "", 0
         """The current or the last call, and its thread."""
+        _guards.add(self)
+
+    @property
+    def is_of_parent(self) -> bool:
+        """Whether this process was forked from that of the session."""
+        return self.lock.__class__ is _NoLock
 
     def take(self, call: str, wait_s: float) -> None:
         """Begin a call; `lock.release()` ends it. Raises RuntimeError if another thread is in a call for longer than
-        `wait_s`."""
+        `wait_s`, or this process was forked from the session's."""
         if not self.lock.acquire(timeout=wait_s):
             raise self.taken(call)
         self.call, self.thread = call, get_ident()
 
     def taken(self, call: str) -> RuntimeError:
-        """The error for a call while another thread is in one."""
+        """The error for a call while another thread is in one, or in a forked process."""
+        if self.is_of_parent:
+            return RuntimeError(
+                f"{self._name()}: {call}() was called in process {os.getpid()}, which was forked from process "
+                f"{self._process}, where the session was opened and belongs; open a dps.Session in each process"
+            )
         return RuntimeError(
             f"{self._name()}: {threading.current_thread().name} called {call}() while {self._other()} is in "
             f"{self.call}(); a session serves one thread at a time: give each thread a session of its own, or have "

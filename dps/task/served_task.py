@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
@@ -32,6 +33,9 @@ STOP_S = 5.0
 
 serving: WeakSet[ServedTask] = WeakSet()
 """The tasks of this process that run on threads of their own and were not stopped."""
+
+
+os.register_at_fork(after_in_child=serving.clear)  # the threads of these tasks are the parent's
 
 
 @atexit.register

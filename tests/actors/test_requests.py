@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import Any
 
 import hypothesis.strategies as st
@@ -106,6 +107,21 @@ def test_past_its_deadline_a_request_is_told_once_and_forgotten() -> None:
     assert asker.requests.next_at() == 0.5
     assert asker.requests.take_due(0.5) == [] and asker.requests.take_due(9.0) == []
     assert asker.expired == [1] and asker.requests.next_at() == math.inf
+
+
+def test_a_request_is_sent_again_though_ctrl_c_came_while_it_was_sent_again() -> None:
+    """It had no timer any more: it was never sent again, and all later pushes of its session waited for it."""
+    asker, interrupts = Asker(), [True]
+
+    def again() -> Message:
+        if interrupts and interrupts.pop():
+            raise KeyboardInterrupt
+        return Enter(7)
+
+    asker.open(again=again)
+    with suppress(KeyboardInterrupt):
+        asker.requests.take_due(FIRST_RESEND_S)
+    assert [message for _, message in asker.requests.take_due(FIRST_RESEND_S)] == [Enter(7)]
 
 
 def test_a_closed_request_is_neither_sent_nor_fed_nor_expired() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 import dps
+from tests.in_process import cluster
 
 ONES = {"w": np.ones(2)}
 
@@ -98,3 +101,35 @@ def test_what_a_view_lends_is_read_while_its_session_goes_on(opened: tuple[dps.S
         session.push(ONES)
         assert values["w"].tolist() == [0, 0]
     assert next(iter(session.prefetch()))["w"].tolist() == [-1, -1]
+
+
+def session_of(server: dps.Server) -> dps.Session:
+    return dps.Session(server, {"w": np.zeros(2)}, optimizer=dps.optim.SGD(1.0))
+
+
+@pytest.mark.parametrize("transport", ["tcp", "inproc"])
+def test_a_session_does_nothing_in_a_process_that_was_forked_from_its_own(transport: str) -> None:
+    """Both pushed under the same numbers, and a ps took the later ones for pushes that it had applied: pushes that were
+    told as accepted were lost."""
+    with cluster(transport=transport) as (server,), session_of(server) as s:
+        s.push({"w": -np.ones(2)})
+        read, write = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of the threads that the child does not have
+            child = os.fork()
+        if child == 0:
+            told = b"nothing was told"
+            try:
+                s.push({"w": -np.ones(2)})
+            except RuntimeError as error:
+                told = str(error).encode()
+                s.close()  # says nothing to the run
+            finally:
+                os.write(write, told)
+                os._exit(0)
+        os.waitpid(child, 0)
+        told = os.read(read, 1000).decode()
+        assert f"process {child}, which was forked from process {os.getpid()}" in told and "push()" in told
+        for _ in range(3):
+            assert s.push({"w": -np.ones(2)}).accepted
+        assert s.pull()["w"].tolist() == [4.0, 4.0]

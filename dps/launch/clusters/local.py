@@ -241,3 +241,12 @@ class LocalCluster:
 def _stop_running() -> None:
     if _running is not None:
         _running.stop()
+
+
+def _leave_to_parent() -> None:
+    """This process was forked: the cluster is the parent's."""
+    global _running
+    _running = None
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
