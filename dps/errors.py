@@ -26,6 +26,7 @@ to try.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 CANCELLED = 130
@@ -215,6 +216,17 @@ def remote_error(name: str, text: str, task: str, traceback: str) -> RemoteError
     if traceback:
         error.add_note(f"the traceback on {task}:\n{traceback}")
     return error
+
+
+def checked_seconds(timeout: object, usual: float) -> float:
+    """The seconds of a call's own `timeout`; of None the usual ones. ValueError for what is no number of seconds, such
+    as NaN, at which no wait would end."""
+    if timeout is None:
+        return usual
+    given = float(timeout) if hasattr(timeout, "__float__") and not isinstance(timeout, bool) else math.nan
+    if math.isnan(given):
+        raise ValueError(f"timeout: got {timeout!r:.40}, wanted seconds, dps.FOREVER, or None for the usual ones")
+    return given
 
 
 def advised(refusal: str) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from dps.client.connection import Connection
-from dps.errors import Aborted, DeadlineExceeded
+from dps.errors import Aborted, DeadlineExceeded, checked_seconds
 from dps.process.record import record
 from dps.process.telemetry import LoopTimes, log
 
@@ -73,8 +73,8 @@ class Waiter:
 
     def deadline(self, timeout: float | None) -> float:
         """The deadline of a call on the caller's clock, which stands still while this process is stopped. `timeout`
-        None: the session's."""
-        return self._connection.caller.now() + (self._timeout_s if timeout is None else timeout)
+        None: the session's. Raises ValueError for what is no number of seconds."""
+        return self._connection.caller.now() + checked_seconds(timeout, self._timeout_s)
 
     @property
     def patience_ms(self) -> int:
@@ -93,7 +93,7 @@ class Waiter:
         self.check_open()
         connection, own = self._connection, self._connection.home.runtime.tuning.client
         started = now = connection.caller.now()
-        deadline = started + (self._timeout_s if timeout is None else timeout)
+        deadline = started + checked_seconds(timeout, self._timeout_s)
         look_at, report_at = started + own.slice_s, started + own.report_s
         if not connection.membership.entered:  # Ctrl-C has come while it joined again
             self.recover(deadline)

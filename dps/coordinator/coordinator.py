@@ -12,7 +12,7 @@ from dps.calls.functions import RESOURCE, SESSION, VALUE, pack_arguments, unpack
 from dps.client.session import Session
 from dps.coordinator.dispatcher import Dispatcher
 from dps.coordinator.schedule import CallSchedule, ScheduledCall
-from dps.errors import Cancelled, ConfigError, DeadlineExceeded, TaskLost
+from dps.errors import Cancelled, ConfigError, DeadlineExceeded, TaskLost, checked_seconds
 from dps.process import config
 from dps.process.functions import import_path
 from dps.process.telemetry import LogThrottle, log
@@ -368,7 +368,7 @@ class Coordinator:
 
     def _wait(self, ready: Callable[[], bool], what: str, timeout: float | None) -> None:
         """Wait until `ready()`. Raises DeadlineExceeded that says who is waited for, and TaskLost after the run."""
-        throttle, limit_s = LogThrottle(), self._timeout if timeout is None else timeout
+        throttle, limit_s = LogThrottle(), checked_seconds(timeout, self._timeout)
         began = self._server.runtime.now()
         while not self._changed.wait(ready, max(0.0, min(LOOK_S, limit_s))):
             if self._closed:

@@ -9,7 +9,7 @@ from dps.actors.answers import Done, Failed, Waiting
 from dps.actors.caller import Caller
 from dps.actors.ref import Ref
 from dps.actors.requests import Request
-from dps.errors import ConfigError, DeadlineExceeded, QueueClosed, TaskLost
+from dps.errors import ConfigError, DeadlineExceeded, QueueClosed, TaskLost, checked_seconds
 from dps.process.telemetry import log
 from dps.queues.messages import (
     QUEUES,
@@ -109,7 +109,7 @@ class Queue:
             return not isinstance(answer, Waiting | PutMissing)
 
         try:
-            self._ask(whole, Done, "put", self._seconds(timeout), resend, took)
+            self._ask(whole, Done, "put", checked_seconds(timeout, self._timeout), resend, took)
         except DeadlineExceeded as error:
             if not self._withdraw(number, 0, error, "the item may still be put"):
                 raise
@@ -127,7 +127,7 @@ class Queue:
             QueueClosed: The queue is closed, and nothing is left in it.
             DeadlineExceeded: No item came in time; says who put the last one.
         """
-        seconds = self._seconds(timeout)
+        seconds = checked_seconds(timeout, self._timeout)
         deadline = self._caller.now() + seconds
         while True:
             if self._came is None:
@@ -189,9 +189,6 @@ class Queue:
                 yield self.get()
             except QueueClosed:
                 return
-
-    def _seconds(self, timeout: float | None) -> float:
-        return self._timeout if timeout is None else timeout
 
     def _withdraw(self, put: int, get: int, late: DeadlineExceeded, unknown: str) -> bool:
         """Withdraw a request. Returns True if a put was accepted in the last moment."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -12,7 +13,7 @@ from weakref import WeakSet
 from dps.actors.node import Node
 from dps.actors.standing import OUTSIDE, Home, Standing
 from dps.cluster.spec import ClusterSpec
-from dps.errors import CANCELLED
+from dps.errors import CANCELLED, checked_seconds
 from dps.process.record import record
 from dps.process.telemetry import log
 from dps.task.node import session_keys
@@ -119,7 +120,7 @@ class ServedTask:
         Returns:
             The task's exit code; None if it still runs after `timeout` seconds.
         """
-        if not self._standing.wait_over(timeout):
+        if not self._standing.wait_over(None if timeout is None else checked_seconds(timeout, math.inf)):
             return None
         self._node.join(STOP_S) if self.job in ("ps", "chief") else None
         return self.exit_code

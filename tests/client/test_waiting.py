@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import dps
 from dps.client.membership import Membership
 from dps.client.waiting import Loss, Waiter
+from tests.client.test_at_once import session
+from tests.in_process import cluster
 
 
 def opened(epoch: int, step: int, reached: int, certain: bool = True) -> Any:
@@ -83,3 +87,17 @@ def test_what_was_lost_before_a_session_took_part_is_not_counted_again() -> None
     passed = taking_part(3).next(opened(3, 7, 30), 12)  # given up, and let in again; 30 is of run epoch 2
     membership = passed.next(opened(4, 7, 14), 7)
     assert (membership.left, membership.reached) == ((3, 12), 14)
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), "5", True])
+def test_a_timeout_that_is_no_number_of_seconds_is_told(timeout: Any) -> None:
+    """At NaN no wait ended, and a queue asked again at once, each time with a line in the log."""
+    with cluster(1, 1) as (server,), session(server) as s:
+        queue = dps.data.queue(server, "empty", capacity=1)
+        calls: list[Callable[[], Any]] = [
+            lambda: s.pull(["w"], timeout=timeout), lambda: s.lookup("w", [1], timeout=timeout),
+            lambda: queue.get(timeout=timeout), lambda: server.join(timeout=timeout),
+        ]  # fmt: skip
+        for call in calls:
+            with pytest.raises(ValueError, match="timeout: got .*, wanted seconds"):
+                call()
