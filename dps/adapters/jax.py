@@ -6,6 +6,7 @@ the callback: it handles numpy arrays alone.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -117,7 +118,10 @@ class Transformation(optax.GradientTransformationExtraArgs):  # type: ignore[mis
     _model: JaxModel
     _lock: threading.Lock
     _error: BaseException | None
-    """The first error of a step. Later steps raise it at once."""
+    """The error of a step. Later steps raise it at once, unless it is that of a refused gradient: then the program may
+    go on, and the next step that succeeds ends it."""
+    _is_told = False
+    _seen: Seen
     _cancel_end: Callable[[], None]
 
     def __new__(cls, model: JaxModel, session: Session) -> Self:
@@ -138,6 +142,7 @@ class Transformation(optax.GradientTransformationExtraArgs):  # type: ignore[mis
 
         self: Self = super().__new__(cls, init, update)
         self._model, self.session, self._lock, self._error = model, session, threading.Lock(), None
+        self._seen = Seen(model)
         self._cancel_end = at_end(self._end_program)
         _open.append(self)
         self._check_threads()
@@ -159,21 +164,31 @@ class Transformation(optax.GradientTransformationExtraArgs):  # type: ignore[mis
         given = self._model.leaves(grads)
         pushed = [jax.numpy.asarray(grad, leaf.dtype) for grad, leaf in zip(given, held, strict=True)]
         wanted = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in held]
-        values = io_callback(self._step, wanted, pushed, loss, ordered=True)
+        values = io_callback(self._step, wanted, pushed, loss, self._seen.sample(held), ordered=True)
         return self._model.build([_difference(value, leaf) for value, leaf in zip(values, held, strict=True)])
 
-    def _step(self, grads: Sequence[Any], loss: Any) -> list[Array]:
-        """Push and pull; JAX calls this, on a thread of its own."""
+    def _step(self, grads: Sequence[Any], loss: Any, held: Any) -> list[Array]:
+        """Push and pull; JAX calls this, on a thread of its own. `held`: a sample of the parameters."""
         arrays = [np.asarray(grad) for grad in grads]
         with self._lock:
-            if self._error is not None:
+            if self._error is not None and not isinstance(self._error, ValueError):
                 raise self._error
+            if name := self._seen.find_change(np.asarray(held)):
+                log.warning(
+                    "%s: the parameters that update got are not those of the step before (the first is %s); the ps do "
+                    "not know of a projection, of optax.lookahead or of a transformation behind dps.jax.optimizer, and "
+                    "the next step puts their values back; set what the program changes by opt.session.assign, and "
+                    "let dps.jax.optimizer be the last of the chain; this is said once",
+                    self.session.name, name,
+                )  # fmt: skip
             try:
                 values = self.session.step(self._model.nest(arrays), loss=None if loss is None else np.asarray(loss))
             except BaseException as error:
-                self._error = error
+                self._error, self._is_told = error, False
                 raise
-        return self._model.flat(values)
+            found = self._model.flat(values)
+            self._seen.returned, self._error = (np.asarray(held), self._seen.sample_arrays(found)), None
+        return found
 
     def pull(self) -> Any:
         """The newest values, of all workers. Blocks, also until the steps under way are done.
@@ -185,7 +200,9 @@ class Transformation(optax.GradientTransformationExtraArgs):  # type: ignore[mis
             DpsError: The error of a step, or as of `dps.Session.pull`.
         """
         self._wait()
-        return self._model.build([jax.numpy.array(value) for value in self._model.flat(self.session.pull())])
+        found = self._model.flat(self.session.pull())
+        self._seen.pulled = (self._seen.sample_arrays(found),) * 2
+        return self._model.build([jax.numpy.array(value) for value in found])
 
     def should_stop(self) -> bool:
         """Whether the loop should end, as `dps.Session.should_stop`. Blocks until the steps under way are done.
@@ -232,7 +249,8 @@ class Transformation(optax.GradientTransformationExtraArgs):  # type: ignore[mis
         except Exception:
             if self._error is None:
                 raise
-        if self._error is not None:
+        if self._error is not None and not self._is_told:
+            self._is_told = isinstance(self._error, ValueError)  # once; others end the run
             raise self._error
 
     def _end_program(self, error: BaseException | None) -> None:
@@ -251,14 +269,67 @@ class Transformation(optax.GradientTransformationExtraArgs):  # type: ignore[mis
             self.session.__exit__(None if error is None else type(error), error, None)
 
 
+SAMPLED_LEAVES, SAMPLED = 32, 4
+"""How many leaves are looked at, and how many elements of each."""
+
+
+class Seen:
+    """Some elements of the parameters, by which a change by the program is noticed: the next step would undo it."""
+
+    def __init__(self, model: JaxModel) -> None:
+        self._sizes = [math.prod(leaf.shape) for leaf in model.known[:SAMPLED_LEAVES]]
+        counts = [len(range(0, size, self._stride(size))) for size in self._sizes]
+        self._names = [name for name, count in zip(model.names, counts, strict=False) for _ in range(count)]
+        digits = [float(jax.numpy.finfo(leaf.dtype).eps) for leaf in model.known[:SAMPLED_LEAVES]]
+        self._digits = np.repeat(np.asarray(digits), counts)
+        self.returned: tuple[Array, Array] | None = None
+        """Of the last step the parameters before, and the values of the ps."""
+        self.pulled: tuple[Array, Array] | None = None
+        """The values that were pulled last, twice."""
+        self._is_told = False
+
+    @staticmethod
+    def _stride(size: int) -> int:
+        return max(1, -(-size // SAMPLED))
+
+    def sample(self, leaves: Sequence[Any]) -> Any:
+        """Some elements of the leaves, one after the other."""
+        wide = jax.numpy.promote_types(jax.numpy.float32, jax.numpy.result_type(*leaves)) if leaves else "float32"
+        taken = zip(leaves, self._sizes, strict=False)
+        parts = [leaf.reshape(-1)[:: self._stride(size)].astype(wide) for leaf, size in taken]
+        return jax.numpy.concatenate(parts) if parts else jax.numpy.zeros(0)
+
+    def sample_arrays(self, arrays: Sequence[Array]) -> Array:
+        """The same of numpy arrays, as float64."""
+        taken = zip(arrays, self._sizes, strict=False)
+        parts = [array.reshape(-1)[:: self._stride(size)].astype(np.float64) for array, size in taken]
+        return np.concatenate(parts) if parts else np.zeros(0)
+
+    def find_change(self, held: Array) -> str:
+        """The name of a parameter that is neither as of the last step nor as of the last pull; "" if there is none, or
+        one was found before."""
+        known = [values for values in (self.returned, self.pulled) if values is not None]
+        if self._is_told or not known:
+            return ""
+        apart = [np.flatnonzero(self._is_apart(held.astype(np.float64), *values)) for values in known]
+        self._is_told = all(map(len, apart))
+        return self._names[apart[0][0]] if self._is_told else ""
+
+    def _is_apart(self, held: Array, before: Array, values: Array) -> Array:
+        """Where parameters are not `before + (values - before)`, up to their last digits."""
+        with np.errstate(all="ignore"):
+            most = 4 * self._digits * np.maximum(np.abs(before), np.abs(values))
+            return np.asarray(np.abs(held - values) > most)
+
+
 class JaxModel:
     """The leaves of a pytree, as variables under the names of their key paths."""
 
     def __init__(self, params: Any) -> None:
         found, self._tree = jax.tree_util.tree_flatten_with_path(params)
         self.names = [_name(path) for path, _ in found]
-        self._leaves = [jax.ShapeDtypeStruct(np.shape(leaf), jax.dtypes.result_type(leaf)) for _, leaf in found]
-        for name, leaf in zip(self.names, self._leaves, strict=True):
+        self.known = [jax.ShapeDtypeStruct(np.shape(leaf), jax.dtypes.result_type(leaf)) for _, leaf in found]
+        for name, leaf in zip(self.names, self.known, strict=True):
             if leaf.dtype.name not in _FLOATS:
                 raise ConfigError(
                     f"dps.jax: the parameter {name} has dtype {leaf.dtype}; wanted one of {', '.join(_FLOATS)}: give "
@@ -282,12 +353,12 @@ class JaxModel:
 
     def variables(self, params: Any) -> Any:
         """The parameters for a session, of the dtypes that JAX gives them."""
-        wanted = zip(jax.tree_util.tree_leaves(params), self._leaves, strict=True)
+        wanted = zip(jax.tree_util.tree_leaves(params), self.known, strict=True)
         return self.nest([np.asarray(leaf, known.dtype) for leaf, known in wanted])
 
     def check(self, params: Any, call: str) -> None:
         """Raise ConfigError if `params` are not of the nesting, the shapes and the dtypes of the variables."""
-        for name, leaf, known in zip(self.names, self.leaves(params, call), self._leaves, strict=True):
+        for name, leaf, known in zip(self.names, self.leaves(params, call), self.known, strict=True):
             got = jax.ShapeDtypeStruct(np.shape(leaf), jax.dtypes.result_type(leaf))
             if (got.shape, got.dtype) != (known.shape, known.dtype):
                 raise ConfigError(f"dps.jax: {call} got {name} as {_shown(got)}; the variable is {_shown(known)}")

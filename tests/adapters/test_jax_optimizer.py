@@ -320,6 +320,62 @@ def test_multi_steps_is_an_error_as_it_would_push_every_micro_step() -> None:
         assert opt.session.global_step == 0
 
 
+def halved(rule: Any) -> Any:
+    return optax.chain(rule, optax.scale(0.5))
+
+
+def projected(values: Any) -> Any:
+    return jax.tree.map(lambda leaf: jnp.maximum(leaf, 0.2), values)
+
+
+@pytest.mark.parametrize("case", ["behind it", "lookahead", "projection"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_change_of_the_parameters_that_a_step_undoes_is_told_once(case: str, dtype: str, caplog: Any) -> None:
+    with opened({"w": jnp.asarray([1.0, 0.25], dtype)}) as opt:
+        tx = {"behind it": halved, "lookahead": lambda rule: optax.lookahead(rule, 2, 0.5)}.get(case, lambda r: r)(opt)
+        values = opt.pull()
+        if case == "lookahead":
+            values = optax.LookaheadParams.init_synced(values)
+        state = tx.init(values)
+        for _ in range(6):
+            updates, state = tx.update({"w": jnp.full(2, 0.3)}, state, values)
+            values = optax.apply_updates(values, updates)
+            values = projected(values) if case == "projection" else values
+    told = [r.getMessage() for r in caplog.records if "are not those of the step before" in r.getMessage()]
+    assert len(told) == 1 and "(the first is w)" in told[0]
+
+
+def test_values_that_are_pulled_between_or_assigned_are_no_change_that_is_told(caplog: Any) -> None:
+    with opened({"w": jnp.asarray([1.0, 0.25])}) as opt:
+        values, newest = opt.pull(), None
+        state = opt.init(values)
+        for step in range(6):
+            updates, state = opt.update({"w": jnp.full(2, 0.3)}, state, values)
+            values = optax.apply_updates(values, updates)
+            newest = opt.pull()
+            if step == 3:
+                opt.session.assign({"w": np.full(2, 5.0, np.float32)})
+                values = opt.pull()
+        assert jnp.allclose(values["w"], 5.0 - 2 * 0.1 * 0.3) and jnp.allclose(newest["w"], values["w"])
+    assert not caplog.records
+
+
+def test_after_a_refused_gradient_the_program_may_go_on() -> None:
+    """Each later call raised the error of that gradient, and the values could no longer be read."""
+    with opened({"w": jnp.ones(2)}) as opt:
+        values = opt.pull()
+        state = opt.init(values)
+        with pytest.raises(Exception, match="NaN or infinite"):
+            jax.block_until_ready(opt.update({"w": jnp.full(2, jnp.nan)}, state, values))
+        updates, state = opt.update({"w": jnp.full(2, 2.0)}, state, values)
+        assert jnp.allclose(optax.apply_updates(values, updates)["w"], 0.8) and jnp.allclose(opt.pull()["w"], 0.8)
+        with pytest.raises(Exception, match="NaN or infinite"):
+            jax.block_until_ready(opt.update({"w": jnp.full(2, jnp.nan)}, state, values))
+        with pytest.raises(ValueError, match="NaN or infinite"):
+            opt.pull()
+        assert jnp.allclose(opt.pull()["w"], 0.8)
+
+
 def test_update_needs_params_of_the_nesting_and_shapes_that_the_optimizer_was_given() -> None:
     with opened({"w": jnp.ones(3), "b": jnp.ones(2)}) as opt:
         given = opt.pull()
