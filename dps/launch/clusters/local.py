@@ -23,6 +23,7 @@ from dps.transport.current import runtime
 
 if TYPE_CHECKING:
     from dps.launch.programs.serving import ServedPrograms
+    from dps.task.server import Server
 
 
 SESSION_S = 60.0
@@ -88,6 +89,8 @@ class LocalCluster:
             self._serving = ServedPrograms(serve)
         self._tasks: ProcessTasks | ThreadTasks | None = None
         self._run: LocalRun | None = None
+        self._clients: list[Server] = []
+        """The clients of the sessions that `session` has opened: their threads end with the cluster."""
         self._stopped = False
 
     def __repr__(self) -> str:
@@ -200,7 +203,9 @@ class LocalCluster:
         target = self.target
         if params is None and self._run is not None:
             self._wait_for_variables(self._run, target, settings.get("timeout", SESSION_S))
-        return Session(target, params, **settings)
+        session = Session(target, params, **settings)
+        self._clients = [client for client in self._clients if client.exit_code is None] + [session._server]
+        return session
 
     def _wait_for_variables(self, run: LocalRun, target: str, timeout: float) -> None:
         """Wait until the chief knows the variables, or until the session itself should report what it waits for."""
@@ -227,6 +232,8 @@ class LocalCluster:
             log.warning("%s", error)
         finally:
             tasks.stop()
+            for client in self._clients:
+                client.stop()
 
     def __enter__(self) -> Self:
         return self.start()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import dps
@@ -106,3 +108,16 @@ class Anything:
     """An engine that starts nothing."""
 
     def check(self, plan: Any) -> None: ...
+
+
+def test_the_clients_of_a_stopped_cluster_leave_no_thread() -> None:
+    """A cell that was run again left a thread and some 25 descriptors for each session that it had opened."""
+    before = threading.active_count()
+    for _ in range(2):
+        local = dps.LocalCluster(ps=1, workers=1, processes=False).start()
+        session = local.session({"w": np.zeros(2)}, optimizer=dps.optim.SGD(1.0))
+        session.push({"w": np.ones(2)})
+        local.stop()
+        with pytest.raises(dps.TaskLost):
+            session.push({"w": np.ones(2)})
+    assert threading.active_count() == before
