@@ -72,6 +72,7 @@ def test_the_picture_is_written(tmp_path: Path) -> None:
     assert "one worker and one ps on 2 cores" in (tmp_path / "overhead.svg").read_text()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_program_measures_and_writes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "found.json"

@@ -84,6 +84,7 @@ def test_a_row_of_slow_links_is_predicted_by_its_links() -> None:
     assert predict_links.predicted(case, 3, Calibration.shipped()) == pytest.approx(2 * link / 1e6, rel=0.1)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_small_run_compares_and_draws(tmp_path: Path) -> None:
     out, picture = tmp_path / "prediction.json", tmp_path / "prediction.svg"

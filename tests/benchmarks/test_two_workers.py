@@ -43,6 +43,7 @@ def test_the_local_loop_trains() -> None:
     assert all((params[name] != values).any() for name, values in before.items())
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_program_measures(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["--rounds", "1", "--elements", "1000", "--milliseconds", "0.5"]) == 0

@@ -44,6 +44,7 @@ def test_each_answer_is_what_the_version_that_it_names_answers(
     assert versions > 2 and lag_ms < 5000
 
 
+@pytest.mark.nightly
 def test_answers_of_an_engine_that_does_not_pause_are_found_to_be_wrong(tmp_path: Path) -> None:
     _, answers, _, wrong, _ = run(tmp_path, SLOW, PAUSED, RESUMED)
     assert 0 < wrong <= answers == ANSWERS

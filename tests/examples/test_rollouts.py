@@ -45,6 +45,7 @@ def test_four_rollout_processes_play_as_their_stamps_say_and_the_trainer_learns(
     assert "the rollout processes ended with [0, 0, 0, 0]" in text and "was silent" not in text
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(find_spec("gymnasium") is None, reason='needs gymnasium: pip install "dps[gymnasium]"')
 def test_weights_that_are_not_those_of_the_stamp_are_counted(tmp_path: Path) -> None:
     """A rollout process that changes its weights before it plays: the figure can be other than zero."""

@@ -126,6 +126,7 @@ def run(folder: Path) -> tuple[str, int, int]:
     return digest, int(versions), int(from_cache)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_second_process_compiles_nothing_and_adds_no_file_until_the_rule_changes(tmp_path: Path) -> None:
     rule = tmp_path / "sign.py"

@@ -56,6 +56,7 @@ def test_processes_over_tcp_in_both_forms(capsys: pytest.CaptureFixture[str]) ->
     assert output.count(SHARED_LANE) == 4
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_sockets_alone_are_measured_copied_and_against_a_socket(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--works", "push,sparse", "--transports", "socket", "--rounds", "1", "--seconds", "0.02"]

@@ -73,6 +73,7 @@ def test_a_card_without_a_rate_is_refused(capsys: pytest.CaptureFixture[str]) ->
     assert "--card, --latency: got 0 Gbit/s" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_machine_is_measured_and_its_file_is_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

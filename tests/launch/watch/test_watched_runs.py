@@ -143,6 +143,7 @@ def test_a_wrong_port_and_a_taken_one_are_one_line(one_task: dps.Session, capfd:
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_figures_of_eight_tasks_are_those_of_dps_status(tmp_path: Path) -> None:
     with eight_tasks(tmp_path), watching(tmp_path, "1") as (_, url, _lines), events(*enter(url)) as news:

@@ -135,7 +135,9 @@ with dps.Server.from_env() as server, dps.Session(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("own", [True, False], ids=["own keys", "a folder of keys"])
+@pytest.mark.parametrize(
+    "own", [True, pytest.param(False, marks=pytest.mark.nightly)], ids=["own keys", "a folder of keys"]
+)
 def test_with_real_processes_whose_keys_differ_by_role(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
