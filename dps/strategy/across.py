@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dps.strategy.reduction import gather_values, op_of, reduce_values
+from dps.strategy.reduction import Reduced, gather_values, op_of, reduced, result_of
 from dps.strategy.strategy import Strategy
-from dps.strategy.values import array_of, each_leaf
+from dps.strategy.values import each_leaf
 from dps.transport.wire import Array
 
 
@@ -33,23 +33,21 @@ class AcrossWorkers(Strategy):
     def over_replicas(self, op: str, values: Sequence[Any], axis: int | None = None) -> Any:
         if (workers := self._all_workers()) is None:
             return super().over_replicas(op, values, axis)
-        found: list[Any] = []
+        found: list[Reduced] = []
 
         def leaf(path: str, *of: Any) -> int:
-            found.append(np.asarray(reduce_values("max" if op == "max" else "sum", of, axis)))
-            count = len(of) if axis is None else sum(array_of(value).shape[axis] for value in of)
-            found.append(np.array(count, np.int64))
-            return len(found) - 2
+            found.append(reduced(op, of, axis))
+            return len(found) - 1
 
         places = each_leaf(leaf, *values)
-        brought = found if op == "mean" else found[::2]
+        brought = [np.asarray(each.total) for each in found]
+        if op == "mean":
+            brought += [np.array(each.number, np.int64) for each in found]
         made = [each.copy() for each in workers.all_reduce(brought, "max" if op == "max" else "sum")]
 
         def result(path: str, place: int) -> Any:
-            if op != "mean":
-                return made[place // 2][()]
-            total, count = made[place][()], made[place + 1]
-            return total / (total.dtype.type(count) if total.dtype.kind == "f" else int(count))
+            count = int(made[place + len(found)]) if op == "mean" else 0
+            return result_of(op, Reduced(made[place], count, found[place].dtype))
 
         return each_leaf(result, places)
 

@@ -195,7 +195,8 @@ class ReplicaContext:
             value: A number, an array, or a nesting of them; of the same shapes on all replicas.
 
         Returns:
-            The reduced value, in the same nesting. Arrays are read-only, because all replicas share them.
+            The reduced value, in the same nesting, with a dtype as of `Strategy.reduce`. Arrays are read-only, because
+            all replicas share them.
 
         Raises:
             ConfigError: Values that do not fit together, or replicas that make different calls.

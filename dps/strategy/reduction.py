@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce as folded
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,34 +25,57 @@ def op_of(op: object) -> str:
     return found
 
 
+class Reduced(NamedTuple):
+    """What some replicas have, as one value; a mean as the sum of what is to be divided."""
+
+    total: Any
+    """A mean's and a sum's has the dtype in which it is computed."""
+    number: int
+    """How many values, or elements along the axis, there are."""
+    dtype: np.dtype[Any]
+    """Of the result."""
+
+
 def reduce_values(op: str, values: Sequence[Any], axis: int | None = None) -> Any:
     """One value from those of all replicas.
 
     `axis`: also reduce each value over this axis; a mean is then that of all elements, so that replicas with more
-    elements count more. ConfigError for values of different shapes, or of no numbers.
+    elements count more. A mean of bools and integers is a float64, and their sum an int64 or uint64. Sums and means of
+    halves are computed in float32. ConfigError for values of different shapes, or of no numbers.
     """
+    return result_of(op, reduced(op, values, axis))
+
+
+def reduced(op: str, values: Sequence[Any], axis: int | None = None) -> Reduced:
+    """As `reduce_values`, before the total of a mean is divided: totals of several workers can be added up."""
     arrays = [array_of(value) for value in values]
     for replica, array in enumerate(arrays):
         if array.dtype.kind not in "fiubc" and array.dtype.name != "bfloat16":
             raise ConfigError(f"reduce: replica {replica} has {values[replica]!r:.60}, wanted a number or an array")
-    if axis is None:
-        _check_shapes(f"reduce {op!r}", arrays, None)
-        return _reduce_arrays(op, arrays, len(arrays))
-    _check_axis(f"reduce {op!r}", arrays, axis)
+    if axis is not None:
+        _check_axis(f"reduce {op!r}", arrays, axis)
     _check_shapes(f"reduce {op!r}", arrays, axis)
+    count = len(arrays) if axis is None else sum(array.shape[axis] for array in arrays)
     if op == "max":
-        filled = [array for array in arrays if array.shape[axis]]
+        filled = [array for array in arrays if axis is None or array.shape[axis]]
         if not filled:
             raise ConfigError(f"reduce 'max': no replica has an element along axis {axis}, so there is no largest one")
-        return folded(np.maximum, [array.max(axis=axis) for array in filled])
-    return _reduce_arrays(op, [array.sum(axis=axis) for array in arrays], sum(array.shape[axis] for array in arrays))
+        total = folded(np.maximum, filled if axis is None else [array.max(axis=axis) for array in filled])
+        return Reduced(total, count, total.dtype)
+    dtype = np.result_type(*(array.dtype for array in arrays))
+    if dtype.kind in "biu":  # as numpy sums them over an axis, and takes their mean
+        dtype = np.dtype(np.float64 if op == "mean" else np.uint64 if dtype.kind == "u" else np.int64)
+    computed = np.dtype(np.float32) if halves.is_half(dtype) else dtype
+    added = [array.astype(computed, copy=False) for array in arrays]
+    return Reduced(folded(np.add, added if axis is None else [each.sum(axis=axis) for each in added]), count, dtype)
 
 
-def _reduce_arrays(op: str, arrays: Sequence[Any], count: int) -> Any:
-    total = folded(np.maximum if op == "max" else np.add, arrays)
-    return total / total.dtype.type(count) if op == "mean" and total.dtype.kind == "f" else (
-        total / count if op == "mean" else total[()]
-    )  # fmt: skip
+def result_of(op: str, found: Reduced) -> Any:
+    """The value of a reduction."""
+    total = found.total
+    if op == "mean":
+        total = total / (total.dtype.type(found.number) if total.dtype.kind == "f" else found.number)
+    return total.astype(found.dtype, copy=False)[()]
 
 
 def gather_values(values: Sequence[Any], axis: int) -> Any:
@@ -128,7 +151,8 @@ def average_loss(per_example_loss: Any, global_batch_size: int) -> Any:
         global_batch_size: How many examples all replicas have together in this step.
 
     Returns:
-        The replica's share of the mean loss, in the dtype of the losses. Shares of all replicas add up to the mean.
+        The replica's share of the mean loss, in the dtype of the losses; halves are summed in float32. Shares of all
+        replicas add up to the mean.
 
     Raises:
         ConfigError: A size that is no whole number from 1.
@@ -146,10 +170,15 @@ def average_loss(per_example_loss: Any, global_batch_size: int) -> Any:
             f"average_loss: got global_batch_size={global_batch_size!r}, wanted the number of examples of all replicas "
             "together, a whole number from 1"
         )
+    size = int(global_batch_size)
     if hasattr(per_example_loss, "detach"):  # a tensor's share belongs to its graph
-        return per_example_loss.sum() / int(global_batch_size)
+        if str(per_example_loss.dtype) in ("torch.float16", "torch.bfloat16"):
+            return (per_example_loss.float().sum() / size).to(per_example_loss.dtype)
+        return per_example_loss.sum() / size
     if not hasattr(per_example_loss, "sum"):
         per_example_loss = array_of(per_example_loss)
+    dtype: Any = getattr(per_example_loss, "dtype", None)
+    if hasattr(dtype, "name") and halves.is_half(dtype):
+        return (per_example_loss.astype(np.float32).sum() / np.float32(size)).astype(dtype)
     total = per_example_loss.sum()
-    size = int(global_batch_size)
     return total / total.dtype.type(size) if isinstance(total, np.floating) else total / size

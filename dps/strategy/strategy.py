@@ -284,7 +284,8 @@ class Strategy:
             axis: Also reduce each value over this axis; a mean is then that of all elements. None: only over replicas.
 
         Returns:
-            Numbers or arrays, in the nesting of `value`.
+            Numbers or arrays, in the nesting of `value`, in its dtypes. But a mean of bools and integers is computed in
+            float64, and their sum in int64 or uint64. Halves are added up in float32.
 
         Raises:
             ConfigError: Values of different shapes, an axis that they do not have, the sum of a plain value over

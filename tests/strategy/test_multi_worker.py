@@ -112,6 +112,28 @@ def test_replicas_of_all_workers_reduce_and_gather() -> None:
     assert run.results == [pytest.approx(7 / 9)] * 2
 
 
+def narrow(server: Any) -> Any:
+    with MultiWorkerMirrored(server, cpus(2)) as strategy:
+
+        def reduced(op: str, value: Any) -> Any:
+            found = strategy.reduce(op, dps.strategy.PerReplica([value] * 2))
+            return float(found), found.dtype.name
+
+        half = np.float16(40_000)
+        return [reduced("mean", each) for each in (np.True_, np.uint8(200), half)] + [
+            reduced("sum", each) for each in (np.True_, np.uint8(200), np.float16(0.1))
+        ]
+
+
+def test_bools_small_integers_and_halves_of_all_workers_are_added_up_in_wider_dtypes() -> None:
+    """The mean of four True was 0.25, that of four 200 in uint8 was 8, and that of halves overflowed."""
+    run = simulated(2, narrow)
+    assert not run.errors, run.errors
+    of_four = float(np.float16(4 * np.float32(np.float16(0.1))))
+    means = [(1.0, "float64"), (200.0, "float64"), (40_000.0, "float16")]
+    assert run.results == [[*means, (4.0, "int64"), (800.0, "uint64"), (of_four, "float16")]] * 2
+
+
 def uneven(server: Any) -> Any:
     """Worker n has n + 2 batches of two examples, and two replicas: it sums the examples of all."""
     with MultiWorkerMirrored(server, cpus(2)) as strategy:

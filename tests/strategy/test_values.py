@@ -10,6 +10,7 @@ import pytest
 import dps
 from dps.errors import ConfigError
 from dps.strategy import Mirrored, OneDevice, PerReplica, average_loss, get_replica_context, get_strategy
+from dps.transport.dtypes import dtype_of
 from tests.strategy.test_replicas import here, made, mirrored
 
 # -- reductions -----------------------------------------------------------------------------------------------------
@@ -40,6 +41,44 @@ def test_reductions_keep_dtypes_and_means_of_whole_numbers_are_numbers() -> None
         strategy.reduce("sum", PerReplica([1, "a"]))
 
 
+@pytest.mark.parametrize(
+    ("value", "mean"), [(True, 1.0), (np.uint8(200), 200.0), (np.int8(100), 100.0), (np.int64(2**62), 2.0**62)]
+)
+def test_means_of_bools_and_integers_are_computed_in_float64(value: Any, mean: float) -> None:
+    """They were added up in their own dtype: bools by OR, small integers modulo 2**8."""
+    strategy, per_replica = mirrored(), PerReplica([value, value])
+    along = PerReplica([np.array([value])] * 2)
+    everywhere = strategy.run(lambda each: here().all_reduce("mean", each), args=(per_replica,)).values[0]
+    for found in (strategy.reduce("mean", per_replica), strategy.reduce("mean", along, axis=0), everywhere):
+        assert found == mean and found.dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    ("value", "total"), [(True, np.int64(2)), (np.int8(100), np.int64(200)), (np.uint8(200), np.uint64(400))]
+)
+def test_a_sum_of_bools_and_integers_is_the_same_with_and_without_an_axis(value: Any, total: Any) -> None:
+    """Without an axis, True and True were True, and 200 and 200 in uint8 were 144."""
+    strategy = mirrored()
+    for found in (
+        strategy.reduce("sum", PerReplica([value, value])),
+        strategy.reduce("sum", PerReplica([np.array([value])] * 2), axis=0),
+    ):
+        assert found == total and found.dtype == total.dtype
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sums_and_means_of_halves_are_computed_in_float32(dtype: str) -> None:
+    """The total and the number of elements overflowed in float16: the means were infinite or 0."""
+    strategy, half = mirrored(), dtype_of(dtype)
+    for size, value in ((40_000, 0.5), (4, 40_000.0)):
+        wanted, of_both = np.asarray(value, half), PerReplica([np.full(size, value, half)] * 2)
+        found = strategy.reduce("mean", of_both, axis=0)
+        assert found == wanted and found.dtype == half
+        assert strategy.reduce("mean", of_both)[0] == wanted
+    thousand = PerReplica([np.asarray(each, half) for each in (1024.0, 1.0, 1.0, 1024.0)])
+    assert strategy.reduce("sum", thousand) == np.asarray(2050.0, half)
+
+
 def test_one_replica_has_plain_values() -> None:
     strategy = OneDevice("/cpu:0")
     assert strategy.run(lambda: 3) == 3 and strategy.broadcast(3) == 3 and strategy.local_results(3) == (3,)
@@ -52,6 +91,19 @@ def test_shares_of_the_loss_add_up_to_the_mean_and_bad_sizes_are_refused() -> No
     assert average_loss([3.0, 5.0], 4) == 2.0
     with pytest.raises(ConfigError, match="global_batch_size=0"):
         average_loss(np.ones(2), 0)
+
+
+def test_a_share_of_the_loss_in_halves_is_computed_in_float32() -> None:
+    """A global batch of 70000 was infinite in float16, so the share was 0; so was a sum above 65504."""
+    few = average_loss(np.full(100, 100, np.float16), 70_000)
+    assert few == np.float16(1e4 / 7e4) and few.dtype == np.float16
+    assert average_loss(np.full(4, 40_000, np.float16), 4) == 40_000
+    torch = pytest.importorskip("torch")
+    losses = torch.full((4,), 40_000.0, dtype=torch.float16, requires_grad=True)
+    share = average_loss(losses, 4)
+    assert share.dtype == torch.float16 and share.item() == 40_000
+    share.backward()
+    assert losses.grad.tolist() == [0.25] * 4
 
 
 # -- input ----------------------------------------------------------------------------------------------------------
@@ -173,6 +225,17 @@ def test_values_that_replicas_assign_are_aggregated_or_refused() -> None:
         variables.assign({"w": np.ones(3)})
     with pytest.raises(ValueError, match="'v' is no variable"):
         variables.assign({"v": np.ones(3)})
+
+
+def test_a_mean_that_replicas_assign_fits_a_variable_of_small_integers() -> None:
+    """200 of both replicas became 72: they were added up in uint8."""
+    strategy, large = mirrored(), np.array(200, np.uint8)
+    on_read = dps.Variable(np.zeros_like(large), synchronization="on_read", aggregation="mean")
+    on_write = dps.Variable(np.zeros_like(large), trainable=False, aggregation="mean")
+    variables = made(strategy, {"r": on_read, "w": on_write})
+    strategy.run(lambda: variables.assign({"r": large, "w": large}))
+    found = variables.read()
+    assert found["r"] == 200 and found["w"] == 200 and found["r"].dtype == found["w"].dtype == np.uint8
 
 
 @pytest.mark.parametrize(
