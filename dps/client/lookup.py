@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dps.client.connection import Connection
+from dps.client.pulling import check_once
 from dps.client.transfers import Transfer, copy_steadily
 from dps.client.waiting import Operation, Waiter
 from dps.errors import DpsError, Unavailable
@@ -49,6 +50,8 @@ class Lookups:
             if strange:
                 raise ValueError(f"lookup: out has {strange}, wanted some of {list(wanted)}, which are looked up")
             tables = {name: _table(connection, name, of, places.get(name)) for name, of in wanted.items()}
+            if len(places) > 1:
+                _check_apart(places)
             operation = LookupOp(connection, tables, several=True)
         return operation
 
@@ -56,6 +59,14 @@ class Lookups:
         """Wait for a lookup; the rows. Raises DeadlineExceeded."""
         self._waiter.wait(operation, timeout, f"looking up rows of {operation.names}")
         return operation.result()
+
+
+def _check_apart(places: Mapping[str, Array]) -> None:
+    """ValueError if rows of two names would be written to the same memory of the caller's arrays."""
+    from dps.variables.sharing import shared  # here: `import dps` stays quick
+
+    for name, other, _ in shared([*places.items()]):
+        raise ValueError(f"lookup: out has one memory for {name} and {other}; give each an array of its own")
 
 
 def _table(connection: Connection, name: str, rows: Any, out: Any) -> _Table:
@@ -94,6 +105,8 @@ def _flat_out(out: Any, n: int, asked: tuple[int, ...], row: tuple[int, ...], dt
         raise ValueError(f"lookup: out is {got}; wanted an array of {np.dtype(dtype)} {shape}")
     if len(asked) > 1 and not out.flags.c_contiguous:
         raise ValueError(f"lookup: out for rows of shape {asked} has to be C-contiguous")
+    if not out.flags.c_contiguous:
+        check_once("lookup: out", out)
     return out.reshape(n, *row)
 
 

@@ -442,6 +442,17 @@ def check_apart(plan: Plan, out: Any) -> None:
             )
 
 
+def check_once(what: str, place: Array) -> None:
+    """ValueError if some elements of an array that is to be filled share memory."""
+    from dps.variables.sharing import overlaps_itself
+
+    if overlaps_itself(place):
+        raise ValueError(
+            f"{what} has one memory for several of its elements (shape {place.shape}, strides {place.strides}); wanted "
+            f"an array of its own elements, as np.empty({place.shape}, np.{place.dtype})"
+        )
+
+
 def places_in(given: Mapping[str, Any], plan: Plan, names: Iterable[str]) -> dict[str, Array]:
     """As `Pulls.places`, in arrays and tensors by their names."""
     found: dict[str, Array] = {}
@@ -456,5 +467,7 @@ def places_in(given: Mapping[str, Any], plan: Plan, names: Iterable[str]) -> dic
             kind = f"{getattr(place, 'dtype', type(place))} {getattr(place, 'shape', '')}"
             got = "nothing" if place is None else kind
             raise ValueError(f"out has {got} for {name}; wanted an array of {dtype} {shape}")
+        if not place.flags.c_contiguous:
+            check_once(f"out for {name}", place)
         found[name] = place
     return found

@@ -415,7 +415,7 @@ class Session:
 
         Raises:
             ValueError: An unknown name, a row that the variable does not have, keys that are no int64, or an `out` that
-                does not fit.
+                does not fit or whose elements share memory.
             DeadlineExceeded: The rows did not come in time.
 
         Example:

@@ -66,6 +66,23 @@ def is_same(one: Any, other: Any) -> bool:
     return span is not None and span == _span(other) and _form(one) == _form(other)
 
 
+def overlaps_itself(array: np.ndarray[Any, np.dtype[Any]]) -> bool:
+    """Whether some elements of an array share memory, as those of a view with a stride of 0 do."""
+    if array.size < 2 or array.flags.c_contiguous:
+        return False
+    start, stop = _ends(0, array.itemsize, array.shape, array.strides)
+    if array.nbytes > stop - start:
+        return True
+    reach = array.itemsize  # of the elements along the axes so far
+    axes = sorted((abs(stride), n) for n, stride in zip(array.shape, array.strides, strict=True) if n > 1)
+    for stride, n in axes:
+        if stride < reach:  # axes cross each other: compare all places
+            at = sum(np.ix_(*(stride * np.arange(n) for stride, n in axes)), np.zeros((), np.int64))
+            return bool(np.diff(np.sort(at, axis=None)).min() < array.itemsize)
+        reach += (n - 1) * stride
+    return False
+
+
 def _span(leaf: Any) -> tuple[str, int, int] | None:
     """Device, first byte and last byte of a leaf; None for what has no memory, or none that can be written."""
     if isinstance(leaf, np.ndarray):

@@ -121,6 +121,36 @@ def test_a_lookup_fills_the_callers_array(parts: int) -> None:
             s.lookup("table", rows, out=np.empty((N, WIDTH)))
 
 
+def test_a_lookup_does_not_write_two_variables_to_one_memory() -> None:
+    """The rows of the variable that was written first were lost without a word."""
+    params, wanted = {"v": np.ones(3), "w": np.zeros(3)}, {"v": [0, 1, 2], "w": [0, 1, 2]}
+    whole = np.full(6, 7.0)
+    with cluster(1, 1) as (server,), session(server, params=params) as s:
+        for v, w in ((whole[:3], whole[2:5]), (whole[:3], whole[:3]), (whole[:3], whole[2::-1])):
+            for lookup in (s.lookup, s.lookup_async):
+                with pytest.raises(ValueError, match="lookup: out has one memory for v and w; give each an array of"):
+                    lookup(wanted, out={"v": v, "w": w})
+        assert (whole == 7).all()
+        s.lookup(wanted, out={"v": whole[::2], "w": whole[1::2]})
+        assert whole.tolist() == [1, 0] * 3
+
+
+def test_an_array_whose_elements_share_memory_is_not_filled() -> None:
+    """Each element had the value that was written last."""
+    once = np.lib.stride_tricks.as_strided(np.zeros(1), (3,), (0,))
+    refused = r"out{} has one memory for several of its elements \(shape \(3,\), strides \(0,\)\); .*np.empty\(\(3,\)"
+    with cluster(1, 1) as (server,), session(server, params={"v": np.arange(3.0)}) as s:
+        s.pull(out={"v": np.zeros(3)})
+        for call in (lambda: s.pull(["v"], out={"v": once}), lambda: s.step({"v": np.ones(3)}, out={"v": once})):
+            with pytest.raises(ValueError, match=refused.format(" for v")):
+                call()
+        for call in (lambda: s.lookup("v", [0, 1, 2], out=once), lambda: s.lookup({"v": [0, 1, 2]}, out={"v": once})):
+            with pytest.raises(ValueError, match=refused.format("")):
+                call()
+        assert s.global_step == 0
+        assert s.lookup("v", [0], out=once[:1]).tolist() == [0.0]
+
+
 @pytest.mark.parametrize("repeat", [False, True])
 def test_rows_of_any_shape_are_looked_up_and_pushed(repeat: bool) -> None:
     """As a batch of examples with several ids each has them; sums and values are those of the flat list."""

@@ -10,7 +10,7 @@ import pytest
 import dps
 from dps.errors import ConfigError
 from dps.variables.planning import plan_of
-from dps.variables.sharing import is_same, shared, tied
+from dps.variables.sharing import is_same, overlaps_itself, shared, tied
 from dps.variables.tree import leaves
 
 WHOLE = np.zeros((4, 6), np.float32)
@@ -54,6 +54,24 @@ def test_views_that_overlap_are_refused(view: Any) -> None:
 def test_views_side_by_side_and_what_nobody_can_write_share_nothing(one: Any, other: Any) -> None:
     plan, _ = plan_of({"one": one, "other": other}, dps.optim.SGD(0.1), [0], None, None)
     assert not plan.tied and len(plan.variables) == 2
+
+
+def strided(shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+    return np.lib.stride_tricks.as_strided(np.zeros(100), shape, tuple(8 * n for n in strides))
+
+
+@pytest.mark.parametrize(
+    ("array", "overlaps"),
+    [
+        (strided((3,), (0,)), True), (strided((4, 2), (1, 1)), True), (strided((3, 3), (3, 2)), False),
+        (strided((3, 3), (2, 2)), True), (strided((3, 2), (2, 3)), False), (strided((4, 4), (2, 3)), True),
+        (np.lib.stride_tricks.as_strided(np.zeros(2), (2,), (4,)), True),
+        (WHOLE.T, False), (WHOLE[:, ::2], False), (WHOLE[::-1, ::-2], False), (WHOLE[:, 2], False),
+        (strided((1, 2), (0, 1)), False), (strided((0, 2), (0, 0)), False), (np.zeros(()), False),
+    ],
+)  # fmt: skip
+def test_an_array_overlaps_itself_if_two_elements_share_a_byte(array: Any, overlaps: bool) -> None:
+    assert overlaps_itself(array) == overlaps
 
 
 def test_arrays_of_jax_share_nothing() -> None:
