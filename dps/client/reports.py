@@ -67,6 +67,12 @@ class Reports:
             self.watch.pulled(values)
         return values
 
+    def assigned(self) -> None:
+        """The program sets values itself: what pulls replace is known to it."""
+        if self.replaced is not None:
+            self.replaced.end_pulls()
+            self.replaced = None
+
     def opened(self, values: Collection[Array], made_elsewhere: bool, agreed: Agreed) -> None:
         """The session is open. `values`: the first values that it brought. `made_elsewhere`: an `init_fn` makes others
         where they are needed."""
@@ -188,7 +194,7 @@ def _owner(array: Array) -> Array:
 
 
 PUSHES = 2
-"""How many pushes of a session are checked."""
+"""How many pushes of a session are checked. Of later ones only the variables are noted, while pulls are checked."""
 PULLS = 5
 """How many pulls into the caller's arrays are checked, after the first push."""
 EARLIER = 20
@@ -208,11 +214,13 @@ class MistakeWarnings:
         """The session's values, as it brought them or pulled them last, with some of their elements."""
         self._pushes = self._pulls = self._earlier = 0
         self._with_gradient: set[int] = set()
+        self._trained: list[int] = []
+        """The variables that get gradients, as far as the plan knows; filled by the last push that is checked."""
         self.pulled(params)
 
     def pulled(self, tree: Any) -> None:
         """These are the current values."""
-        if self._earlier == EARLIER:
+        if self._earlier == EARLIER or self._pushes >= PUSHES:
             return
         self._earlier += 1
         for number, (name, leaf) in enumerate(leaves(tree)):
@@ -223,20 +231,29 @@ class MistakeWarnings:
                 self._seen[name] = weakref.ref(leaf), _sample(leaf)
 
     def pushed(self, plan: Plan, gradients: Mapping[int, Gradient]) -> bool:
-        """Warn if all gradients are the values themselves, which are not all zero. Returns whether this was the last
-        check."""
-        self._pushes += 1
+        """Warn if all gradients are equal to the values, which are not all zero. Returns whether nothing more is to be
+        seen: pulls are not checked any more, or each trained variable has had a gradient."""
         self._with_gradient.update(gradients)
+        if self._pushes < PUSHES:
+            self._check_values(plan, gradients)
+        if self._pushes < PUSHES:
+            return False
+        return self._pulls >= PULLS or self._with_gradient.issuperset(self._trained)
+
+    def _check_values(self, plan: Plan, gradients: Mapping[int, Gradient]) -> None:
+        self._pushes += 1
         found = [(plan.name_of(index), gradients[index]) for index in [*gradients][:VARIABLES]]
         values = [g for name, g in found if isinstance(g, np.ndarray) and self._is_value(name, g)]
         if values and len(values) == len(found) and any(np.any(_sample(value)) for value in values):
             self._pushes = PUSHES
             log.warning(
-                "%s: the arrays that were pushed for %s are the values themselves; push wants gradients, which the ps "
+                "%s: the arrays that were pushed for %s are equal to the values; push wants gradients, which the ps "
                 "subtract times the learning rate; session.assign({...}) sets values",
                 self._name, ", ".join(name for name, _ in found[:3]) + (", ..." if len(found) > 3 else ""),
             )  # fmt: skip
-        return self._pushes >= PUSHES
+        if self._pushes == PUSHES:
+            self._seen = {}
+            self._trained = [index for index, spec in enumerate(plan.variables) if spec.optimizer is not None]
 
     def _is_value(self, name: str, gradient: Array) -> bool:
         seen, sample = self._seen.get(name, (lambda: None, None))
@@ -265,6 +282,10 @@ class MistakeWarnings:
         """A pull has written all values to the caller's arrays. Returns whether this was the last check."""
         self._pulls += self._pushes > 0
         return self._pulls >= PULLS
+
+    def end_pulls(self) -> None:
+        """No more pulls are checked."""
+        self._pulls = PULLS
 
 
 def _sample(leaf: Any) -> Array:

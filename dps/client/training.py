@@ -244,7 +244,7 @@ class PsTraining:
         """As Session.assign."""
         self._waiter.check_open()
         agreed = self._connection.agreed
-        self.reports.replaced = None
+        self.reports.assigned()
         if found := checked(agreed.plan, values, agreed.settings.get("check_finite", True)):
             self._pushes.assign(found, timeout)
 

@@ -226,7 +226,7 @@ def test_values_pushed_as_gradients_are_told_in_every_form_of_pull(
             net.load_state_dict({n: torch.tensor(v) for n, v in (values or session.pull()).items()})
             del values
         session.push({name: p.detach() for name, p in net.named_parameters()})
-    assert sum("are the values themselves" in record.getMessage() for record in caplog.records) == 1
+    assert sum("are equal to the values" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_a_push_without_any_gradient_is_told(torch: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -22,7 +22,7 @@ def told(caplog: pytest.LogCaptureFixture, words: str) -> int:
     return sum(words in record.getMessage() for record in caplog.records)
 
 
-PUSHED, REPLACED = "are the values themselves", "pull(out=) has replaced the value of mean"
+PUSHED, REPLACED = "are equal to the values", "pull(out=) has replaced the value of mean"
 
 
 @pytest.mark.parametrize("out", [True, False])
@@ -63,6 +63,41 @@ def test_values_that_get_gradients_or_stay_as_they_are_are_not_told_of(caplog: p
             here["w"] += 1
             s.pull(out=here)
     assert told(caplog, "has replaced") == 0
+
+
+@pytest.mark.parametrize("hook", [True, False])
+def test_a_variable_that_gets_its_first_gradient_in_a_later_push_is_not_told_of(
+    caplog: pytest.LogCaptureFixture, hook: bool
+) -> None:
+    """After two pushes no gradient was noted any more: the steps of a generator, after some of a discriminator, were
+    told as values without gradients. The variable without any gradient is still told of."""
+    params = {"gen": np.zeros(3), "disc": np.zeros(3), "late": np.zeros(3), "mean": np.zeros(2)}
+    here = {name: np.array(value) for name, value in params.items()}
+    with cluster() as (worker,), session(worker, params) as s:
+        if hook:
+            s.watch_gradient_norms(lambda norm: None)
+        for names in (["disc"], ["disc"], ["disc"], ["gen"], ["late", "gen"]):
+            s.push({name: np.ones(3) for name in names})
+            s.pull(out=here) if "gen" in names else s.pull()
+        assert told(caplog, "has replaced") == 0
+        here["mean"] += 1
+        s.pull(out=here)
+    assert told(caplog, REPLACED) == 1
+
+
+def test_gradients_are_not_looked_at_once_all_have_come_or_no_pull_is_checked() -> None:
+    """A push costs nothing for it then."""
+    with cluster() as (worker,), session(worker, {"w": np.zeros(3), "v": np.zeros(3)}) as s:
+        for name in "wwv":
+            assert s._training.reports.watch is not None
+            s.push({name: np.ones(3)})
+        assert s._training.reports.watch is None
+    with cluster() as (worker,), session(worker, {"w": np.zeros(3), "v": np.zeros(3)}) as s:
+        for _ in range(2):
+            s.push({"w": np.ones(3)})
+        s.assign({"v": np.ones(3)})
+        s.push({"w": np.ones(3)})
+        assert s._training.reports.watch is None
 
 
 @pytest.mark.parametrize("how", ["params", "pulled", "changed in place", "copy", "out"])
