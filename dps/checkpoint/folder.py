@@ -21,6 +21,9 @@ ONE_FOLDER = (
     "folders that each host has of its own under the same path are not one"
 )
 
+NAMED = 10
+"""How many checkpoints an error names, the newest first."""
+
 
 def keep_position(storage: Storage, checkpoint_dir: str, name: str, position: bytes) -> None:
     """Keep the position of the input, if there is one, in a checkpoint's folder."""
@@ -69,12 +72,16 @@ def last_epoch(storage: Storage, checkpoint_dir: str) -> int:
 def load(storage: Storage, checkpoint_dir: str, name: str, verify: bool = True) -> Manifest:
     """The manifest of checkpoint `name`. Raises CheckpointError, with the reason, if the checkpoint is not whole.
 
-    Reasons: it is not finished; the manifest is truncated, altered or of a newer format version; a shard is missing or
-    has another size or (with `verify`, which reads all files) another digest.
+    Reasons: there is none of this name; it is not finished; the manifest is truncated, altered or of a newer format
+    version; a shard is missing or has another size or (with `verify`, which reads all files) another digest.
     """
     folder = join(checkpoint_dir, name)
     path = join(folder, MANIFEST_FILE)
     if not storage.exists(path):
+        if not storage.exists(folder):
+            raise CheckpointError(
+                f"there is no checkpoint {name!r:.100} in {checkpoint_dir}; {_there(storage, checkpoint_dir)}"
+            )
         raise CheckpointError(f"{folder} has no {MANIFEST_FILE}: it was never finished; use an older checkpoint")
     manifest = decode(storage.read(path), path)
     if manifest.name != name:
@@ -82,6 +89,16 @@ def load(storage: Storage, checkpoint_dir: str, name: str, verify: bool = True) 
     for shard in manifest.shards:
         check_shard(storage, folder, shard.file, digest=verify)
     return manifest
+
+
+def _there(storage: Storage, checkpoint_dir: str) -> str:
+    """Which finished checkpoints there are, the newest first."""
+    names = candidates(storage, checkpoint_dir)
+    there = [name for name in names if storage.exists(join(join(checkpoint_dir, name), MANIFEST_FILE))]
+    if not there:
+        return "it has none"
+    more = ", ..." if len(there) > NAMED else ""
+    return f"there are {', '.join(there[:NAMED])}{more}: give one of these; keep_checkpoints deletes older ones"
 
 
 def load_told(storage: Storage, checkpoint_dir: str, name: str, who: str) -> Manifest:

@@ -915,9 +915,12 @@ class Session:
 
         Raises:
             ValueError: The run has no checkpoint_dir.
+            TypeError: A name that is no string.
             CheckpointError: There is no such checkpoint, or it cannot be read.
             DeadlineExceeded: The run was not rolled back in time.
         """
+        if not isinstance(name, str):
+            raise TypeError(f'restore: got the name {name!r:.60}, wanted a string from save, or "" for the newest')
         self._waiter.check_open()
         connection, deadline = self._connection, self._waiter.deadline(timeout)
 

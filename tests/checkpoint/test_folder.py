@@ -61,6 +61,16 @@ def test_a_checkpoint_counts_only_once_it_is_committed() -> None:
     assert newest_whole(storage, "run", log.append) == manifest
 
 
+def test_a_name_of_no_checkpoint_is_told_with_the_newest_there_are() -> None:
+    """It was said to be a checkpoint that was never finished."""
+    storage = MemoryStorage()
+    with pytest.raises(CheckpointError, match="there is no checkpoint 'x' in run; it has none"):
+        load(storage, "run", "x")
+    names = [save(storage, "run", step=step).name for step in range(1, 12)]
+    with pytest.raises(CheckpointError, match=f"there are {', '.join(names[:0:-1])}, ...: give one of these"):
+        load(storage, "run", "x")
+
+
 def test_committing_twice_is_harmless_but_another_manifest_is_refused() -> None:
     storage = MemoryStorage()
     manifest = save(storage, "run")

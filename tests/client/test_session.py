@@ -514,6 +514,20 @@ def test_restore_rolls_everybody_back(tmp_path: Path, server: dps.Server) -> Non
     assert lost == [(4, 0), (1, 3)]
 
 
+def test_a_checkpoint_that_is_not_there_is_told_with_those_that_are(tmp_path: Path, server: dps.Server) -> None:
+    """A deleted checkpoint and a wrong name were said to be "never finished"; a number was a ProtocolError."""
+    with session(server, checkpoint_dir=str(tmp_path), keep_checkpoints=2) as s:
+        first, *kept = [s.save() for _ in range(3) if s.push(ones())]
+        for name in (first, "nope"):
+            text = f"there is no checkpoint '{name}' in {tmp_path}; there are {kept[1]}, {kept[0]}: give one of these"
+            with pytest.raises(CheckpointError, match=text):
+                s.restore(name)
+        for wrong in (3, None, Path(kept[0])):
+            with pytest.raises(TypeError, match=r"restore: got the name .*, wanted a string from save"):
+                s.restore(wrong)  # type: ignore[arg-type]
+        assert s.restore(kept[0]) == 2
+
+
 def test_an_uneven_plan_is_told_with_what_would_mend_it(caplog: pytest.LogCaptureFixture) -> None:
     tree = {"big": np.zeros(400_000, np.float32), "small": np.zeros(4, np.float32)}
     with cluster(2, 1, "inproc") as (server,):
