@@ -9,7 +9,9 @@ import msgpack
 import numpy as np
 
 from dps.errors import ProtocolError
-from dps.variables.tree import is_tensor, to_array
+from dps.transport.dtypes import wire_name
+from dps.transport.wire import DTYPES
+from dps.variables.tree import is_tensor, not_numbers, to_array
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -40,7 +42,11 @@ def pack(value: Any, special: Special | None = None) -> tuple[bytes, tuple[Array
                 f"a {type(leaf).__name__} cannot travel between tasks; wanted numbers, text, bytes, lists, tuples, "
                 "dicts and arrays"
             )
-        arrays.append(to_array(leaf, f"array {len(arrays)}"))
+        name = f"array {len(arrays)}"
+        array = to_array(leaf, name)
+        if wire_name(array.dtype) not in DTYPES:  # such as the long double of C, which is another one on each machine
+            raise not_numbers(leaf, array.dtype, name)
+        arrays.append(array)
         return msgpack.ExtType(ARRAY, msgpack.packb(len(arrays) - 1))
 
     def packed(value: Any) -> bytes:

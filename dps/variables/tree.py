@@ -303,12 +303,17 @@ def to_array(value: Any, name: str) -> np.ndarray[Any, np.dtype[Any]]:
         raise TypeError(f"{name} is a {type(value).__name__}; wanted arrays: pass a dict or a list of what it yields")
     array = np.asarray(value)
     if array.dtype.kind not in "fiub" and wire_name(array.dtype) != BFLOAT16:
-        raise TypeError(
-            f"{name} is {type(value).__name__} of dtype {array.dtype}; wanted an array of numbers: float16, bfloat16, "
-            "float32, float64, integers or bool"
-        )
+        raise not_numbers(value, array.dtype, name)
     native = array.astype(array.dtype.newbyteorder("="), copy=False)
     return np.ascontiguousarray(native).reshape(array.shape)
+
+
+def not_numbers(value: Any, dtype: np.dtype[Any], name: str) -> TypeError:
+    """The error for a value of a dtype that does not travel."""
+    return TypeError(
+        f"{name} is {type(value).__name__} of dtype {dtype}; wanted an array of numbers: float16, bfloat16, float32, "
+        "float64, integers or bool"
+    )
 
 
 def is_tensor(value: Any) -> bool:

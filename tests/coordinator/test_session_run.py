@@ -85,6 +85,12 @@ def test_a_functions_error_has_its_class_and_the_workers_traceback() -> None:
         ("add", (1, 2), ValueError, "got the function 'add'; wanted package.module:function"),
         (lambda x: x, (1,), ValueError, "has no path by which a worker could import it"),
         (functions.add, (1, object()), TypeError, "functions:add: an argument: a object cannot travel"),
+        (
+            functions.add,
+            (1, np.ones(2, np.longdouble)),
+            TypeError,
+            "functions:add: an argument: array 0 is ndarray of dtype float128; wanted an array of numbers",
+        ),
         (functions.give_what_cannot_travel, (), TypeError, "value that it returned: a object cannot travel"),
     ],
 )
