@@ -14,7 +14,7 @@ from dps.variables.packed import Packed, PackedGradient
 from dps.variables.plan import Part, Plan, ShardLayout, VariableSpec
 from dps.variables.rowlists import RowLists, RowsOfPart
 from dps.variables.tables import TableSpec, key_numbers
-from dps.variables.tree import Rows, is_module, is_parameter, is_tensor, rows_of_tensor, to_array
+from dps.variables.tree import Rows, is_masked, is_module, is_parameter, is_tensor, rows_of_tensor, to_array
 
 Gradient = Array | Rows | PackedGradient
 """Packed gradients come from a session's `Compression`."""
@@ -131,7 +131,7 @@ def check_is_nested(plan: Plan, tree: Any, wants: str = "push wants gradients") 
 
 def row_numbers(rows: Any, what: str) -> Array:
     """Row numbers as an array of integers of one dimension or more. ValueError messages call them `what`."""
-    indices: Array = to_array(rows, what) if is_tensor(rows) else np.asarray(rows)
+    indices: Array = to_array(rows, what) if is_tensor(rows) or is_masked(rows) else np.asarray(rows)
     if indices.ndim == 0 or (indices.dtype.kind not in "iu" and indices.size):
         raise ValueError(f"{what} are integers of shape (n,) or (n, m, ...); got {indices.dtype} {indices.shape}")
     return indices

@@ -299,6 +299,11 @@ def to_array(value: Any, name: str) -> np.ndarray[Any, np.dtype[Any]]:
         value = _of_tensor(value.detach().cpu(), name)
     if is_module(value):
         raise TypeError(f"{name} is a module of PyTorch ({type(value).__name__}); wanted arrays: pass its state_dict()")
+    if is_masked(value):
+        raise TypeError(
+            f"{name} is a masked array, whose mask does not travel; wanted an array of numbers: call "
+            ".filled(value), which gives masked elements this value"
+        )
     if isinstance(value, Iterator):
         raise TypeError(f"{name} is a {type(value).__name__}; wanted arrays: pass a dict or a list of what it yields")
     array = np.asarray(value)
@@ -319,6 +324,11 @@ def not_numbers(value: Any, dtype: np.dtype[Any], name: str) -> TypeError:
 def is_tensor(value: Any) -> bool:
     """Whether a value is a tensor of torch, which need not be installed."""
     return hasattr(value, "detach")
+
+
+def is_masked(value: Any) -> bool:
+    """Whether a value is a masked array of numpy, also one without a masked element."""
+    return hasattr(value, "filled") and hasattr(value, "mask")
 
 
 def is_module(value: Any) -> bool:

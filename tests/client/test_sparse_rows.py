@@ -151,6 +151,22 @@ def test_an_array_whose_elements_share_memory_is_not_filled() -> None:
         assert s.lookup("v", [0], out=once[:1]).tolist() == [0.0]
 
 
+def test_gradients_values_and_row_numbers_with_a_mask_are_refused() -> None:
+    """What the mask hid was taken as numbers."""
+    masked, rows = np.ma.masked_array([1.0, 1e6, 1.0], [0, 1, 0]), np.ma.masked_array([0, 1], [0, 1])
+    with cluster(1, 1) as (server,), session(server, params={"w": np.zeros(3)}) as s:
+        for call in (
+            lambda: s.push({"w": masked}), lambda: s.step({"w": masked}), lambda: s.assign({"w": masked}),
+            lambda: s.push({"w": dps.Rows([0, 1, 2], masked)}),
+        ):  # fmt: skip
+            with pytest.raises(TypeError, match=r"w is a masked array.*call .filled"):
+                call()
+        for call in (lambda: s.push({"w": dps.Rows(rows, [1.0, 1.0])}), lambda: s.lookup("w", rows)):
+            with pytest.raises(TypeError, match=r"is a masked array.*call .filled"):
+                call()
+        assert s.global_step == 0 and not s.pull()["w"].any()
+
+
 @pytest.mark.parametrize("repeat", [False, True])
 def test_rows_of_any_shape_are_looked_up_and_pushed(repeat: bool) -> None:
     """As a batch of examples with several ids each has them; sums and values are those of the flat list."""

@@ -23,3 +23,9 @@ def test_arrays_of_dtypes_that_do_not_travel_are_refused(leaf: Any, got: str) ->
     """A long double was refused only by the transport, by its name there."""
     with pytest.raises(TypeError, match=f"^array 1 is {got}; wanted an array of numbers: float16"):
         pack({"a": np.ones(3), "b": [leaf]})
+
+
+def test_a_masked_array_does_not_travel() -> None:
+    """It arrived without its mask, with the values that were masked."""
+    with pytest.raises(TypeError, match=r"^array 0 is a masked array, .* call .filled\(value\)"):
+        pack([1, np.ma.masked_array([1.0, 1e6], [False, True])])

@@ -136,6 +136,14 @@ def test_what_is_no_array_of_numbers_is_a_type_error_that_names_it(value: Any) -
         to_array(value, "hidden/w")
 
 
+@pytest.mark.parametrize("value", [np.ma.masked_array([1.0, 1e6], [0, 1]), np.ma.arange(3), np.ma.masked])
+def test_a_masked_array_is_refused(value: Any) -> None:
+    """Its mask was lost, and what it hid was taken as numbers."""
+    for given_value in (value, Variable(value)):
+        with pytest.raises(TypeError, match=r"^hidden/w is a masked array, whose mask does not travel; .*call .filled"):
+            to_array(given_value, "hidden/w")
+
+
 def test_a_variable_notes_the_scope_that_it_is_made_in() -> None:
     with dps.device("/job:ps/task:1"):
         pinned = Variable(1.0)
