@@ -220,7 +220,8 @@ def _share(compressor: TopK | RandomK) -> None:
 
 
 def _count(fraction: float, size: int) -> int:
-    return min(size, max(1, math.ceil(fraction * size)))
+    exact = fraction * size * (1 - 1e-15)  # the product may be rounded up: 0.07 * 100 > 7
+    return min(size, max(1, math.ceil(exact)))
 
 
 __all__ = ["Bfloat16", "Compressor", "Float16", "Int8", "RandomK", "TopK", "from_wire"]

@@ -67,3 +67,11 @@ def test_the_first_pattern_that_matches_counts_and_none_leaves_a_variable_alone(
 def test_a_share_is_rounded_up_and_never_less_than_one_element_nor_more_than_all() -> None:
     assert [TopK(0.1).count(n) for n in (1, 10, 11, 100)] == [1, 1, 2, 10]
     assert RandomK(1.0).count(7) == 7
+
+
+def test_a_share_that_is_a_whole_number_of_elements_is_not_rounded_up_to_one_more() -> None:
+    """0.07 * 100 is 7.000000000000001 in float64, and 8 elements were sent."""
+    assert TopK(0.07).count(100) == 7 and RandomK(0.55).count(100) == 55
+    assert TopK(0.0700001).count(100) == 8 and TopK(0.070000001).count(10**9) == 70_000_001
+    for size in range(1, 300):
+        assert [TopK(k / size).count(size) for k in range(1, size + 1)] == list(range(1, size + 1))
