@@ -94,7 +94,7 @@ def test_several_batches_a_worker_make_a_step_by_initial_tokens() -> None:
     actions = s.push(1, 0)
     assert sets(actions) == [[(0, 10, 1), (0, 10, 2), (1, 11, 1), (1, 11, 2)]]
     assert grants(actions) == [(0, 1, "applied"), (1, 1, "applied")]
-    assert len(s.quorum.tokens.left) == 2
+    assert len(s.quorum.tokens) == 2
 
 
 def test_initial_tokens_as_tensorflow_waste_the_round_after_the_first_update() -> None:
@@ -121,11 +121,11 @@ def test_of_queued_tokens_one_goes_with_each_counted_worker_that_ends() -> None:
     s = Steps(3, aggregate=3, total=3, initial_tokens=3)
     for worker in range(3):
         s.push(worker, 0)
-    assert len(s.quorum.tokens.left) == 3  # those of step 1
+    assert len(s.quorum.tokens) == 3  # those of step 1
     s.leave(2)
-    assert len(s.quorum.tokens.left) == 2
+    assert len(s.quorum.tokens) == 2
     s.join(3)  # one that comes needs no token
-    assert len(s.quorum.tokens.left) == 2
+    assert len(s.quorum.tokens) == 2
 
 
 def test_who_enters_gets_the_current_step_whatever_old_tokens_are_left() -> None:
@@ -245,7 +245,7 @@ def test_a_step_is_not_made_from_fewer_gradients_than_its_quota(workers: int) ->
     s = Steps(workers, aggregate=2 * workers, total=2 * workers)
     for worker in range(workers):
         assert s.push(worker, 0) == []
-    assert (s.quorum.step, len(s.quorum.tokens.left)) == (0, 0)
+    assert (s.quorum.step, len(s.quorum.tokens)) == (0, 0)
     assert (
         s.quorum.shortage()
         == f"step 1 needs {2 * workers} gradients from {2 * workers} workers; this cluster has {workers}"

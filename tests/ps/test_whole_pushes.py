@@ -150,7 +150,7 @@ class Ps:
         q = mode.quorum
         return {
             "ledgers": {i: (found.done, found.results, found.staged) for i, found in self.shard.ledgers.items()},
-            "quorum": (q.step, [*q.tokens.left], q._next, q._held, [*q._waiting], q._reports, q._started, q.counted),
+            "quorum": (q.step, [*q.tokens], q._next, q._held, [*q._waiting], q._reports, q._started, q.counted),
             "granted": mode._granted, "askers": mode._askers, "counts": self.shard.counts, "values": self.values,
             "version": (self.shard.store.counter, self.shard.store.step, self.shard.store.leased()),
         }  # fmt: skip

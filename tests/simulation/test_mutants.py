@@ -23,7 +23,6 @@ from dps.ps.intake import ledger
 from dps.ps.intake import ledger as staged
 from dps.ps.modes import asynchronous as modes
 from dps.ps.modes import clocks, quorum, sync, whole_pushes
-from dps.ps.modes import quorum as tokens
 from dps.ps.modes.combine import combined
 from dps.ps.serving import lookups as answers
 from dps.ps.serving import saving, streaming_pull
@@ -105,11 +104,12 @@ def test_a_standstill_that_makes_a_smaller_step_is_caught(monkeypatch: pytest.Mo
 
 @pytest.mark.nightly
 def test_initial_tokens_that_are_thrown_away_with_each_step_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def discard(self: tokens.StepTokens, step: int, count: int) -> None:
-        self._values.clear()
-        self.add_tokens(step, count)
+    def discard(self: quorum.Quorum) -> None:
+        self.tokens.clear()
+        add(self)
 
-    monkeypatch.setattr(tokens.StepTokens, "add_step", discard)
+    add: Callable[..., None] = quorum.Quorum._add_tokens
+    monkeypatch.setattr(quorum.Quorum, "_add_tokens", discard)
     caught("tokens", "a token of step")
 
 

@@ -18,37 +18,6 @@ from typing import NamedTuple
 from dps.messages.sessions import APPLIED, DROPPED, REFUSED
 from dps.process.record import record
 
-
-class StepTokens:
-    """A worker's next local step is the value of the token that it takes."""
-
-    def __init__(self, queued: bool) -> None:
-        """`queued`: tokens that are left when a step is made stay, as in TensorFlow's queue. Otherwise they are
-        discarded, and every token has the value of the current step."""
-        self._queued = queued
-        self.left: deque[int] = deque()
-        """The values of the tokens that are left, the oldest first."""
-
-    def add_tokens(self, step: int, count: int) -> None:
-        """Add this many tokens of a step: at the start, or to end a standstill."""
-        self.left.extend([step] * count)
-
-    def add_step(self, step: int, count: int) -> None:
-        """Add the tokens of a step that was made."""
-        if not self._queued:
-            self.left.clear()
-        self.add_tokens(step, count)
-
-    def take_token(self) -> int:
-        """Take the oldest token; returns its value."""
-        return self.left.popleft()
-
-    def drop_token(self) -> None:
-        """A worker takes no token any more. Remove one that it could have taken from the queue."""
-        if self._queued and self.left:
-            self.left.popleft()
-
-
 PushId = tuple[int, int, int]
 """Task index, incarnation, push number: the order of summation."""
 
@@ -116,7 +85,10 @@ class Quorum:
         self.configured_aggregate, self.configured_total = aggregate, total
         self._initial_tokens = initial_tokens
         self._usual = aggregate is total is initial_tokens is None
-        self.tokens = StepTokens(queued=initial_tokens is not None)
+        self.tokens: deque[int] = deque()
+        """The values of the tokens that are left, the oldest first: a worker's next local step is the value of the
+        token that it takes. With `initial_tokens` those that are left when a step is made stay, as in TensorFlow's
+        queue. Otherwise they are discarded, and every token has the value of the current step."""
         self._started = False
         self._told = False
         """Whether the members were told before. Those of the first list count whether they have entered or not."""
@@ -151,7 +123,8 @@ class Quorum:
         self._others_gone = (self._others_gone | others.intersection(self.counted)) - names
         counted = [n for n in self.counted if n in names or n in expected or n in self._absent]
         for _ in range(len(self.counted) - len(counted)):
-            self.tokens.drop_token()
+            if self._initial_tokens is not None and self.tokens:  # it could have taken one
+                self.tokens.popleft()
         self.counted = counted
         first = [] if self._told else [m.name for m in members.values() if m.worker]
         self._told = True
@@ -200,7 +173,7 @@ class Quorum:
         with events alone. While it is not 0, the ended sessions are forgotten, and no push of a member is reported that
         has no result."""
         busy = self._held or self._waiting or self._reports or self._entering or self._excused or self._leaving
-        ready = self._usual and self._started and not (busy or self._absent or self.tokens.left)
+        ready = self._usual and self._started and not (busy or self._absent or self.tokens)
         return len(self.counted) if ready else 0
 
     @property
@@ -241,10 +214,6 @@ class Quorum:
     def has_all(self, incarnation: int, number: int) -> bool:
         """Whether a push of this session is complete on all ps."""
         return number < self._next.get(incarnation, 1)
-
-    def is_waiting(self, incarnation: int) -> bool:
-        """Whether a push or an entry of this session waits."""
-        return incarnation in self._entering or any(w.id[1] == incarnation for w in self._waiting)
 
     def has_pushed(self, incarnation: int) -> bool:
         """Whether a push of this session waits for its step."""
@@ -308,14 +277,14 @@ class Quorum:
                 actions.append(self._decide_step())
                 actions += self._forget_ended()
                 continue
-            while self.tokens.left and self._waiting:
-                waiting, step = self._waiting.popleft(), self.tokens.take_token()
+            while self.tokens and self._waiting:
+                waiting, step = self._waiting.popleft(), self.tokens.popleft()
                 actions.append(Grant(waiting.id[1], waiting.id[2], step, waiting.status, waiting.reason))
             if not self._is_standstill():
                 return actions
             if not self._held:  # nobody's gradient was taken: all try this step again, with the whole quota
                 self._excused = []
-                self.tokens.add_tokens(self.step, len(self._waiting))
+                self.tokens.extend([self.step] * len(self._waiting))
             else:
                 self._let_more_come()
 
@@ -324,16 +293,14 @@ class Quorum:
         if not self._started and self._waiting:
             self._started = True
             least = max(0, self.aggregate - self.total)
-            self.tokens.add_tokens(
-                self.step, least if self._initial_tokens is None else max(least, self._initial_tokens)
-            )
+            self.tokens.extend([self.step] * max(least, self._initial_tokens or 0))
 
     def _let_more_come(self) -> None:
         """Grant as many tokens as gradients are missing, first to the sessions that have no gradient in the step."""
         held = set(self._held)
         self._waiting = deque(sorted(self._waiting, key=lambda waiting: waiting.id in held))
         missing = self.aggregate - len(self._excused) - len(self._held)
-        self.tokens.add_tokens(self.step, min(len(self._waiting), missing))
+        self.tokens.extend([self.step] * min(len(self._waiting), missing))
 
     def _decide_step(self) -> Decision:
         self.step += 1
@@ -341,8 +308,14 @@ class Quorum:
         self.chosen = decision.chosen
         self._held, self._excused = [], []
         self._started = True
-        self.tokens.add_step(self.step, max(self.total, self.aggregate))
+        self._add_tokens()
         return decision
+
+    def _add_tokens(self) -> None:
+        """Add the tokens of a step that was made."""
+        if self._initial_tokens is None:
+            self.tokens.clear()
+        self.tokens.extend([self.step] * max(self.total, self.aggregate))
 
     def _admit_entering(self, everybody: bool) -> list[Decision | Grant]:
         """Admit the sessions that want to begin: `everybody` between two steps; otherwise those that the step counts
@@ -365,7 +338,7 @@ class Quorum:
     def _is_standstill(self) -> bool:
         """All counted workers have joined and wait, and no token is left, so that no worker could ever push again. A
         step that has gradients but fewer workers than it needs waits for more workers."""
-        if not self._waiting or self.tokens.left or not self._absent.issuperset(self.missing()):
+        if not self._waiting or self.tokens or not self._absent.issuperset(self.missing()):
             return False
         return not self._held or not self._is_short()
 
