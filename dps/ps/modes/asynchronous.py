@@ -18,11 +18,9 @@ from dps.messages.sessions import (
     REFUSED,
     STEP_PS,
     CountSteps,
-    Decide,
     Exchange,
     Pull,
     Pushed,
-    Report,
     Token,
 )
 from dps.process.telemetry import log
@@ -31,6 +29,7 @@ from dps.ps.intake.ledger import Ledger
 from dps.ps.modes.clocks import Clocks
 from dps.ps.modes.compensation import Compensation
 from dps.ps.modes.counting import Counting
+from dps.ps.modes.mode import Mode
 from dps.ps.serving.long_waits import Waits
 from dps.ps.serving.streaming_pull import StreamingPull
 from dps.ps.shard import Shard
@@ -66,7 +65,7 @@ MOST_ASSIGNED = 1000
 """How many versions that only set values are remembered; an older one counts as an update."""
 
 
-class AsyncMode:
+class AsyncMode(Mode):
     """Applies pushes on arrival, in the order of each session's numbers."""
 
     sends_early = True
@@ -108,18 +107,12 @@ class AsyncMode:
             if asker is not None:
                 self.shard.reading.answer_push(asker, result)
 
-    def begin_wait(self, push: KeptPush) -> None:
-        raise AssertionError("one push makes an update")
-
     def step_of(self, pushes: list[KeptPush]) -> int:
         push = pushes[0].about
         return self._step(push.step, push.counted_by)
 
     def commit_pushes(self, pushes: list[KeptPush], step: int, counter: int) -> None:
         self._record_applied(pushes[0].row, pushes[0].about, step, False, counter)
-
-    def settle(self) -> None:
-        """Does nothing: no call waits for a step."""
 
     def open_intake(self, push: PushOf) -> Intake:
         """The pieces of a session's next push are applied as they come, if that is possible. If no other session can
@@ -155,9 +148,6 @@ class AsyncMode:
 
     def answer_enter(self, sender: Sender) -> None:
         self.shard.gate.answer(sender, Token(self.shard.store.step))
-
-    def may_read(self, sender: Sender, pull: Pull) -> str:
-        return ""
 
     def record_pull(self, ledger: Ledger) -> None:
         self._compensation.record_pull(ledger.incarnation)
@@ -211,24 +201,12 @@ class AsyncMode:
     def join_exchange(self, message: Exchange, sender: Sender) -> None:
         raise ConfigError(f"{message.what}: workers reduce values through a ps in sync alone")
 
-    def on_report(self, message: Report) -> None:
-        """Does nothing: no step waits for other ps."""
-
-    def on_decide(self, message: Decide) -> None:
-        """Does nothing: no step waits for other ps."""
-
     def count_steps(self, message: CountSteps, sender: Sender) -> None:
         self._counting.take_count(message, sender)
 
     @property
     def reached(self) -> int:
         return self.shard.store.step
-
-    def standstill(self) -> dict[str, Any]:
-        return {}
-
-    def waiting_for(self) -> str:
-        return ""
 
     def _apply_push(self, ledger: Ledger, staged: Staged) -> Pushed:
         if staged.assigns:

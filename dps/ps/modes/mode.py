@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from dps.actors.ref import Sender
 from dps.messages.runs import Members
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from dps.ps.modes.whole_pushes import KeptPush
 
 
-class Mode(Protocol):
-    """An update mode on one shard."""
+class Mode:
+    """An update mode on one shard. What a mode does not define itself does nothing, and nobody waits."""
 
     frees: bool
     """Whether the memory of a push is freed piece by piece while it is applied."""
@@ -25,9 +25,11 @@ class Mode(Protocol):
     @property
     def reached(self) -> int:
         """The highest step that any session was told, on the step ps."""
+        raise NotImplementedError
 
     def open_intake(self, push: PushOf) -> Intake:
         """Open the intake of a push that comes in pieces."""
+        raise NotImplementedError
 
     def accept_push(self, staged: Staged, sender: Sender) -> None:
         """A push is staged, and not admitted by `admit_push`. It may be unchecked (`Gradient.checked`) if it lies in
@@ -38,6 +40,7 @@ class Mode(Protocol):
 
     def step_of(self, pushes: list[KeptPush]) -> int:
         """All pushes of the next update are here: the step that they make."""
+        raise NotImplementedError
 
     def commit_pushes(self, pushes: list[KeptPush], step: int, counter: int) -> None:
         """Record the results of kept pushes that will be version `counter`, step `step`."""
@@ -53,9 +56,10 @@ class Mode(Protocol):
 
     def may_read(self, sender: Sender, pull: Pull) -> str:
         """ "" if the session may read now, else for whom it waits."""
+        return ""
 
     def record_pull(self, ledger: Ledger) -> None:
-        """A session has pulled the current version."""
+        """A session has pulled the current version. In sync a step's set says what a gradient was computed from."""
 
     def set_members(self, message: Members) -> None:
         """The members have changed; the ledgers of new sessions exist."""
@@ -78,6 +82,7 @@ class Mode(Protocol):
     def hold_pushes(self, cut: str) -> list[list[int]]:
         """A version is published, in async and bounded mode with several ps: apply no push before `schedule_cut_at` or
         `resume_pushes`. Returns what PushesHeld tells."""
+        raise NotImplementedError
 
     def schedule_cut_at(self, cut: str, numbers: list[Any], sender: Sender) -> None:
         """Have `shard.perform_cut(cut)` called when these pushes are applied (`CutVersion.numbers`) and no others.
@@ -88,6 +93,8 @@ class Mode(Protocol):
 
     def standstill(self) -> dict[str, Any]:
         """For how long which sessions have waited for which others, as of `Waits.standstill`; {} if nobody waits."""
+        return {}
 
     def waiting_for(self) -> str:
         """For whom the shard waits now, as text for errors and status; "" if for nobody."""
+        return ""

@@ -17,7 +17,6 @@ from dps.messages.sessions import (
     CountSteps,
     Decide,
     Exchange,
-    Pull,
     Pushed,
     PushHeld,
     Report,
@@ -27,6 +26,7 @@ from dps.ps.intake.intake import Gathering, Intake, PushOf, Staged
 from dps.ps.intake.ledger import Ledger
 from dps.ps.modes.combine import assigned, combined
 from dps.ps.modes.exchanges import Exchanges
+from dps.ps.modes.mode import Mode
 from dps.ps.modes.quorum import Decision, Grant, PushId, Quorum, QuorumMember
 from dps.ps.modes.whole_pushes import KeptPush
 from dps.ps.serving.long_waits import LongWaits, Waits
@@ -40,7 +40,7 @@ MOST_CUTS = 16
 """How many cuts a step ps remembers, so that an order that comes again makes none. One or two are ordered at a time."""
 
 
-class SyncMode:
+class SyncMode(Mode):
     """On every ps, a complete push is reported to the step ps, and is not applied before the step ps says so. Only the
     step ps has the `Quorum`. Its decisions go to all ps under dense numbers and are carried out in that order, so a
     step has the same set everywhere. A cluster of one ps sends no messages for this.
@@ -168,12 +168,6 @@ class SyncMode:
         if (sender.incarnation, 0) in self._askers:
             self.shard.node.answer(sender, Waiting(self.waiting_for()))
 
-    def may_read(self, sender: Sender, pull: Pull) -> str:
-        return ""
-
-    def record_pull(self, ledger: Ledger) -> None:
-        """Does nothing, because a step's set says what a gradient was computed from."""
-
     def set_members(self, message: Members) -> None:
         self._pushes.stage_kept()
         if self.quorum is None:
@@ -272,9 +266,6 @@ class SyncMode:
 
     def schedule_cut_at(self, cut: str, numbers: list[Any], sender: Sender) -> None:
         self.hold_pushes(cut)
-
-    def resume_pushes(self, cut: str) -> None:
-        """Does nothing: none are held back."""
 
     def _report_pushes(self, pushes: list[list[Any]]) -> None:
         if self.quorum is not None:
