@@ -55,10 +55,10 @@ class Publications:
         if isinstance(published, bool) or not isinstance(published, int) or published < 1:
             raise ValueError(f"pull: got published={published!r:.80}, wanted a dps.Published or its number, from 1")
         if out is None:
-            return self._pulls.published(published, names, timeout)
+            return self._pulls.apart(published, names, timeout)
         check_apart(self._connection.agreed.plan, out)
         places = self._pulls.places(out, names)
-        self._pulls.fill(places, self._pulls.published(published, names, timeout))
+        self._pulls.fill(places, self._pulls.apart(published, names, timeout))
         return out
 
     def newer(self, run: str, newer_than: int, stop: Callable[[], bool]) -> PublishedIs | None:

@@ -289,8 +289,23 @@ class Pulls:
         ValueError where one does not fit. Nothing is written."""
         if is_module(out):
             raise ValueError(f"out is a module of PyTorch ({type(out).__name__}); pass its state_dict()")
-        assembly = self._pushes.assembly
-        return places_in(assembly.named(out), assembly.plan, assembly.names if names is None else names)
+        assembly, found = self._pushes.assembly, dict[str, Array]()
+        plan, given = assembly.plan, assembly.named(out)
+        for name in assembly.names if names is None else names:
+            if name not in plan.by_name:  # the pull says so
+                continue
+            target = place = given.get(name)
+            if is_tensor(target):
+                place = memory_of_tensor(target, name)
+            _, dtype, shape = plan.described[plan.by_name[name]]
+            if not isinstance(place, np.ndarray) or place.shape != shape or place.dtype != dtype:
+                kind = f"{getattr(place, 'dtype', type(place))} {getattr(place, 'shape', '')}"
+                got = "nothing" if place is None else kind
+                raise ValueError(f"out has {got} for {name}; wanted an array of {dtype} {shape}")
+            if not place.flags.c_contiguous:
+                check_once(f"out for {name}", place)
+            found[name] = place
+        return found
 
     def fill(
         self, places: Mapping[str, Array], values: Any, replaces: Callable[[str, Array, Array], None] | None = None
@@ -390,20 +405,13 @@ class Pulls:
         connection.steps.saw(max((t.step for t in operation.transfers.values()), default=0))
         return self._values(operation)
 
-    def averages(self, names: Sequence[str] | None, timeout: float | None) -> Any:
-        """The moving averages, and the values of variables that have none; nested as by a pull of these names."""
-        operation = self.start(names, None, after=False, averages=True)
+    def apart(self, published: int, names: Sequence[str] | None, timeout: float | None) -> Any:
+        """The values of a published version; 0: the moving averages, and the values of variables that have none. Nested
+        as by a pull of these names, and not counted as read. Raises ValueError if the version is gone. Blocks."""
+        operation = self.start(names, None, after=False, averages=not published, published=published)
+        what = f"published version {published}" if published else "moving averages"
         try:
-            self._waiter.wait(operation, timeout, "a pull of the moving averages")
-            return self._values(operation)
-        finally:
-            operation.drop()
-
-    def published(self, number: int, names: Sequence[str] | None, timeout: float | None) -> Any:
-        """The values of a published version, nested as by a pull of these names. Raises ValueError if it is gone."""
-        operation = self.start(names, None, after=False, published=number)
-        try:
-            self._waiter.wait(operation, timeout, f"a pull of the published version {number}")
+            self._waiter.wait(operation, timeout, f"a pull of the {what}")
             return self._values(operation)
         finally:
             operation.drop()
@@ -451,23 +459,3 @@ def check_once(what: str, place: Array) -> None:
             f"{what} has one memory for several of its elements (shape {place.shape}, strides {place.strides}); wanted "
             f"an array of its own elements, as np.empty({place.shape}, np.{place.dtype})"
         )
-
-
-def places_in(given: Mapping[str, Any], plan: Plan, names: Iterable[str]) -> dict[str, Array]:
-    """As `Pulls.places`, in arrays and tensors by their names."""
-    found: dict[str, Array] = {}
-    for name in names:
-        if name not in plan.by_name:  # the pull says so
-            continue
-        target = place = given.get(name)
-        if is_tensor(target):
-            place = memory_of_tensor(target, name)
-        _, dtype, shape = plan.described[plan.by_name[name]]
-        if not isinstance(place, np.ndarray) or place.shape != shape or place.dtype != dtype:
-            kind = f"{getattr(place, 'dtype', type(place))} {getattr(place, 'shape', '')}"
-            got = "nothing" if place is None else kind
-            raise ValueError(f"out has {got} for {name}; wanted an array of {dtype} {shape}")
-        if not place.flags.c_contiguous:
-            check_once(f"out for {name}", place)
-        found[name] = place
-    return found

@@ -384,7 +384,7 @@ class Session:
         from dps.client.opening import check_averages  # here: `import dps` stays quick
 
         check_averages(self._connection.agreed.plan)
-        return self._pulls.averages(names, timeout)
+        return self._pulls.apart(0, names, timeout)
 
     @overload
     def lookup(self, /, name: str, rows: Any, timeout: float | None = None, out: Array | None = None) -> Array: ...
