@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dps.errors import CheckpointError, ConfigError, DeadlineExceeded, TaskLost, Unavailable
 from dps.process import config
@@ -105,21 +105,17 @@ def _follow(
             yield from _looked(_Checkpoints(os.fspath(checkpoint_dir), server), runtime(), pause, timeout)
             return
         assert server is not None
+        from dps.client.session import Session
+
         try:
-            versions = _Versions(stack.enter_context(_session(server, timeout)), server)
+            versions = _Versions(stack.enter_context(Session(server, timeout=timeout)), server)
             yield from _looked(versions, server.runtime, pause, timeout)
         except (TaskLost, Unavailable):
             if server.join(END_S) != 0:
                 raise
 
 
-def _session(server: Server, timeout: float) -> Session:
-    from dps.client.session import Session
-
-    return Session(server, timeout=timeout)
-
-
-def _looked(source: _Source, runtime: Runtime, pause: float, timeout: float) -> Iterator[Followed]:
+def _looked(source: _Versions | _Checkpoints, runtime: Runtime, pause: float, timeout: float) -> Iterator[Followed]:
     """What is newer at each look, until the source is over."""
     last, came_at, before = "none so far", runtime.now(), None
     while True:
@@ -148,17 +144,6 @@ class _Found(NamedTuple):
     values: Any
 
 
-class _Source(Protocol):
-    what: str
-    """What is followed, in messages."""
-
-    def over(self) -> bool:
-        """Whether the run is over. Raises TaskLost if it has failed."""
-
-    def look(self) -> _Found | None:
-        """What is newer than at the last look, or None."""
-
-
 def _is_over(server: Server) -> bool:
     if server.exit_code:
         raise TaskLost(f"follow: {server.reason or 'the run has failed'}")
@@ -170,20 +155,23 @@ class _Versions:
 
     def __init__(self, session: Session, server: Server) -> None:
         self.what = "version"
+        """What is followed, in messages."""
         self._session, self._server = session, server
         self._seen: Any = None
 
     def over(self) -> bool:
+        """Whether the run is over. Raises TaskLost if it has failed."""
         return _is_over(self._server)
 
     def look(self) -> _Found | None:
+        """What is newer than at the last look, or None."""
         values = self._session.pull(if_newer_than=self._seen)
         self._seen = self._session.version
         return None if values is None else _Found(self._seen.epoch, self._session.global_step, values)
 
 
 class _Checkpoints:
-    """The whole checkpoints in a folder, newest first."""
+    """The whole checkpoints in a folder, newest first; followed as `_Versions` are."""
 
     def __init__(self, folder: str, server: Server | None) -> None:
         from dps.transport.current import runtime
