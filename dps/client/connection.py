@@ -122,8 +122,12 @@ class Connection:
         if not told and patience.is_due(self.caller.now()):
             log.warning("%s: %s", self.home.name, text)
 
-    def ask(self, message: Message, deadline: float, whom: str, ref: Ref | None = None) -> Message:
-        """Ask the chief (or a ps) until the deadline, minding this node's own end and new epochs."""
+    def ask(
+        self, message: Message, deadline: float, whom: str, ref: Ref | None = None,
+        stop: Callable[[], bool] | None = None,
+    ) -> Message:  # fmt: skip
+        """Ask the chief until the deadline, or until `stop()`, minding this node's own end. A `ref`, of a ps or of the
+        chief, is asked in this run epoch: Aborted when that is over."""
         answers: list[Message] = []
         text = [f"{whom} has not answered"]
 
@@ -144,7 +148,10 @@ class Connection:
             return (ref and str(self.joining.unreached)) or text[0]
 
         request = self.caller.start(ref or self.chief, message, feed)
-        self.wait([request], deadline, late, look)
+        self.wait([request], deadline, late, look, stop)
+        if not answers:
+            self.caller.drop(request)
+            raise DeadlineExceeded(f"{self.home.name}: {late()}")
         if isinstance(answers[0], Failed):
             raise answers[0].exception()
         return answers[0]

@@ -9,13 +9,12 @@ from zlib import crc32
 
 import numpy as np
 
-from dps.actors.answers import Failed, Waiting
 from dps.client.compressing import PackedPull
 from dps.client.connection import Connection
 from dps.client.lanes import PsPeer
 from dps.client.pulling import Pulls, check_apart
 from dps.client.waiting import Operation, Waiter
-from dps.errors import Aborted, ConfigError, DeadlineExceeded, ProtocolError
+from dps.errors import ConfigError, DeadlineExceeded, ProtocolError
 from dps.messages.replies import Published
 from dps.messages.runs import AskPublished, Publish, PublishedIs
 from dps.messages.sessions import NO_BASE, Pull, Values
@@ -66,33 +65,16 @@ class Publications:
         until `stop()`; then None."""
         connection = self._connection
 
-        def ask(deadline: float) -> PublishedIs | None:
-            answers: list[Message] = []
-
-            def feed(answer: Message) -> bool:
-                if not isinstance(answer, Waiting):
-                    answers.append(answer)
-                return bool(answers)
-
-            def look() -> None:
-                connection.lookout.look()
-                if connection.membership.over:
-                    raise Aborted(f"run epoch {connection.membership.epoch} is over")
-
-            request = connection.caller.start(
-                connection.chief, AskPublished(connection.number, run, newer_than), feed
-            )  # fmt: skip
+        def ask(deadline: float) -> Message | None:
+            message = AskPublished(connection.number, run, newer_than)
             with suppress(DeadlineExceeded):
-                connection.wait([request], deadline, lambda: "", look, stop)
-            connection.caller.drop(request)
-            if answers and isinstance(answers[0], Failed):
-                raise answers[0].exception()
-            return answers[0] if answers and isinstance(answers[0], PublishedIs) else None
+                return connection.ask(message, deadline, "the chief", connection.chief, stop)
+            return None
 
-        found: PublishedIs | None = None
-        while found is None and not stop():
+        found: Message | None = None
+        while not isinstance(found, PublishedIs) and not stop():
             found = self._waiter.retrying(ask, ASK_AGAIN_S)
-        return found
+        return found if isinstance(found, PublishedIs) else None
 
     def fetch(
         self, number: int, form: str, names: Sequence[str] | None, timeout: float, bases: Bases | None = None
