@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,10 @@ from dps.variables.layout import Gradient, split
 from dps.variables.packed import Packed
 from dps.variables.plan import Arena, Plan, ShardLayout, cut, piece_size
 from dps.variables.rowlists import RowsOfPart
+
+if TYPE_CHECKING:
+    from dps.client.push_operations import PushOp
+    from dps.client.transfers import PushTransfer
 
 
 class About(NamedTuple):
@@ -51,14 +55,6 @@ class About(NamedTuple):
         return made
 
 
-class MemoryUse(Protocol):
-    """What is on its way from memory of the session until it is complete."""
-
-    @property
-    def complete(self) -> bool:
-        """Whether nobody reads the memory for it any more."""
-
-
 class CargoMemory:
     """Memory in which a session gathers a push for one shard; shared with the ps if the lane is on."""
 
@@ -71,8 +67,8 @@ class CargoMemory:
             except Unavailable as error:
                 lane.give_up(error)
         self.bytes: Array = np.zeros(nbytes, np.uint8) if self.memory is None else self.memory.array
-        self.reader: MemoryUse | None = None
-        """The last push that was sent from it."""
+        self.reader: PushOp | PushTransfer | None = None
+        """The last push that was sent from it, which reads it until it is complete."""
         self._cut: tuple[ShardLayout, list[Array]] | None = None
 
     def flats(self, layout: ShardLayout) -> list[Array]:
