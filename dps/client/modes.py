@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ClientMode:
-    """What all modes have in common; the attributes are those of async."""
+    """What all modes have in common, and the mode async: each ps applies a push on arrival."""
 
     steps: ClassVar[type[Steps]] = Steps
     """How the session counts steps."""
@@ -56,10 +56,6 @@ class ClientMode:
         from dps.client.training import PsTraining
 
         return PsTraining(parts)
-
-
-class AsyncClientMode(ClientMode):
-    """Each ps applies a push on arrival."""
 
 
 class BoundedClientMode(ClientMode):
@@ -110,7 +106,7 @@ class LocalClientMode(SyncClientMode):
 
 
 MODES: dict[str, type[ClientMode]] = {
-    "async": AsyncClientMode, "bounded": BoundedClientMode, "sync": SyncClientMode, "local": LocalClientMode,
+    "async": ClientMode, "bounded": BoundedClientMode, "sync": SyncClientMode, "local": LocalClientMode,
 }  # fmt: skip
 
 
