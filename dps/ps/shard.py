@@ -67,7 +67,7 @@ class Shard:
         """The newest list of sessions; None while the shard has no first values."""
         self.settles = False
         """Whether sessions are to complete their pushes and join again."""
-        self.saving = Saving(self.store, plan, ps, node, self.gate, self._results, lambda: self.counted)
+        self.saving = Saving(self)
         self._outcomes: dict[int, tuple[int, list[Any]]] = {}
         """What became of the pushes of sessions that have ended, and under which version of the members."""
         self.checks_finite = bool(settings.get("check_finite", True))
@@ -173,8 +173,9 @@ class Shard:
             ledger.discard_all()
         self.reading.forget_session(incarnation)
 
-    def _results(self) -> tuple[list[list[int]], int]:
-        """The number of each session's last push up to which all have results, and the digest of all applied pushes."""
+    def results(self) -> tuple[list[list[int]], int]:
+        """The number of each session's last push up to which all have results, and the digest of all applied pushes: as
+        `pushes` and `digest` of ShardCut."""
         done = sorted([incarnation, ledger.done] for incarnation, ledger in self.ledgers.items() if ledger.done)
         return done, self._digest & DIGEST
 

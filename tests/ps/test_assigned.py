@@ -131,11 +131,11 @@ def test_values_that_were_set_are_in_the_digest_of_the_shard() -> None:
     one, other = Ps(Async()), Ps(Async())
     for ps in (one, other):
         ps.push(1, 1)
-    assert one.shard._results() == other.shard._results()
+    assert one.shard.results() == other.shard.results()
     assign(one, 1, 2, 7.0)
-    assert one.shard._results()[1] != other.shard._results()[1]
+    assert one.shard.results()[1] != other.shard.results()[1]
     assign(other, 1, 2, 7.0)
-    assert one.shard._results() == other.shard._results()
+    assert one.shard.results() == other.shard.results()
 
 
 @pytest.mark.parametrize("incarnation", [1, 2, 1002, 10**9])

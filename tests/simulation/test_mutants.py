@@ -18,14 +18,14 @@ from dps.client import loading as assigning
 from dps.client.push_operations import PostedPush
 from dps.errors import CheckpointError
 from dps.messages.replies import Push
-from dps.ps import server
+from dps.ps import server, shard
 from dps.ps.intake import ledger
 from dps.ps.intake import ledger as staged
 from dps.ps.modes import asynchronous as modes
 from dps.ps.modes import clocks, quorum, sync, whole_pushes
 from dps.ps.modes.combine import combined
 from dps.ps.serving import lookups as answers
-from dps.ps.serving import saving, streaming_pull
+from dps.ps.serving import streaming_pull
 from dps.ps.store import draft, store
 from tests.simulation import scenario as scenarios
 from tests.simulation.scenario import (
@@ -197,12 +197,11 @@ def test_a_checkpoint_that_is_cut_at_different_steps_is_caught(monkeypatch: pyte
 @pytest.mark.nightly
 @pytest.mark.parametrize("mode", ["async", "bounded"])
 def test_a_cut_that_forgets_a_session_is_caught(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def forgets(self: saving.Saving, *given: Any) -> None:
-        *others, pushes, counted = given
-        made(self, *others, lambda: (pushes()[0][1:], 0), counted)
+    def forgets(self: shard.Shard) -> tuple[list[list[int]], int]:
+        return results(self)[0][1:], 0
 
-    made = saving.Saving.__init__
-    monkeypatch.setattr(saving.Saving, "__init__", forgets)
+    results: Callable[..., tuple[list[list[int]], int]] = shard.Shard.results
+    monkeypatch.setattr(shard.Shard, "results", forgets)
     caught(mode, "says that its shards have the same pushes")
 
 

@@ -62,7 +62,7 @@ class ShardReads:
         self.lookups = ShardLookups(shard)
         self.long_waits = LongWaits(shard.node, shard.node.runtime.tuning.serving.moment_s)
         self._packing = Packing(shard.store)
-        self._sending = Sending(shard.node, shard.gate, shard.epoch, shard.plan, shard.store, shard.ledgers)
+        self._sending = Sending(shard)
         self.piece_nbytes = self._sending.piece_nbytes
         self._waiting: dict[tuple[Any, int], _Read] = {}
         self._bound = CountLimit("pulls that wait", shard.node.runtime.tuning.serving.waiting_pulls)

@@ -34,7 +34,7 @@ from dps.variables.tables import codes_of, positions_of_part
 
 if TYPE_CHECKING:
     from dps.actors.node import Node
-    from dps.ps.serving.gate import Gate
+    from dps.ps.shard import Shard
 
 
 @dataclass
@@ -53,13 +53,8 @@ class _Save:
 class Saving:
     """Saves a shard in two halves: the copy, at its cut, and the file, when all ps have made their copies."""
 
-    def __init__(
-        self, store: Store, plan: Plan, ps: int, node: Node, gate: Gate,
-        pushes: Callable[[], tuple[list[list[int]], int]], counted: Callable[[], int],
-    ) -> None:  # fmt: skip
-        """`pushes` returns which pushes the shard has, as `pushes` and `digest` of ShardCut; `counted` as there."""
-        self._pushes, self._counted = pushes, counted
-        self.store, self.plan, self.ps, self.node, self._gate = store, plan, ps, node, gate
+    def __init__(self, shard: Shard) -> None:
+        self._shard, self.node = shard, shard.node
         self._saves: dict[str, _Save] = {}
         self._to_write: deque[tuple[str, _Save]] = deque()
         """Writes are made one after the other: two chiefs may ask for the same step, and the file must be the one that
@@ -70,27 +65,26 @@ class Saving:
         save = self._save(cut)
         save.cut_asked = sender
         if save.cut is not None:
-            self._gate.answer(sender, save.cut)
+            self._shard.gate.answer(sender, save.cut)
 
     def perform_cut(self, cut: str) -> None:
         """Copy values and slots as they are now."""
         save = self._save(cut)
         if save.cut is None:
+            store = self._shard.store
             save.copies = [
-                (memory, slot, memory.read(slot, 0, None))
-                for memory in self.store.arenas
-                for slot in (None, *memory.slots)
+                (memory, slot, memory.read(slot, 0, None)) for memory in store.arenas for slot in (None, *memory.slots)
             ]
-            save.tables = [table.copy(self.store.step) for table in self.store.tables.values()]
-            applied = [count for memory in self.store.arenas for count in memory.applied.counts()]
+            save.tables = [table.copy(store.step) for table in store.tables.values()]
+            applied = [count for memory in store.arenas for count in memory.applied.counts()]
             tables = [
                 [len(table.keys), table.updates, 0 if table.counted is None else len(table.counted[0])]
                 for table in save.tables
             ]
-            about = self.store.step, self.store.counter, applied
-            save.cut = ShardCut(*about, *self._pushes(), tables, self._counted())
+            about = store.step, store.counter, applied
+            save.cut = ShardCut(*about, *self._shard.results(), tables, self._shard.counted)
             if save.cut_asked is not None:
-                self._gate.answer(save.cut_asked, save.cut)
+                self._shard.gate.answer(save.cut_asked, save.cut)
 
     def write_copy(self, sender: Sender, message: SaveShard) -> None:
         """The chief wants the copy in a checkpoint's folder. It is answered when the file is on disk."""
@@ -117,12 +111,13 @@ class Saving:
         folder, save = self._to_write[0]
         copies, tables = save.copies, save.tables
         assert copies is not None, "what is to be written was copied"
-        index, count, storage = self.plan.ps.index(self.ps), len(self.plan.ps), self.node.runtime.storage
+        plan, storage = self._shard.plan, self.node.runtime.storage
+        index, count = plan.ps.index(self._shard.ps), len(plan.ps)
 
         def work() -> None:
             answer: ShardSaved | CheckpointError
             try:
-                runs = [named(self.plan, *copy) for copy in copies]
+                runs = [named(plan, *copy) for copy in copies]
                 runs += [run for table in tables for run in table_runs(table)]
                 file = write_runs(storage, folder, index, count, runs, {})
                 answer = ShardSaved(file.file, file.nbytes, file.digest)

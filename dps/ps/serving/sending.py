@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dps.actors.node import Node
 from dps.actors.ref import Sender
 from dps.messages.sessions import Pull, Values
-from dps.ps.intake.ledger import Ledger
 from dps.ps.serving.buffer_wait import BufferWait
-from dps.ps.serving.gate import Gate
 from dps.ps.store.hold import Hold
-from dps.ps.store.store import Store
 from dps.transport.wire import Array
-from dps.variables.plan import Piece, Plan, cut, piece_size
+from dps.variables.plan import Piece, cut, piece_size
+
+if TYPE_CHECKING:
+    from dps.ps.shard import Shard
 
 
 class Sending:
     """The answers that one shard sends."""
 
-    def __init__(
-        self, node: Node, gate: Gate, epoch: int, plan: Plan, store: Store, sessions: Mapping[int, Ledger]
-    ) -> None:  # fmt: skip
-        """`sessions`: the admitted sessions, by incarnation."""
-        self.node, self.gate, self.epoch, self.layout = node, gate, epoch, store.layout
-        self._plan, self._sessions = plan, sessions
-        self._tuning, self._smallest = node.runtime.tuning.serving, node.runtime.tuning.piece_nbytes
-        self.buffers = BufferWait(store)
+    def __init__(self, shard: Shard) -> None:
+        self.node, self.gate, self.epoch, self.layout = shard.node, shard.gate, shard.epoch, shard.layout
+        self._plan, self._sessions, tuning = shard.plan, shard.ledgers, shard.node.runtime.tuning
+        self._tuning, self._smallest = tuning.serving, tuning.piece_nbytes
+        self.buffers = BufferWait(shard.store)
         trained = [a for a in self.layout.arenas if a.optimizer is not None and a.nbytes]
         starts, ends = [a.offset for a in trained], [a.offset + a.nbytes for a in trained]
         self.still = dict(zip([0, *ends], [*starts, self.layout.nbytes], strict=True))
