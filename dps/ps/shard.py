@@ -17,7 +17,7 @@ from dps.ps.intake.ledger import Ledger
 from dps.ps.modes.counting import StepCounts
 from dps.ps.modes.mode import Mode
 from dps.ps.modes.whole_pushes import WholePushes
-from dps.ps.serving.gate import CommitGate, Gate
+from dps.ps.serving.gate import Gate
 from dps.ps.serving.reading import ShardReads
 from dps.ps.serving.saving import Saving
 from dps.ps.store.store import Store
@@ -54,8 +54,7 @@ class Shard:
         """The task of the ps that counts the steps."""
         self.is_step_ps = ps == self.step_ps
         self.store = Store(plan.layouts[ps], node.runtime, device, threads)
-        late_s = node.runtime.tuning.serving.commit_s
-        self.gate: Gate = CommitGate(node, self.store, late_s, lambda: self.ended) if late_s else node
+        self.gate = self._gate()
         """Through it leaves what tells of versions, or brings them."""
         self.layout: ShardLayout = self.store.layout
         """The order of the shard's parts in a run of bytes."""
@@ -84,6 +83,9 @@ class Shard:
         self.reading = ShardReads(self)
         self.pushes = WholePushes(self)
         self._versions: PublishedVersions | None = None
+
+    def _gate(self) -> Gate:
+        return self.node
 
     @property
     def versions(self) -> PublishedVersions:

@@ -174,9 +174,6 @@ class ServingTuning:
     """How long a pull waits for another reader to finish if all buffers are in use, s; then it gets a copy."""
     buffer_wait_most_s: float = 2.0
     """How long it waits at most, while others read fast, before a large shard gets a third buffer or a copy, s."""
-    commit_s: float = 0.0
-    """For the simulator: a version is committed up to so many seconds after it is published, s. Until then no answer
-    tells of it."""
     moment_s: float = 0.02
     """A request that waits for longer gets a notice that names whom it waits for, s."""
     remembered: int = 64

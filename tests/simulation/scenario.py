@@ -17,6 +17,7 @@ from dps.transport.tuning import Tuning
 from tests.simulation.checker import violations
 from tests.simulation.forger import forge
 from tests.simulation.history import NAMES, History, train
+from tests.simulation.late_commits import late_commits
 from tests.simulation.varied import Variety, options, variety
 
 BOUND = 1
@@ -251,7 +252,6 @@ def tuned(chosen: Scenario) -> Tuning:
         rows__kept=1 if seed % 8 == 6 else small.rows.kept,
         client__step_patience_s=chosen.patience_s or small.client.step_patience_s,
         client__streamed_pieces=0 if seed % 4 else small.client.streamed_pieces,
-        serving__commit_s=chosen.commit_s,
         store__ahead_pieces=(small.store.ahead_pieces, 0, 1000, 0)[seed % 4],
         store__most_skipped=0 if crowd else small.store.most_skipped,
         store__large_pieces=0 if seed % 4 == 2 else small.store.large_pieces,
@@ -289,7 +289,7 @@ def run(
     )  # fmt: skip
     if chosen.forged:
         cluster.world.process("forger", partial(forge, history.sessions))
-    with cluster:
+    with cluster, late_commits(chosen.commit_s):
         cluster.run(until_s=900.0)
         found = violations(cluster, history, chosen.mode, BOUND, chosen.killed, chosen.update)
         if keep is not None:

@@ -9,9 +9,9 @@ import pytest
 
 from dps.actors.node import Node
 from dps.messages.sessions import Pushed
-from dps.ps.serving.gate import CommitGate
 from dps.ps.serving.reading import ShardReads
 from tests.seeds import counts, cut
+from tests.simulation.late_commits import CommitGate
 from tests.simulation.scenario import run, with_late_commits
 
 SEEDS, QUICK = counts()
