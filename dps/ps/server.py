@@ -217,8 +217,7 @@ class PsActor(Actor):
         self.node.answer(sender, ConfiguredBefore(shard.epoch, shard.is_ready, shard.store.step, *what, shard.notes()))
 
     def on_SaveShard(self, message: SaveShard, sender: Sender) -> None:
-        shard = self._shard(message.epoch)
-        shard.saving.write_copy(sender, message)
+        self._shard(message.epoch).saving.write_copy(sender, message)
 
     def on_CutShard(self, message: CutShard, sender: Sender) -> None:
         shard = self._shard(message.epoch)
@@ -416,21 +415,14 @@ class PsActor(Actor):
     # -- from other ps ----------------------------------------------------------------------------------------
 
     def on_Report(self, message: Report, sender: Sender) -> None:
-        shard = self._shard(message.epoch)
-        if not shard.is_ready:
-            raise Aborted(f"{self.node.name} is not ready in run epoch {message.epoch}")
-        shard.mode.on_report(message)
+        self._ready_shard(message.epoch).mode.on_report(message)
         self.node.answer(sender)
 
     def on_CountSteps(self, message: CountSteps, sender: Sender) -> None:
-        shard = self._shard(message.epoch)
-        if not shard.is_ready:
-            raise Aborted(f"{self.node.name} is not ready in run epoch {message.epoch}")
-        shard.mode.count_steps(message, sender)
+        self._ready_shard(message.epoch).mode.count_steps(message, sender)
 
     def on_Decide(self, message: Decide, sender: Sender) -> None:
-        shard = self._shard(message.epoch)
-        shard.mode.on_decide(message)
+        self._shard(message.epoch).mode.on_decide(message)
         self.node.answer(sender)
 
     def _shard(self, epoch: int) -> Shard:
@@ -438,3 +430,9 @@ class PsActor(Actor):
             now = "none yet" if self.shard is None else str(self.shard.epoch)
             raise Aborted(f"{self.node.name} serves run epoch {now}, not {epoch}")
         return self.shard
+
+    def _ready_shard(self, epoch: int) -> Shard:
+        shard = self._shard(epoch)
+        if not shard.is_ready:
+            raise Aborted(f"{self.node.name} is not ready in run epoch {epoch}")
+        return shard

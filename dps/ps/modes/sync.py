@@ -147,7 +147,7 @@ class SyncMode(Mode):
             if ledger is not None and (staged := ledger.staged.get(key[1])) is not None:
                 staged.copy_borrowed()
             del self._askers[key]
-        self.shard.gate.answer(sender, self._held_answer(key[1]))
+        self.shard.gate.answer(sender, PushHeld(key[1], False, self.waiting_for()))
 
     def answer_repeated(self, ledger: Ledger, number: int, sender: Sender) -> None:
         self._pushes.stage_kept()
@@ -187,12 +187,10 @@ class SyncMode(Mode):
                 staged.copy_borrowed()
 
     def standstill(self) -> dict[str, Any]:
-        return {} if self.quorum is None else self._waits.standstill(self._missing())
-
-    def _missing(self) -> list[str]:
-        """The workers that the next step waits for."""
+        if self.quorum is None:
+            return {}
         self._pushes.stage_kept()
-        return [] if self.quorum is None else self.quorum.missing()
+        return self._waits.standstill(self.quorum.missing())
 
     @property
     def reached(self) -> int:
@@ -401,9 +399,6 @@ class SyncMode(Mode):
         for table in (self._askers, self._granted):
             for key in [k for k in table if k[0] == incarnation]:
                 del table[key]
-
-    def _held_answer(self, number: int) -> PushHeld:
-        return PushHeld(number, False, self.waiting_for())
 
 
 def _decided(message: Decide) -> Decision:
