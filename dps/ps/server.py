@@ -52,13 +52,13 @@ from dps.messages.sessions import (
     SettleVersion,
 )
 from dps.ps.intake.borrowed import Place, place_of
-from dps.ps.intake.intake import Intake, IntakeState, Staged, made_push, push_of
+from dps.ps.intake.intake import IntakeState, Staged, made_push, push_of
 from dps.ps.intake.ledger import Ledger
 from dps.ps.intake.receiving import receive
 from dps.ps.modes.asynchronous import AsyncMode, BoundedMode
 from dps.ps.modes.mode import Mode
 from dps.ps.modes.sync import SyncMode
-from dps.ps.modes.whole_pushes import TAKEN, Verdict, WholePushes
+from dps.ps.modes.whole_pushes import TAKEN
 from dps.ps.serving.saving import restore
 from dps.ps.shard import Shard
 from dps.ps.store.memory import check_device
@@ -321,11 +321,6 @@ class PsActor(Actor):
             most = self.node.runtime.tuning.intake.credits
             self.node.answer(sender, Waiting(f"{self.node.name} takes {most} large pushes at a time"))
 
-    def _return_credit(self, shard: Shard, key: tuple[int, int]) -> None:
-        """All of a push that has credit is here."""
-        shard.credits.return_credit(key, self.node.runtime.now())
-        self._grant_credit(shard)
-
     def _grant_credit(self, shard: Shard) -> None:
         """Give credit to the sessions that may have it now."""
         now = self.node.runtime.now()
@@ -370,34 +365,28 @@ class PsActor(Actor):
             ledger.record_times(message.times)
         if message.released > ledger.released:
             shard.reading.release_below(ledger, message.released)
-        if (verdict := self._take_whole(shard.pushes, message, ledger, sender)) in TAKEN:
+        place: Place = ()  # only a whole gradient in the session's memory has one
+        if message.form == SHARED and not message.offsets:
+            place = place_of(message.parts)
+        push = push_of(message, ledger)
+        verdict = shard.pushes.take_push(push, ledger, message.nbytes, place, sender, message.lend)
+        if verdict in TAKEN:
             return
         shard.reading.lending.record_wish(sender.incarnation, sender.request, message.lend)
         if verdict == "again":
             shard.mode.answer_repeated(ledger, number, sender)
         else:
-            came = receive(message, ledger, shard.layout, shard.checks_finite, shard.mode.open_intake, shard.tables)
+            about, key = (shard.layout, shard.checks_finite, shard.mode.open_intake), (sender.incarnation, number)
+            came = receive(message, ledger, *about, shard.store.tables)
             if isinstance(came, Staged):
                 shard.pushes.accept_staged(came, ledger, sender)
-                if (key := (sender.incarnation, number)) in shard.credits.held:
-                    self._return_credit(shard, key)
+                if key in shard.credits.held:
+                    shard.credits.return_credit(key, self.node.runtime.now())
+                    self._grant_credit(shard)
+            elif came.state is IntakeState.LOST:
+                self.node.answer(sender, PushMissing(number))
             else:
-                self._record_piece(shard, came, number, sender)
-
-    def _take_whole(self, pushes: WholePushes, message: Push, ledger: Ledger, sender: Sender) -> Verdict:
-        """As `WholePushes.take_push`; "unusual" or "again" for a message that is not a whole gradient in the session's
-        memory."""
-        place: Place = ()
-        if message.form == SHARED and not message.offsets:
-            place = place_of(message.parts)
-        return pushes.take_push(push_of(message, ledger), ledger, message.nbytes, place, sender, message.lend)
-
-    def _record_piece(self, shard: Shard, intake: Intake, number: int, sender: Sender) -> None:
-        """A push is not complete yet, or pieces of it are lost."""
-        if intake.state is IntakeState.LOST:
-            self.node.answer(sender, PushMissing(number))
-        else:
-            shard.credits.record_piece((sender.incarnation, number), intake.ranges.nbytes, self.node.runtime.now())
+                shard.credits.record_piece(key, came.ranges.nbytes, self.node.runtime.now())
 
     def on_PushStatus(self, message: PushStatus, sender: Sender) -> None:
         shard = self._shard(message.epoch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,6 @@ from dps.ps.serving.gate import Gate
 from dps.ps.serving.reading import ShardReads
 from dps.ps.serving.saving import Saving
 from dps.ps.store.store import Store
-from dps.ps.store.table import KeyedTable
 from dps.variables.plan import Plan, ShardLayout
 
 if TYPE_CHECKING:
@@ -107,11 +105,6 @@ class Shard:
         """What the chief told to keep, with the published versions that are kept."""
         notes = {} if self.members is None else self.members.notes
         return notes if self._versions is None else {**notes, "versions": self._versions.notes()}
-
-    @property
-    def tables(self) -> Mapping[int, KeyedTable]:
-        """The keyed tables, by the indices of their parts."""
-        return self.store.tables
 
     @property
     def counted(self) -> int:
