@@ -212,7 +212,7 @@ class PackedPull(PullTransfer):
     arrived: Array | None = None
 
     def __init__(self, peer: PsPeer, message: Pull, *others: Any) -> None:
-        self._packed = PackedLayout(peer.layout, message.parts, message.packed)
+        self.packed = PackedLayout(peer.layout, message.parts, message.packed)
         super().__init__(peer, message, *others)
 
     def feed(self, message: Message) -> bool:
@@ -223,7 +223,7 @@ class PackedPull(PullTransfer):
 
     def _begin(self, piece: Values) -> AnswerPieces:
         changes = self.base is not None and piece.base == self._message.base
-        nbytes, most = piece.nbytes, self._packed.nbytes
+        nbytes, most = piece.nbytes, self.packed.nbytes
         if not 0 <= nbytes <= most or not (changes or (nbytes == most and piece.base == NO_BASE)):
             raise ProtocolError(f"got {nbytes} bytes of values, wanted {most}, or fewer: changes")
 
@@ -241,16 +241,16 @@ class PackedPull(PullTransfer):
         from dps.variables.deltas import patch
 
         arrived = self.base.copy()  # other pulls may need the base
-        patch(self._packed, arrived, values)
+        patch(self.packed, arrived, values)
         self._unpack(arrived)
 
     def _unpack(self, arrived: Array) -> None:
         from dps.kernels import compress as kernels
 
-        self.arrived, self.plain = arrived, self._packed.plain
+        self.arrived, self.plain = arrived, self.packed.plain
         self.values = run = self._take_run()
         views = self.peer.layout.views(run)
-        for part, form, offset, nbytes in self._packed.entries:
+        for part, form, offset, nbytes in self.packed.entries:
             source, target = arrived[offset : offset + nbytes], views[part.index].reshape(-1)
             if form:
                 restore = kernels.from_float16 if form == "float16" else kernels.from_bfloat16

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from dps.client.publishing import Bases, Fetched, Publications
     from dps.client.session import Session
     from dps.task.server import Server
-    from dps.transport.endpoint import Runtime
 
 OPEN_S = 10.0
 """How long an attempt to join the run may take."""
@@ -82,13 +81,15 @@ class Follower:
         self, target: Server | str, dtype: str | None = "bfloat16", names: Sequence[str] | None = None, *,
         keys: str | os.PathLike[str] | None = None, timeout: float = 60.0,
     ) -> None:  # fmt: skip
+        from dps.transport.current import runtime
+
         if dtype not in FORMS:
             raise ConfigError(f"Follower: got dtype={dtype!r:.40}, wanted 'bfloat16', 'float16' or None")
         if keys is not None and not isinstance(target, str):
             raise ConfigError("Follower: a dps.Server has keys of its own; leave keys out")
         self._target, self._form, self._keys, self._timeout = target, dtype or "", keys, timeout
         self._names = None if names is None else list(names)
-        self._runtime = _runtime_of(target)
+        self._runtime = runtime() if isinstance(target, str) else target.runtime
         self._ready: deque[_Version] = deque(maxlen=1)
         """The newest version that is not in place yet. The background task puts it there, `swap` takes it."""
         self._seen = "", 0
@@ -168,9 +169,11 @@ class Follower:
     # -- in the background --------------------------------------------------------------------------------------
 
     def _follow(self) -> None:
+        from dps.client.session import Session
+
         while not self._stop:
             try:
-                with self._session() as session:
+                with Session(self._target, keys=self._keys, timeout=OPEN_S) as session:
                     self._follow_run(session)
             except (ConfigError, NotAuthenticated) as error:
                 self._tell(error)
@@ -181,11 +184,6 @@ class Follower:
                 if not isinstance(self._target, str) and self._target.exit_code is not None:
                     return  # the task is over, and its run with it
                 self._pause()
-
-    def _session(self) -> Session:
-        from dps.client.session import Session
-
-        return Session(self._target, keys=self._keys, timeout=OPEN_S)
 
     def _follow_run(self, session: Session) -> None:
         """Fetch each newer version until the follower is closed. Raises DpsError when the run has ended."""
@@ -231,12 +229,6 @@ class Follower:
     def _pause(self) -> None:
         if not self._stop:
             self._runtime.sleep(AGAIN_S)
-
-
-def _runtime_of(target: Server | str) -> Runtime:
-    from dps.transport.current import runtime
-
-    return runtime() if isinstance(target, str) else target.runtime
 
 
 def _own(form: str, values: Array) -> Array:

@@ -122,16 +122,11 @@ Bases = dict[int, tuple[int, str, Array]]
 class _CastPull(PackedPull):
     """A pull of one shard of a published version, of which the cast bytes are kept as they come."""
 
-    @property
-    def key(self) -> str:
-        """The form of the bytes."""
-        return self._packed.key
-
     def _finish(self, piece: Values, values: Array | list[Array]) -> None:
         assert isinstance(values, np.ndarray), "what is packed is copied"
         base = self.base if piece.base != NO_BASE else None
         try:
-            data = values if base is None else changed_by(self._packed, base, values)
+            data = values if base is None else changed_by(self.packed, base, values)
         except ProtocolError as error:  # the answer is here, and no other will come
             self.error = error
             return
@@ -145,7 +140,7 @@ class _CastPull(PackedPull):
         """The cast and the values of each part, by its index."""
         assert self.arrived is not None, "it is complete"
         found = {}
-        for part, form, offset, nbytes in self._packed.entries:
+        for part, form, offset, nbytes in self.packed.entries:
             arena, _ = self.peer.layout.place[part.index]
             dtype = CASTS[form] if form else dtype_of(self.peer.layout.arenas[arena].dtype)
             data = self.arrived[offset : offset + nbytes].view(dtype)
@@ -218,7 +213,7 @@ class _VersionPull(Operation):
         """The values by name. The operation is complete, and no ps has refused."""
         for ps, transfer in self._transfers.items():
             assert transfer.arrived is not None, "it is complete"
-            self._bases[ps] = self._number, transfer.key, transfer.arrived
+            self._bases[ps] = self._number, transfer.packed.key, transfer.arrived
         parts = {i: part for transfer in self._transfers.values() for i, part in transfer.parts_of_it().items()}
         found = {}
         for name, of_it in self._variables():
