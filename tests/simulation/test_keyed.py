@@ -50,7 +50,7 @@ def test_rows_that_a_restore_forgets_are_found(monkeypatch: pytest.MonkeyPatch) 
 
     def load_fewer(self: KeyedTable, codes: Any, values: Any, slots: Any, stamps: Any) -> None:
         slots = [(name, rows[:-1]) for name, rows in slots]
-        real(self, codes[:-1], values[:-1], slots, stamps[:-1] if self.expires else stamps)
+        real(self, codes[:-1], values[:-1], slots, stamps[:-1] if self.part.spec.expire_steps else stamps)
 
     monkeypatch.setattr(KeyedTable, "load_rows", load_fewer)
     caught("async", "wanted", with_a_lost_ps)

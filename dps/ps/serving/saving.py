@@ -227,7 +227,7 @@ def _restore_table(
                     f"{slot} of {variable.name} has rows of shape {rows.shape[1:]} in {where}, wanted "
                     f"{table.slots[slot].shape[1:]}; use the optimizer that was saved, or another checkpoint_dir"
                 )
-        stamps = read(row, n, STAMPS)[here] if table.expires and STAMPS in variable.slots else step
+        stamps = read(row, n, STAMPS)[here] if part.spec.expire_steps and STAMPS in variable.slots else step
         table.load_rows(codes[here], read(row, n)[here], slots.items(), stamps)
 
 

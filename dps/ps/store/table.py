@@ -135,11 +135,6 @@ class KeyedTable:
         because it was not admitted yet, one for each push, the expired rows that were freed, and the pushes that found
         no room."""
 
-    @property
-    def expires(self) -> bool:
-        """Whether rows expire."""
-        return self._expiry is not None
-
     def _as_given(self, array: Array) -> Array:
         """Values or a gradient as kernels take them."""
         return bits_in(array) if self._half else array
