@@ -148,7 +148,7 @@ class DeviceMemory(ArenaMemory):
         assert self.averages is not None
         if size:
             with self._gpu:
-                self.averages.follow(start, self._values[start : start + size], step)
+                self.averages.follow(start, self._values[start : start + size], step, self.share_pass)
                 device.wait()
 
     def follow_rows(self, index: int, part: Part, start: int, rows: Array, step: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -49,9 +49,6 @@ class Applied:
         return self._more is not None and not (self._more == self._more[0]).all()
 
 
-Shared: TypeAlias = Callable[[int, Callable[[int, int], bool]], bool]
-
-
 class Averages:
     """The averages of one arena, flat, in the dtype in which updates are computed.
 
@@ -66,20 +63,18 @@ class Averages:
         self._definition, self._averages, self._kernels = definition, averages, kernels
         self._number = np.dtype(averages.dtype).type
 
-    def follow(self, start: int, values: Array, step: int, shared: Shared | None = None) -> None:
-        """Follow the new values of the elements from `start` on. `step`: the global step of the update. `shared(size,
-        work)`: calls `work(begin, end)` for all elements, by several threads if they are many.
-        """
+    def follow(
+        self, start: int, values: Array, step: int, share_pass: Callable[[int, Callable[[int, int], bool]], bool]
+    ) -> None:
+        """Follow the new values of the elements from `start` on. `step`: the global step of the update. `share_pass`:
+        as `ArenaMemory.share_pass`."""
         averages, share = self._averages[start : start + values.size], self._share(step)
 
         def work(begin: int, end: int) -> bool:
             self._kernels.follow(averages[begin:end], values[begin:end], share)
             return True
 
-        if shared is None:
-            work(0, values.size)
-        else:
-            shared(values.size, work)
+        share_pass(values.size, work)
 
     def follow_rows(self, start: int, table: Array, rows: Array, step: int) -> None:
         """Follow the new values of these rows of a table, shape (rows, dim), that begins at element `start`."""
