@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dps.process.record import replace
-from dps.ps.intake.rowlists import checked, row_gradient
+from dps.ps.intake.parts import checked, row_gradient
 from dps.ps.modes.combine import combined
 from dps.ps.store.gradients import Gradient, RowGradient, is_finite
 from dps.ps.store.store import Store

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given, settings
 
-from dps.ps.intake.rowlists import checked, row_gradient
+from dps.ps.intake.parts import checked, row_gradient
 from dps.ps.modes.combine import combined
 from dps.ps.store.gradients import Gradient, GradientSum, RowGradient
 from dps.variables.plan import VariableSpec, make_plan

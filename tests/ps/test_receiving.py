@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from dps.client.cargo import About, run_pieces, shared_message
 from dps.errors import Aborted, ProtocolError
 from dps.messages.sessions import APPLIED, DENSE, EMPTY, PACKED, PARTS, ROWS, RUN, SHARED, WINDOW, Push, Pushed
-from dps.ps.intake import rowlists
+from dps.ps.intake import parts as reading
 from dps.ps.intake.borrowed import Borrowed
 from dps.ps.intake.intake import Gathering, Intake, IntakeState, Keeping, PushOf, Staged
 from dps.ps.intake.ledger import Ledger
@@ -278,6 +278,6 @@ def test_what_is_borrowed_is_copied_once_the_session_may_go_on() -> None:
 
 def test_row_numbers_are_checked_in_a_copy() -> None:
     rows = np.arange(4)
-    kept = rowlists.checked(PARTS_OF[A], rows)
+    kept = reading.checked(PARTS_OF[A], rows)
     rows[0] = 1000  # as a peer could do in shared memory
     assert kept.tolist() == [0, 1, 2, 3]

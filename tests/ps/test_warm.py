@@ -34,7 +34,7 @@ from dps import optim
 from dps.kernels.jit import compiled_here
 from dps.ps import warm
 from dps.ps.store.gradients import Gradient
-from dps.ps.intake.rowlists import checked, row_gradient
+from dps.ps.intake.parts import checked, row_gradient
 from dps.ps.store.store import Store
 from dps.transport.current import runtime
 from dps.variables.plan import Arena, Part, ShardLayout

@@ -10,7 +10,7 @@ from dps.actors.answers import Waiting
 from dps.actors.ref import Sender
 from dps.errors import Unavailable
 from dps.messages.sessions import Lookup, RowsAnswer, SharedRows
-from dps.ps.intake.rowlists import checked
+from dps.ps.intake.parts import checked
 from dps.transport.endpoint import Memory, Runtime
 from dps.transport.wire import Array
 
