@@ -99,7 +99,7 @@ def test_borrowed_values_are_copied_once_the_session_may_go_on() -> None:
 
 def assign(ps: Ps, incarnation: int, number: int, value: float) -> list[Any]:
     message = Push(1, number, 0, -1, PARTS, 16, [], [[0, VALUE, []]], arrays=(np.full(2, value),))
-    staged = receive(message, ps.shard.ledgers[incarnation], PLAN.layouts[0], True, ps.mode.open_intake)
+    staged = receive(message, ps.shard.ledgers[incarnation], PLAN.layouts[0], True, ps.mode.open_intake, {})
     assert isinstance(staged, Staged)
     ps.mode.accept_push(staged, sender(incarnation))
     return ps.desk.take()

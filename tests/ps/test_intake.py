@@ -98,9 +98,9 @@ class Road:
         wanted = self.reference.takes(ranges, over and self.lets_go)
         if wanted == "wrong":
             with pytest.raises(ProtocolError, match="cut otherwise"):
-                receive(message, self.ledger, LAYOUT, True, self.begin)
+                receive(message, self.ledger, LAYOUT, True, self.begin, {})
             return
-        came = receive(message, self.ledger, LAYOUT, True, self.begin)
+        came = receive(message, self.ledger, LAYOUT, True, self.begin, {})
         if wanted == "complete":
             assert isinstance(came, Staged) and self.ledger.is_complete(1) and not self.ledger.arriving
             return
@@ -157,7 +157,7 @@ def test_whatever_comes_the_push_is_applied_as_the_simple_way_does_it(
             road.comes(event)
     while not road.ledger.is_complete(1):  # the sender begins again until all is here
         if data.draw(st.booleans()):
-            assert isinstance(receive(whole, road.ledger, LAYOUT, True, road.begin), Staged)
+            assert isinstance(receive(whole, road.ledger, LAYOUT, True, road.begin, {}), Staged)
         else:
             road.lost()
             for piece in data.draw(st.permutations(pieces)):

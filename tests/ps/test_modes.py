@@ -102,7 +102,7 @@ class Ps:
         run = np.zeros(LAYOUT.nbytes, np.uint8)
         LAYOUT.views(run)[0][...] = value
         (piece,) = run_pieces(LAYOUT, run, 1000, About(1, number, step, counter))
-        staged = receive(piece, self.shard.ledgers[incarnation], LAYOUT, True, self.mode.open_intake)
+        staged = receive(piece, self.shard.ledgers[incarnation], LAYOUT, True, self.mode.open_intake, {})
         assert isinstance(staged, Staged)
         self.mode.accept_push(staged, sender(incarnation))
         return self.desk.take()

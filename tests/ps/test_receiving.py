@@ -50,7 +50,7 @@ def ledger() -> Ledger:
 
 
 def took(session: Ledger, piece: Push, check: bool = True) -> Intake | Staged:
-    return receive(piece, session, LAYOUT, check, lambda push: Gathering(push, LAYOUT, check))
+    return receive(piece, session, LAYOUT, check, lambda push: Gathering(push, LAYOUT, check), {})
 
 
 def take(pieces: list[Push], check: bool = True) -> Staged:

@@ -118,7 +118,7 @@ def message(*described_and_array: Any) -> Push:
 
 
 def staged(piece: Push) -> Staged:
-    found = receive(piece, Ledger(0, 1, "worker:0", Borrowed(runtime(), lambda: True)), LAYOUT, True, None)  # type: ignore[arg-type]
+    found = receive(piece, Ledger(0, 1, "worker:0", Borrowed(runtime(), lambda: True)), LAYOUT, True, None, {})  # type: ignore[arg-type]
     assert isinstance(found, Staged)
     return found
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 
 from dps.errors import ProtocolError
 from dps.messages.sessions import EMPTY, PARTS, RUN, SHARED, Push
@@ -15,12 +14,10 @@ from dps.ps.store.gradients import Gradient
 from dps.ps.store.table import KeyedTable
 from dps.variables.plan import ShardLayout
 
-NO_TABLES: Mapping[int, KeyedTable] = MappingProxyType({})
-
 
 def receive(
     message: Push, ledger: Ledger, layout: ShardLayout, check: bool, open_intake: Callable[[PushOf], Intake],
-    tables: Mapping[int, KeyedTable] = NO_TABLES,
+    tables: Mapping[int, KeyedTable],
 ) -> Intake | Staged:  # fmt: skip
     """Take a message of a push that is not complete yet. Returns the push if it is staged, else its intake, which
     `open_intake` opens. `tables`: the shard's keyed tables, which are not changed.
