@@ -14,7 +14,7 @@ from dps.messages.replies import Published
 from dps.process.telemetry import log
 from dps.transport.dtypes import BFLOAT16, dtype_of, wire_name
 from dps.transport.wire import Array
-from dps.variables.tree import is_module, is_tensor, leaves, memory_of_tensor
+from dps.variables.tree import described, is_module, is_tensor, leaves, memory_of_tensor
 
 if TYPE_CHECKING:
     from dps.client.publishing import Bases, Fetched, Publications
@@ -250,14 +250,8 @@ def _fill(out: Any, version: _Version) -> None:
         wanted = {version.dtypes[name], {"float16": "<f2", "bfloat16": BFLOAT16}.get(form, version.dtypes[name])}
         is_array = isinstance(target, np.ndarray)
         if not is_array or wire_name(target.dtype) not in wanted or target.shape != values.shape:
-            got = (
-                "nothing"
-                if target is None
-                else f"{getattr(target, 'dtype', type(target))} {getattr(target, 'shape', '')}"
-            )
-            raise ValueError(
-                f"swap: out has {got} for {name}; wanted an array of {' or '.join(sorted(wanted))} {values.shape}"
-            )
+            got, dtypes = described(target), " or ".join(sorted(wanted))
+            raise ValueError(f"swap: out has {got} for {name}; wanted an array of {dtypes} {values.shape}")
         found.append((target, form, values))
     for target, form, values in found:
         _write(target, form, values)

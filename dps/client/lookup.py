@@ -21,6 +21,7 @@ from dps.variables.layout import check_rows, row_numbers
 from dps.variables.plan import Part
 from dps.variables.rowlists import RowList, range_of, within
 from dps.variables.tables import TablePart, key_numbers
+from dps.variables.tree import described
 
 NOTHING = np.empty(0)
 
@@ -101,8 +102,7 @@ def _flat_out(out: Any, n: int, asked: tuple[int, ...], row: tuple[int, ...], dt
         return np.empty((n, *row), dtype)
     shape = (*asked, *row)
     if not isinstance(out, np.ndarray) or out.shape != shape or wire_name(out.dtype) != dtype:
-        got = f"{getattr(out, 'dtype', type(out))} {getattr(out, 'shape', '')}"
-        raise ValueError(f"lookup: out is {got}; wanted an array of {np.dtype(dtype)} {shape}")
+        raise ValueError(f"lookup: out is {described(out)}; wanted an array of {np.dtype(dtype)} {shape}")
     if len(asked) > 1 and not out.flags.c_contiguous:
         raise ValueError(f"lookup: out for rows of shape {asked} has to be C-contiguous")
     if not out.flags.c_contiguous:

@@ -21,7 +21,7 @@ from dps.messages.sessions import Pull
 from dps.transport.message import changed
 from dps.transport.wire import Array
 from dps.variables.plan import Part, Plan, ShardLayout
-from dps.variables.tree import Nesting, is_module, is_tensor, leaves, memory_of_tensor, nested
+from dps.variables.tree import Nesting, described, is_module, is_tensor, leaves, memory_of_tensor, nested
 
 
 class PullMemory:
@@ -299,9 +299,7 @@ class Pulls:
                 place = memory_of_tensor(target, name)
             _, dtype, shape = plan.described[plan.by_name[name]]
             if not isinstance(place, np.ndarray) or place.shape != shape or place.dtype != dtype:
-                kind = f"{getattr(place, 'dtype', type(place))} {getattr(place, 'shape', '')}"
-                got = "nothing" if place is None else kind
-                raise ValueError(f"out has {got} for {name}; wanted an array of {dtype} {shape}")
+                raise ValueError(f"out has {described(place)} for {name}; wanted an array of {dtype} {shape}")
             if not place.flags.c_contiguous:
                 check_once(f"out for {name}", place)
             found[name] = place

@@ -321,6 +321,11 @@ def not_numbers(value: Any, dtype: np.dtype[Any], name: str) -> TypeError:
     )
 
 
+def described(value: Any) -> str:
+    """What an array, a tensor or something else is, for messages."""
+    return "nothing" if value is None else f"{getattr(value, 'dtype', type(value))} {getattr(value, 'shape', '')}"
+
+
 def is_tensor(value: Any) -> bool:
     """Whether a value is a tensor of torch, which need not be installed."""
     return hasattr(value, "detach")
