@@ -219,7 +219,7 @@ class Session:
                 from dps.hooks.waiting import Scaffold
 
                 self._hooks.hooks.insert(0, Scaffold(local_init_fn, ready_fn, timeout))
-            deadline = self._deadline(None)
+            deadline = self.runtime.now() + timeout
             self._server.wait_joined(deadline)
             home = self._server.home()
             self._connection = Connection(home, client_mode, compressed, shared_memory, reads=params is None)
@@ -1000,9 +1000,6 @@ class Session:
             self._server.stop()
             self._server.join(2.0)
 
-    def _deadline(self, timeout: float | None) -> float:
-        return self._server.runtime.now() + (self._timeout if timeout is None else timeout)
-
     def __enter__(self) -> Session:
         return self
 
@@ -1122,7 +1119,7 @@ def join_run(server: Server, timeout: float = 60.0) -> Session:
     """A session that trains with the variables of the run, and brings none. Blocks until the run has variables."""
     session = Session(server, timeout=timeout)
     try:
-        session._connection.joining.take_part(session._deadline(None))
+        session._connection.joining.take_part(session.runtime.now() + timeout)
         session._pushes.roll_back()  # there are none; those to come are of the new incarnation
         session._train()
     except BaseException as error:
