@@ -159,16 +159,10 @@ class Waiter:
 
 
 if TYPE_CHECKING:
-    from typing import Concatenate, ParamSpec, Protocol, TypeVar
-
-    class Used(Protocol):
-        """An object with turns."""
-
-        _turns: ThreadGuard
+    from typing import Concatenate, ParamSpec, TypeVar
 
     P = ParamSpec("P")
     T = TypeVar("T")
-    U = TypeVar("U", bound=Used)
 
 
 class _NoLock:
@@ -260,13 +254,13 @@ class ThreadGuard:
             yield value  # type: ignore[misc]
 
 
-def one_at_a_time(method: Callable[Concatenate[U, P], T]) -> Callable[Concatenate[U, P], T]:
-    """Mark a method: one thread at a time may be in the marked methods of one object."""
+def one_at_a_time(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """Mark a method of an object with `_turns`: one thread at a time may be in its marked methods."""
     call = method.__name__
 
     @wraps(method)
-    def taking_turns(self: U, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        turns = self._turns
+    def taking_turns(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        turns: ThreadGuard = self._turns
         if not turns.lock.acquire(False):  # all of this is `turns.run`, without its call: it is a part of every step
             raise turns.taken(call)
         turns.call, turns.thread, times = call, get_ident(), turns.times
