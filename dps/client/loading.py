@@ -65,7 +65,7 @@ class Loader:
         ps gets each push with gradients. `values`: the values that variables are set to, by their index."""
         connection = self._connection
         if not values and is_whole(peer.layout, gradients):
-            travels = not peer.lane.on and self._own_run(peer, gradients) is None
+            travels = not peer.lane.on and not any(runs[peer.ps].holds(gradients) for runs in self._own)
             if travels and ArraysCargo.pays(peer.layout, connection.home.runtime.tuning):
                 return ArraysCargo(peer, about, connection.agreed.plan, gradients)
             return RunCargo(peer, about, self.run(peer, gradients))
@@ -97,9 +97,6 @@ class Loader:
         gather(self._connection.agreed.plan, layout, gradients, run.flats(layout))
         self._runtime.charge_pass("gather", layout.gradient_nbytes)
         return run
-
-    def _own_run(self, peer: PsPeer, gradients: Mapping[int, Gradient]) -> OwnRun | None:
-        return next((runs[peer.ps] for runs in self._own if runs[peer.ps].holds(gradients)), None)
 
     def _take(self, peer: PsPeer, nbytes: int) -> CargoMemory:
         """A run of at least `nbytes` that no push in flight uses. Its bytes are undefined."""

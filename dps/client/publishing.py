@@ -41,7 +41,8 @@ class Publications:
         answer = self._waiter.retrying(
             lambda deadline: connection.ask(Publish(connection.number, label), deadline, "the publication"), timeout
         )
-        return published_of(answer)
+        assert isinstance(answer, PublishedIs)
+        return Published(answer.run, answer.number, answer.label, answer.step)
 
     def pull(self, published: Published | int, names: Sequence[str] | None, out: Any, timeout: float | None) -> Any:
         """As Session.pull of a published version."""
@@ -225,9 +226,3 @@ class _VersionPull(Operation):
         """Forget the requests."""
         for transfer in self._transfers.values():
             transfer.drop()
-
-
-def published_of(answer: object) -> Published:
-    """The version of which the chief tells."""
-    assert isinstance(answer, PublishedIs)
-    return Published(answer.run, answer.number, answer.label, answer.step)

@@ -336,11 +336,6 @@ class Pulls:
         return memory, None if assembly.plan.is_split else memory.tree(assembly)
 
     @property
-    def may_follow_a_push(self) -> bool:
-        """Whether a pull may be sent right behind a push."""
-        return self._connection.agreed.mode.pull_follows_push
-
-    @property
     def may_come_with_a_push(self) -> bool:
         """Whether a ps on this machine may lend values with the result of a push."""
         return self._connection.agreed.mode.push_lends_values and self._connection.compression is None

@@ -1,7 +1,7 @@
 """The session of a training loop. The loop's text is the same for every update mode.
 
 Each public call of a session is here, with its documentation, and hands over to one of the session's parts:
-`_training` (the loop's calls, in local mode on a copy), `_pulls`, `_pushes`, `_lookups`, `_reports` and `_hooks` (what
+`_training` (the loop's calls, in local mode on a copy), `_pulls`, `_pushes`, `_reports` and `_hooks` (what
 the loop's hooks are told), `_connection` (its membership in the run) and `_waiter`.
 
 More than 500 lines: two thirds are the documentation of the public calls, which stand in one class.
@@ -1062,13 +1062,11 @@ class Session:
         nesting = Nesting(nested([*known.by_name, *known.tables_by_name]) if params is None else params)
         self._pushes = Pushes(connection, self._waiter, nesting, self._reports.report_push, self._turns.times)
         self._pulls = Pulls(connection, self._waiter, self._pushes)
-        from dps.client.lookup import Lookups  # here: `import dps` stays quick
-        from dps.client.training import PsTraining, SessionParts
+        from dps.client.training import PsTraining, SessionParts  # here: `import dps` stays quick
 
-        self._lookups = Lookups(connection, self._waiter)
         self._parts = SessionParts(
             self, connection, self._waiter, self._turns, self._hooks, self._reports, self._pushes, self._pulls,
-            self._lookups, self._train,
+            self._train,
         )  # fmt: skip
         if params is None:
             self._training = PsTraining(self._parts)

@@ -42,7 +42,6 @@ class SessionParts(NamedTuple):
     reports: Reports
     pushes: Pushes
     pulls: Pulls
-    lookups: Lookups
     train: Callable[[], PsTraining]
     """Makes the session's calls those of its update mode, and returns them."""
 
@@ -141,7 +140,8 @@ class PsTraining:
 
     def __init__(self, parts: SessionParts) -> None:
         self._session, self._connection, self._waiter, self.turns = parts[:4]
-        self._hooks, self.reports, self._pushes, self._pulls, self._lookups, self._train = parts[4:]
+        self._hooks, self.reports, self._pushes, self._pulls, self._train = parts[4:]
+        self._lookups = Lookups(self._connection, self._waiter)
         self._at_once = AtOnce(self._connection, self._pushes, self._pulls)
         self._is_out_apart = False
         """Whether an `out` was given before, and no two variables share memory in it."""
@@ -225,7 +225,7 @@ class PsTraining:
                     pulling = self._pulls.start(None, None, after=True, hold=held is not None, leads=True)
                     pulling.start()
                 self._pushes.send(pushing)
-            if pulling is None and self._pulls.may_follow_a_push:
+            if pulling is None and self._connection.agreed.mode.pull_follows_push:
                 pulling = self._pulls.start(None, None, after=True, hold=held is not None, behind=pushing)
                 pulling.start()
             self._pushes.finish(pushing, timeout)

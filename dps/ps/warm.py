@@ -98,8 +98,9 @@ def warm_index() -> None:
 
 
 def warm_all(progress: Callable[[str, int, int], None]) -> None:
-    """Load all kernels of a ps. `progress` gets the name of the next
-    step, its number from 1, and how many there are."""
+    """Load all kernels of a ps. `progress` gets the name of the next step, its number from 1, and how many there
+    are."""
+    from dps.kernels.first_values import FirstValues  # here: most ps make none
     from dps.training.initializers import Normal
 
     optimizers = [cls.usual() for cls in optim.KNOWN.values()]
@@ -112,14 +113,6 @@ def warm_all(progress: Callable[[str, int, int], None]) -> None:
         warm_tables(parts_of_table(spec, 0, 0))
     warm_tables(parts_of_table(replace(spec, admit=2, expire_steps=1), 0, 0))
     progress("first values", len(kinds) + 1, len(kinds) + 1)
-    _make_once()
-
-
-def _make_once() -> None:
-    """Make first values of both dtypes that have kernels."""
-    from dps.kernels.first_values import FirstValues  # here: most ps make none
-    from dps.training.initializers import Normal
-
     for dtype in ("float32", "float64"):
         FirstValues(Normal(1.0), "warm", (DIM,), dtype).fill(np.empty(DIM, dtype), 0)
 

@@ -193,7 +193,7 @@ def train(
                     else contextlib.nullcontext(session.step(gradients)) as values
                 ):
                     # with quotas of their own a token may come before the push's step is made
-                    seen.take(session, values, dense if session._pulls.may_follow_a_push else (), cell)
+                    seen.take(session, values, dense if session._connection.agreed.mode.pull_follows_push else (), cell)
             elif k % 4 == 2:
                 session.push_async(gradients).result()
             else:
