@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -105,26 +106,16 @@ class ShardLookups:
         self._answers.pop(incarnation, None)
         self.waiting.pop(incarnation, None)
 
-    def _form(self, part: int) -> tuple[int, np.dtype[Any]]:
-        """The elements of a row of a part, or of a part of a keyed table, and their dtype."""
-        table, layout = self._shard.store.tables.get(part), self._shard.layout
-        if table is not None:
-            return table.dim, table.dtype
-        return self._shard.plan.parts[part].row_size, np.dtype(layout.arenas[layout.place[part][0]].dtype)
-
-    def _gather(self, part: int, rows: Array, numbers: Array, out: Array) -> None:
-        """Copy rows to `out`. Of a keyed table `rows` are codes, and `numbers` their rows; else both are the same."""
-        table = self._shard.store.tables.get(part)
+    def _source(self, part: int, rows: Array) -> tuple[int, np.dtype[Any], Callable[[slice, Array], object]]:
+        """Of rows of a part, or of codes of a keyed table: the elements of a row, their dtype, and what copies some of
+        the rows. Those of all codes are found together, because the push after the lookup may have the same list."""
+        shard, layout = self._shard, self._shard.layout
+        table = shard.store.tables.get(part)
         if table is None:
-            self._shard.store.gather(self._shard.plan.parts[part], rows, out)
-        else:
-            table.copy_rows(rows, numbers, out)
-
-    def _numbers(self, part: int, rows: Array) -> Array:
-        """The rows of all codes of a lookup in a keyed table, found together, because the push after it may have the
-        same list; of another table the rows themselves."""
-        table = self._shard.store.tables.get(part)
-        return rows if table is None else table.rows_to_read(rows, self._shard.store.step)
+            of, dtype = shard.plan.parts[part], np.dtype(layout.arenas[layout.place[part][0]].dtype)
+            return of.row_size, dtype, lambda some, out: shard.store.gather(of, rows[some], out)
+        numbers = table.rows_to_read(rows, shard.store.step)
+        return table.dim, table.dtype, lambda some, out: table.copy_rows(rows[some], numbers[some], out)
 
     def _answer_rows(self, sender: Sender, message: Lookup, rows: Array) -> None:
         if not (message.shared and self._share_rows(sender, message, rows)):
@@ -141,13 +132,12 @@ class ShardLookups:
             return True
         answer = answers.answer_of(sender.request)
         if answer is None:
-            row_size, dtype = self._form(message.part)
+            row_size, dtype, copy = self._source(message.part, rows)
             nbytes = len(rows) * row_size * dtype.itemsize
             memory = answers.take_memory(nbytes) if nbytes else None
             if memory is None:
                 return False
-            out = memory.array[:nbytes].view(dtype).reshape(len(rows), row_size)
-            self._gather(message.part, rows, self._numbers(message.part, rows), out)
+            copy(slice(None), memory.array[:nbytes].view(dtype).reshape(len(rows), row_size))
             shard.ledgers[sender.incarnation].sent += nbytes
             answer = SharedRows(shard.epoch, shard.store.counter, memory.name)
             answers.record_answer(sender.request, answer, memory)
@@ -157,12 +147,10 @@ class ShardLookups:
     def _send_rows(self, sender: Sender, message: Lookup, rows: Array) -> None:
         """Cut rows into pieces of whole rows: while one piece travels, the next is gathered."""
         shard = self._shard
-        row_size, dtype = self._form(message.part)
+        row_size, dtype, copy = self._source(message.part, rows)
         size = max(1, shard.node.runtime.tuning.piece_nbytes // max(1, row_size * dtype.itemsize))
-        numbers = self._numbers(message.part, rows)
         for first in range(0, max(1, len(rows)), size):
-            some = slice(first, first + size)
-            found = np.empty((len(rows[some]), row_size), dtype)
-            self._gather(message.part, rows[some], numbers[some], found)
+            found = np.empty((min(size, len(rows) - first), row_size), dtype)
+            copy(slice(first, first + size), found)
             shard.ledgers[sender.incarnation].sent += found.nbytes
             shard.gate.answer(sender, RowsAnswer(shard.epoch, shard.store.counter, first, (found,)))
