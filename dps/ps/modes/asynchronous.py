@@ -120,7 +120,7 @@ class AsyncMode(Mode):
         again.
         """
         about = push, self.shard.layout, self.shard.checks_finite
-        draft = None if self._compensation.is_on else self._open_draft(push)
+        draft = None if self.settings.compensation else self._open_draft(push)
         return Keeping(*about) if draft is None else Applying(*about, draft, lets_go=self._is_alone)
 
     def _open_draft(self, push: PushOf) -> Draft | None:
@@ -214,7 +214,7 @@ class AsyncMode(Mode):
         number, store = staged.push.number, self.shard.store
         staleness, limit = self._staleness(staged.push.counter), self.settings.max_staleness
         stale = limit is not None and staleness > limit
-        if stale or self._compensation.is_on:
+        if stale or self.settings.compensation:
             staged.check_finite(store)
         credit = staged.in_pieces and store.is_large and self._is_alone
         if not stale and not staged.problem:
@@ -260,7 +260,7 @@ class AsyncMode(Mode):
             finally:
                 draft.drop()
         gradient, scale, record = staged.sound(), self._scale(staleness), self._record_applied
-        if self._compensation.is_on:
+        if self.settings.compensation:
             gradient = self._compensation.compensate(gradient, push.incarnation)
         elif staged.in_pieces and self.shard.store.is_large:
             record = self._record_and_answer

@@ -21,10 +21,6 @@ class Compensation:
         self._pulled: dict[int, list[Array]] = {}
         """Of each incarnation the values of all arenas."""
 
-    @property
-    def is_on(self) -> bool:
-        return bool(self._factor)
-
     def record_pull(self, incarnation: int) -> None:
         """A session pulls the current values."""
         if self._factor:

@@ -35,7 +35,9 @@ class Packing:
             if self._counter != self._store.counter or len(self._made) >= self._tuning.packed_ways:
                 self._made.clear()
                 self._changes.clear()
-            self._counter, self._made[packed.key] = self._store.counter, self._pack_values(packed)
+            self._store.refresh([part.index for part, _, _, _ in packed.entries])
+            made = pack(packed, lambda part: self._store.part(part).reshape(-1))
+            self._counter, self._made[packed.key] = self._store.counter, made
         if keep:
             self._kept[packed.key, self._counter] = self._made[packed.key]
             if len(self._kept) > self._tuning.packed_versions:
@@ -50,10 +52,6 @@ class Packing:
         if key not in self._changes:
             self._changes[key] = difference(packed, before, self._made[packed.key])
         return self._changes[key]
-
-    def _pack_values(self, packed: PackedLayout) -> Array:
-        self._store.refresh([part.index for part, _, _, _ in packed.entries])
-        return pack(packed, lambda part: self._store.part(part).reshape(-1))
 
 
 def pack(packed: PackedLayout, values_of: Callable[[Part], Array]) -> Array:
