@@ -11,7 +11,7 @@ from dps.actors.ref import Ref, is_local
 from dps.actors.requests import Request
 from dps.actors.standing import Home, error_of
 from dps.client.lanes import Lanes, PsPeer
-from dps.client.membership import Agreed, Membership, ModeOf, Steps
+from dps.client.membership import Agreed, Joining, Membership, ModeOf, Steps
 from dps.errors import Aborted, DeadlineExceeded, DpsError
 from dps.messages.runs import CHIEF, AskCluster, AskState, AskStats, CloseSession, ClusterIs, RunState, Stats
 from dps.process.telemetry import LogThrottle, log
@@ -97,8 +97,6 @@ class Connection:
         self.compression = compression
         self.row_lists = RowLists(home.runtime.tuning.rows)
         self.lookout = EpochPoll(self)
-        from dps.client.membership import Joining  # here: `import dps` stays quick
-
         self.joining = Joining(self, Lanes(home.runtime, self.caller, shared_memory, reads), mode)
         self.caller.connect(home.chief, home.ticket)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dps.client.assembly import Whole, gather, is_whole
-from dps.client.cargo import About, ArraysCargo, Cargo, CargoMemory, RunCargo
+from dps.client.cargo import About, ArraysCargo, Cargo, CargoMemory, PartsCargo, RunCargo
 from dps.client.connection import Connection
 from dps.client.lanes import PsPeer
 from dps.client.membership import Agreed
@@ -75,14 +75,10 @@ class Loader:
         to_all = agreed.mode.is_atomic or (agreed.mode.step_ps_gets_all and peer.ps == agreed.step_ps and not values)
         if not (parts or to_set or to_all):
             return None
-        from dps.client.cargo import PartsCargo
-
         return PartsCargo(peer, about, parts, lambda nbytes: self._take(peer, 1 << (nbytes - 1).bit_length()), to_set)
 
     def empty(self, peer: PsPeer, about: About) -> Cargo:
         """The cargo of a push that has nothing for a ps, and that this ps counts."""
-        from dps.client.cargo import PartsCargo
-
         return PartsCargo(peer, about, [], lambda nbytes: self._take(peer, nbytes))
 
     def run(self, peer: PsPeer, gradients: Mapping[int, Gradient]) -> CargoMemory:

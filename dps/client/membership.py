@@ -11,7 +11,7 @@ from dps.actors.answers import Done, Failed, Waiting
 from dps.actors.caller import UnreachedReport
 from dps.actors.ref import Ref
 from dps.actors.requests import Request
-from dps.client.assembly import Whole, gather
+from dps.client.assembly import Whole, gather, pieces_of_parts
 from dps.client.lanes import Lanes, PsPeer
 from dps.errors import Aborted
 from dps.messages.runs import Init, Initialised, OpenSession, SessionOpened
@@ -326,8 +326,6 @@ class Joining:
         import mmap
 
         if any(spec.init is not None for spec in plan.variables):
-            from dps.client.assembly import pieces_of_parts
-
             yield from pieces_of_parts(plan, layout, self._values, most)
             return
         values = Whole([self._values[spec.name] for spec in plan.variables])

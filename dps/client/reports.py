@@ -11,7 +11,7 @@ import numpy as np
 
 from dps.client.waiting import Loss
 from dps.errors import DpsError
-from dps.hooks.hook import Chain
+from dps.hooks.hook import Chain, Loop
 from dps.hooks.scalars import as_number
 from dps.messages.replies import Push
 from dps.process import config, telemetry
@@ -26,7 +26,6 @@ from dps.variables.tree import Variable, leaves, to_array
 if TYPE_CHECKING:
     from dps.client.membership import Agreed
     from dps.hooks.gradient_norms import GradientWatch
-    from dps.hooks.hook import Loop
 
 
 LARGE_NBYTES = 1 << 30

@@ -23,7 +23,7 @@ from dps.client.pushing import Pushes
 from dps.client.reports import Reports
 from dps.client.waiting import Loss, ThreadGuard, Waiter, one_at_a_time
 from dps.errors import ConfigError, DeadlineExceeded, DpsError, HookError
-from dps.hooks.hook import Chain
+from dps.hooks.hook import Chain, Hook, Loop
 from dps.hooks.scalars import Scalars
 from dps.messages.replies import Published, Push, Reply, Version
 from dps.messages.runs import Restore, Save, Saved
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from dps.client.opening import PlanRequest
     from dps.client.publishing import Publications
     from dps.client.training import PsTraining
-    from dps.hooks.hook import Hook, Loop
     from dps.training.averages import MovingAverage
     from dps.training.compression import Compressor
 

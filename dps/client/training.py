@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from dps.client.assembly import Whole
 from dps.client.at_once import AtOnce, PostedPull
@@ -18,14 +18,11 @@ from dps.client.push_operations import PushOp
 from dps.client.pushing import Pushes
 from dps.client.reports import Reports
 from dps.client.waiting import Operation, ThreadGuard, Waiter
-from dps.hooks.hook import Chain
+from dps.hooks.hook import Chain, Loop
 from dps.hooks.scalars import as_number
 from dps.messages.replies import Push, Reply, Version
 from dps.process.telemetry import log
 from dps.variables.layout import Gradient
-
-if TYPE_CHECKING:
-    from dps.hooks.hook import Loop
 
 T = TypeVar("T")
 
