@@ -13,12 +13,18 @@ from typing import Any
 
 import numpy as np
 
+from dps.kernels.first_values import FirstValues
 from dps.process.record import replace
 from dps.ps.intake.parts import checked, row_gradient
 from dps.ps.modes.combine import combined
+from dps.ps.store.ahead import can_prefault
 from dps.ps.store.gradients import Gradient, RowGradient, is_finite
+from dps.ps.store.index import FIRST, KeyIndex
+from dps.ps.store.key_counts import pushes_of
 from dps.ps.store.store import Store
+from dps.ps.store.table import KeyedTable
 from dps.training import optimizers as optim
+from dps.training.initializers import Normal
 from dps.transport.runtime import real_runtime
 from dps.transport.tuning import ORDINARY
 from dps.variables.plan import Arena, Part, ShardLayout
@@ -55,10 +61,6 @@ def warm(arenas: Iterable[Arena], together: int = 1) -> None:
 
 def warm_tables(tables: Iterable[TablePart]) -> None:
     """Load the kernels that keyed tables need, each kind once in a process. Blocks until that is done."""
-    from dps.ps.store.ahead import can_prefault
-    from dps.ps.store.key_counts import pushes_of  # here: most ps have none
-    from dps.ps.store.table import KeyedTable
-
     can_prefault()
     for table in tables:
         spec = table.spec
@@ -90,8 +92,6 @@ def warm_tables(tables: Iterable[TablePart]) -> None:
 
 def warm_index() -> None:
     """Load the kernel by which an index grows."""
-    from dps.ps.store.index import FIRST, KeyIndex
-
     index = KeyIndex(4 * FIRST)
     for keys in np.arange(4 * FIRST).reshape(-1, 8):
         index.insert(keys, keys)
@@ -100,9 +100,6 @@ def warm_index() -> None:
 def warm_all(progress: Callable[[str, int, int], None]) -> None:
     """Load all kernels of a ps. `progress` gets the name of the next step, its number from 1, and how many there
     are."""
-    from dps.kernels.first_values import FirstValues  # here: most ps make none
-    from dps.training.initializers import Normal
-
     optimizers = [cls.usual() for cls in optim.KNOWN.values()]
     kinds = [(optimizer, dtype) for optimizer in optimizers for dtype in ("float32", "float64")]
     for number, (optimizer, dtype) in enumerate(kinds, 1):
