@@ -1137,5 +1137,10 @@ def exchanging(session: Session) -> Exchanging:
     return Exchanging(session._connection, session._waiter, session._turns)
 
 
+def client_of(session: Session) -> Server:
+    """The task of a session. Where the session was given an address, it has made the task."""
+    return session._server
+
+
 if TYPE_CHECKING:
     _: type[Loop] = Session

@@ -51,8 +51,8 @@ from dps.messages.sessions import (
     ResumePushes,
     SettleVersion,
 )
-from dps.ps.intake.borrowed import Place, place_of
-from dps.ps.intake.intake import IntakeState, Staged, made_push, push_of
+from dps.ps.intake.borrowed import place_of
+from dps.ps.intake.intake import Intake, IntakeState, Staged, made_push, push_of
 from dps.ps.intake.ledger import Ledger
 from dps.ps.intake.receiving import receive
 from dps.ps.modes.asynchronous import AsyncMode, BoundedMode
@@ -360,33 +360,38 @@ class PsActor(Actor):
 
     def on_Push(self, message: Push, sender: Sender) -> None:
         shard = self._shard(message.epoch)
-        ledger, number = shard.ledger(sender), message.number
+        ledger = shard.ledger(sender)
         if message.times:
             ledger.record_times(message.times)
         if message.released > ledger.released:
             shard.reading.release_below(ledger, message.released)
-        place: Place = ()  # only a whole gradient in the session's memory has one
-        if message.form == SHARED and not message.offsets:
-            place = place_of(message.parts)
-        push = push_of(message, ledger)
-        verdict = shard.pushes.take_push(push, ledger, message.nbytes, place, sender, message.lend)
+        is_whole = message.form == SHARED and not message.offsets  # and in the session's memory
+        place = place_of(message.parts) if is_whole else ()
+        about = push_of(message, ledger), ledger, message.nbytes, place
+        verdict = shard.pushes.take_push(*about, sender, message.lend)
         if verdict in TAKEN:
             return
         shard.reading.lending.record_wish(sender.incarnation, sender.request, message.lend)
         if verdict == "again":
-            shard.mode.answer_repeated(ledger, number, sender)
+            shard.mode.answer_repeated(ledger, message.number, sender)
         else:
-            about, key = (shard.layout, shard.checks_finite, shard.mode.open_intake), (sender.incarnation, number)
-            came = receive(message, ledger, *about, shard.store.tables)
-            if isinstance(came, Staged):
-                shard.pushes.accept_staged(came, ledger, sender)
-                if key in shard.credits.held:
-                    shard.credits.return_credit(key, self.node.runtime.now())
-                    self._grant_credit(shard)
-            elif came.state is IntakeState.LOST:
-                self.node.answer(sender, PushMissing(number))
-            else:
-                shard.credits.record_piece(key, came.ranges.nbytes, self.node.runtime.now())
+            how = shard.layout, shard.checks_finite, shard.mode.open_intake, shard.store.tables
+            self._take_received(shard, receive(message, ledger, *how), ledger, message.number, sender)
+
+    def _take_received(
+        self, shard: Shard, came: Intake | Staged, ledger: Ledger, number: int, sender: Sender
+    ) -> None:  # fmt: skip
+        """A push that was not admitted is complete, or a part of it has come."""
+        key = sender.incarnation, number
+        if isinstance(came, Staged):
+            shard.pushes.accept_staged(came, ledger, sender)
+            if key in shard.credits.held:
+                shard.credits.return_credit(key, self.node.runtime.now())
+                self._grant_credit(shard)
+        elif came.state is IntakeState.LOST:
+            self.node.answer(sender, PushMissing(number))
+        else:
+            shard.credits.record_piece(key, came.ranges.nbytes, self.node.runtime.now())
 
     def on_PushStatus(self, message: PushStatus, sender: Sender) -> None:
         shard = self._shard(message.epoch)

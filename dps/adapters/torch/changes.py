@@ -37,13 +37,13 @@ class LocalChanges:
             return ""
         for name, tensor, version in zip(self._tensors, self._tensors.values(), self._versions, strict=True):
             if tensor._version != version:
-                return self._tell(name)
+                return self._end_looks(name)
         for name, tensor, sample in zip(self._tensors, self._tensors.values(), self._samples, strict=False):
             if not torch.equal(_sample(tensor).nan_to_num(), sample.nan_to_num()):
-                return self._tell(name)
+                return self._end_looks(name)
         return ""
 
-    def _tell(self, name: str) -> str:
+    def _end_looks(self, name: str) -> str:
         self.is_told, self._versions, self._samples = True, [], []
         return name
 

@@ -121,11 +121,11 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         return computed
 
     def assign(self) -> None:
-        """Set the parameters on the ps, for all workers, to those of the model: after the program has changed them
-        itself, as by a clip or a projection of weights, the `max_norm` of an embedding, or `load_state_dict`.
+        """Set the parameters on the ps, for all workers, to those of the model.
 
-        Without it the next step writes the ps's values over such changes. Updates that other workers have made since
-        the last step are lost. Blocks; in sync mode the values go with the next step.
+        For a program that has changed them itself, as by a clip or a projection of weights, the `max_norm` of an
+        embedding, or `load_state_dict`. Without it the next step writes the ps's values over such changes. Updates that
+        other workers have made since the last step are lost. Blocks; in sync mode the values go with the next step.
 
         Raises:
             ValueError: A value has NaN or infinity.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from dps.client.session import Session
+from dps.client.session import Session, client_of
 from dps.errors import ConfigError, DeadlineExceeded, DpsError
 from dps.launch.clusters.processes import ProcessTasks
 from dps.launch.clusters.run import LocalRun
@@ -204,7 +204,7 @@ class LocalCluster:
         if params is None and self._run is not None:
             self._wait_for_variables(self._run, target, settings.get("timeout", SESSION_S))
         session = Session(target, params, **settings)
-        self._clients = [client for client in self._clients if client.exit_code is None] + [session._server]
+        self._clients = [client for client in self._clients if client.exit_code is None] + [client_of(session)]
         return session
 
     def _wait_for_variables(self, run: LocalRun, target: str, timeout: float) -> None:
