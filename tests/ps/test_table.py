@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -14,7 +15,9 @@ import dps
 from dps.errors import ConfigError
 from dps.kernels.first_values import FirstValues
 from dps.kernels.key_counts import WIDTH
+from dps.messages.sessions import PARTS, ROWS, Push
 from dps.process.record import replace
+from dps.ps.intake.parts import Parts
 from dps.ps.store import expiry
 from dps.ps.store.gradients import RowGradient
 from dps.ps.store.key_counts import KeyCounts
@@ -212,6 +215,15 @@ def test_codes_of_another_ps_and_other_dtypes_are_refused() -> None:
     for wrong in (codes, own.astype(np.int32), own[None]):
         with pytest.raises(ValueError, match="t/part_0"):
             table.check_codes(wrong)
+
+
+def test_a_push_with_codes_of_another_ps_is_refused_and_not_taken_for_a_malformed_message() -> None:
+    table = KeyedTable(part_of(ps=2))
+    codes = np.sort(codes_of(np.arange(50)))
+    arrays = codes, np.zeros((50, table.dim), table.dtype)
+    push = Push(1, 1, 0, 0, PARTS, 0, [], parts=[[table.part.index, ROWS, []]], arrays=arrays)
+    found = Parts(push, SimpleNamespace(place={}), {table.part.index: table}, None, True)  # type: ignore[arg-type]
+    assert "got codes of others" in found.problem and not found.gradients
 
 
 def test_a_table_that_no_memory_is_reserved_for_is_refused() -> None:

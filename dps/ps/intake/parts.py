@@ -151,8 +151,8 @@ class Parts:
 
     def _of_table(self, table: KeyedTable, place: list[Any]) -> RowGradient:
         """The gradient of a part of a keyed table, in which the rows are codes."""
-        codes = table.check_codes(self._arrays.pop(0))
-        values = None if place else self._arrays.pop(0)
+        came, values = self._arrays.pop(0), None if place else self._arrays.pop(0)
+        codes = table.check_codes(came)
         return row_gradient(codes, self._values(table.part, (len(codes), table.dim), place, values, ROWS))
 
     def _dtype(self, part: Part | TablePart) -> np.dtype[Any]:
