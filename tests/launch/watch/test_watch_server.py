@@ -14,6 +14,7 @@ from dps.errors import ConfigError
 from dps.launch.watch import server as watch_server
 from dps.launch.watch.server import REFUSED, WatchServer
 from tests.launch.watch.readings import ask, enter, events, of_ps, reading, serving, session
+from tests.launch.watch.watched import until
 
 TOKEN = "0123456789abcdef"
 SECRET = "the name of the run"
@@ -167,6 +168,8 @@ def test_connections_are_few_and_one_that_says_nothing_ends(tmp_path: Path, monk
     with serving(str(tmp_path)) as server:
         silent = [socket.create_connection(("127.0.0.1", server.port), timeout=20) for _ in range(4)]
         assert sum(each.recv(1) == b"" for each in silent) == 4  # one at once, three when they were silent for too long
+        # Its thread lets a connection go a moment after it has closed it.
+        until(lambda: server._free._value == 3)
         assert ask(server, "/")[0] == 403
         for each in silent:
             each.close()
