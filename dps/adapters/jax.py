@@ -122,6 +122,7 @@ class Transformation(optax.GradientTransformationExtraArgs):  # type: ignore[mis
     go on, and the next step that succeeds ends it."""
     _is_told = False
     _seen: Seen
+    _sample: Callable[[list[Any]], Any]
     _cancel_end: Callable[[], None]
 
     def __new__(cls, model: JaxModel, session: Session) -> Self:
@@ -143,6 +144,7 @@ class Transformation(optax.GradientTransformationExtraArgs):  # type: ignore[mis
         self: Self = super().__new__(cls, init, update)
         self._model, self.session, self._lock, self._error = model, session, threading.Lock(), None
         self._seen = Seen(model)
+        self._sample = jax.jit(self._seen.sample)
         self._cancel_end = at_end(self._end_program)
         _open.append(self)
         self._check_threads()
@@ -164,7 +166,7 @@ class Transformation(optax.GradientTransformationExtraArgs):  # type: ignore[mis
         given = self._model.leaves(grads)
         pushed = [jax.numpy.asarray(grad, leaf.dtype) for grad, leaf in zip(given, held, strict=True)]
         wanted = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in held]
-        values = io_callback(self._step, wanted, pushed, loss, self._seen.sample(held), ordered=True)
+        values = io_callback(self._step, wanted, pushed, loss, self._sample(held), ordered=True)
         return self._model.build([_difference(value, leaf) for value, leaf in zip(values, held, strict=True)])
 
     def _step(self, grads: Sequence[Any], loss: Any, held: Any) -> list[Array]:
@@ -177,8 +179,8 @@ class Transformation(optax.GradientTransformationExtraArgs):  # type: ignore[mis
                 log.warning(
                     "%s: the parameters that update got are not those of the step before (the first is %s); the ps do "
                     "not know of a projection, of optax.lookahead or of a transformation behind dps.jax.optimizer, and "
-                    "the next step puts their values back; set what the program changes by opt.session.assign, and "
-                    "let dps.jax.optimizer be the last of the chain; this is said once",
+                    "the next step puts their values back; set what the program changes by opt.session.assign, go "
+                    "on with opt.pull(), and let dps.jax.optimizer be the last of the chain; this is said once",
                     self.session.name, name,
                 )  # fmt: skip
             try:
@@ -238,9 +240,15 @@ class Transformation(optax.GradientTransformationExtraArgs):  # type: ignore[mis
         if error is None:
             self.close()
             return
-        self._leave(self._error or error)
-        if self._error is not None and error is not self._error:
-            raise self._error from error  # JAX tells it as an error of its own
+        cause = self._cause_of(error)
+        self._leave(cause)
+        if cause is not error:
+            raise cause from error  # JAX tells it as an error of its own
+
+    def _cause_of(self, error: BaseException) -> BaseException:
+        """The error of a step that has ended the program by this one; or this one, if that step's was told before."""
+        own = self._error
+        return error if own is None or (self._is_told and str(own) not in str(error)) else own
 
     def _wait(self) -> None:
         """Wait for the steps that this thread has started. Raises the error of one."""
@@ -258,7 +266,7 @@ class Transformation(optax.GradientTransformationExtraArgs):  # type: ignore[mis
         if error is None:
             self.close()
         else:
-            self._leave(self._error or error)
+            self._leave(self._cause_of(error))
 
     def _leave(self, error: BaseException | None) -> None:
         """Close the session; `error`: what ended the program, None for a good end."""

@@ -376,6 +376,16 @@ def test_after_a_refused_gradient_the_program_may_go_on() -> None:
         assert jnp.allclose(opt.pull()["w"], 0.8)
 
 
+def test_an_error_of_the_program_after_a_refused_gradient_that_was_told_is_its_own() -> None:
+    with pytest.raises(KeyError, match="own"), opened({"w": jnp.ones(2)}) as opt:  # noqa: PT012
+        values = opt.pull()
+        with pytest.raises(Exception, match="NaN or infinite"):
+            jax.block_until_ready(opt.update({"w": jnp.full(2, jnp.nan)}, opt.init(values), values))
+        with pytest.raises(ValueError, match="NaN or infinite"):
+            opt.pull()
+        raise KeyError("own")
+
+
 def test_update_needs_params_of_the_nesting_and_shapes_that_the_optimizer_was_given() -> None:
     with opened({"w": jnp.ones(3), "b": jnp.ones(2)}) as opt:
         given = opt.pull()

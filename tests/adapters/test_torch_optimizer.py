@@ -347,6 +347,17 @@ def test_a_small_rate_that_is_twice_the_one_of_the_ps_is_an_error_too(server: dp
     opt.close()
 
 
+def test_a_rate_that_is_set_in_float32_is_the_rate_of_the_ps(server: dps.Server) -> None:
+    """It differs in the ninth digit each time, and these differences are no changes that add up."""
+    model = linear()
+    opt = optimizer(model, server)
+    for _ in range(800):
+        for group in opt.param_groups:
+            group["lr"] = float(np.float32(0.1))
+        one_step(model, opt)
+    opt.close()
+
+
 @pytest.mark.parametrize("rate", [1e-3, 0.1])
 def test_a_scheduler_whose_steps_are_small_is_an_error_soon(rate: float, server: dps.Server) -> None:
     """Each step shows the ps's rate again, so the small differences never became a large one."""

@@ -17,6 +17,7 @@ import pytest
 import dps
 from dps.errors import ConfigError, DeadlineExceeded
 from tests.in_process import cluster, on_all
+from tests.tuned import tune
 
 TABLE = np.zeros((6, 2))
 
@@ -103,6 +104,23 @@ def test_delay_compensation_adds_lambda_g_squared_times_the_way_since_the_pull()
         assert everywhere(two) == -5.0
         two.push(grads(2.0))  # pulled at -5: nothing in between
         assert everywhere(two) == -7.0
+
+
+def test_delay_compensation_of_a_push_in_pieces_beside_a_variable_without_elements(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tune(monkeypatch, piece_nbytes=4096)
+    params = {"w": np.zeros(5000), "e": np.zeros(0, np.float32)}
+    settings: Any = {"optimizer": dps.optim.SGD(1.0), "update": dps.Async(compensation=0.5), "shared_memory": False}
+    with (
+        cluster(1, 2) as servers,
+        dps.Session(servers[0], params, **settings) as one,
+        dps.Session(servers[1], params, **settings) as two,
+    ):
+        one.pull(), two.pull()
+        two.push({"w": np.full(5000, -1.0)})
+        one.push({"w": np.full(5000, -2.0), "e": np.zeros(0, np.float32)})
+        assert set(one.pull()["w"]) == {1.0 - (-2.0 + 0.5 * 4.0 * 1.0)}
 
 
 def test_delay_compensation_of_single_variables_and_rows() -> None:

@@ -102,15 +102,16 @@ class TorchModel:
 
     def assign_parameters(self, session: Session) -> None:
         """Set the parameters on the ps to those of the model. Blocks in async mode."""
-        self._changes.note_values()
         session.assign(self._staging.to_host({name: tensor.detach() for name, tensor in self._own.items()}))
+        self._changes.note_values()
 
     def _warn_of_changes(self, session: Session) -> None:
         if name := self._changes.find():
             log.warning(
                 "%s: the program has changed the parameter %s since the last step, and each step replaces such changes "
-                "by the values of the ps (a clip or projection of weights, max_norm, load_state_dict); call "
-                "opt.assign() after a change to set the values of the ps for all workers; this is said once",
+                "by the values of the ps (a clip or projection of weights, max_norm, load_state_dict), unless the "
+                "program has put them back; opt.assign() after a change sets the values of the ps for all workers; "
+                "this is said once",
                 session.name, name,
             )  # fmt: skip
 
@@ -160,6 +161,8 @@ def _pairs(given: Iterable[Any], argument: str) -> list[tuple[str, torch.Tensor]
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors have the same elements, of which some may be NaN."""
+    if one.shape != other.shape:
+        return False
     return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 

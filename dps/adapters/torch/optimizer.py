@@ -19,6 +19,8 @@ from dps.training.update_modes import Local
 
 SAME_RATE = 1e-6
 """Rates that differ by less are one rate."""
+SAME_DIGITS = 2e-7
+"""A share of a rate that is lost where it is rounded to float32."""
 
 
 class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
@@ -221,11 +223,14 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
             if given == self._shown:
                 continue
             rate = self.rate
-            self._apart += given - rate
+            if abs(given - rate) > SAME_DIGITS * abs(rate):  # else it is the same, of float32 or in another order
+                self._apart += given - rate
             if abs(self._apart) > _difference(given, rate):
+                together = f" ({self._apart:+.3g} in all steps)" if abs(self._apart) > 2 * abs(given - rate) else ""
+                rule = type(self._rule).__name__
                 raise ConfigError(
                     f'param_groups has the rate {given:g} (group["lr"]), and the ps have {rate:g} at step '
-                    f"{self.session.global_step}; the rate is the ps's: give dps.optim.{type(self._rule).__name__} a "
+                    f"{self.session.global_step}{together}; the rate is the ps's: give dps.optim.{rule} a "
                     "schedule, such as dps.torch.schedule(make_scheduler, steps, rate) makes of a scheduler of torch"
                 )
 

@@ -204,7 +204,7 @@ class LocalCluster:
         if params is None and self._run is not None:
             self._wait_for_variables(self._run, target, settings.get("timeout", SESSION_S))
         session = Session(target, params, **settings)
-        self._clients = [client for client in self._clients if client.exit_code is None] + [client_of(session)]
+        self._clients.append(client_of(session))
         return session
 
     def _wait_for_variables(self, run: LocalRun, target: str, timeout: float) -> None:

@@ -32,13 +32,15 @@ class Compensation:
 
     def compensate(self, update: Gradient, incarnation: int) -> Gradient:
         """The gradient of a session as if it had been computed with the current values, to first order: in new memory.
-        Variables that are not trained stay as they are."""
+        Variables that are not trained, or have no elements, stay as they are."""
         pulled = self._pulled.get(incarnation)
         if pulled is None:
             return update
         if update.run is not None:
             runs = [
-                g if memory.optimizer is None else self._compensate_array(_whole(g), memory.values, then)
+                self._compensate_array(_whole(g), memory.values, then)
+                if memory.optimizer is not None and len(then)
+                else g
                 for g, memory, then in zip(update.run, self._shard.store.arenas, pulled, strict=True)
             ]
             return Gradient(runs, {}, values=update.values)
