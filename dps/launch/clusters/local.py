@@ -232,8 +232,8 @@ class LocalCluster:
             log.warning("%s", error)
         finally:
             tasks.stop()
-            for client in self._clients:
-                client.stop()
+            while self._clients:  # a cluster may be started again
+                self._clients.pop().stop()
 
     def __enter__(self) -> Self:
         return self.start()
