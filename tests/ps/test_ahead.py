@@ -15,7 +15,8 @@ from dps.client.cargo import About, run_pieces, shared_message
 from dps.errors import ProtocolError
 from dps.messages.runs import Members
 from dps.messages.sessions import APPLIED, REFUSED, RUN, Credit, Push, Pushed, PushMissing
-from dps.ps.modes.asynchronous import AsyncMode, EarlyDraftBackoff
+from dps.process.backoff import Backoff
+from dps.ps.modes.asynchronous import AsyncMode
 from dps.ps.server import PsActor
 from dps.ps.shard import Shard
 from dps.training import update_modes as update
@@ -201,7 +202,7 @@ def test_a_reader_keeps_its_version_and_others_find_room_while_a_push_arrives() 
 
 
 def test_the_more_often_others_come_in_between_the_more_pushes_are_left_alone() -> None:
-    worth = EarlyDraftBackoff()
+    worth = Backoff(63)
     assert worth.may_try()
     for skipped in (1, 3, 7):
         worth.record_try(False)

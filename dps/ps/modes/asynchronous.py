@@ -23,6 +23,7 @@ from dps.messages.sessions import (
     Pushed,
     Token,
 )
+from dps.process.backoff import Backoff
 from dps.process.telemetry import log
 from dps.ps.intake.intake import Applying, Intake, Keeping, PushOf, Staged
 from dps.ps.intake.ledger import Ledger
@@ -35,30 +36,10 @@ from dps.ps.serving.streaming_pull import StreamingPull
 from dps.ps.shard import Shard
 from dps.ps.store.draft import Draft
 from dps.training.update_modes import Async, Bounded
-from dps.transport.tuning import ORDINARY
 
 if TYPE_CHECKING:
     from dps.ps.modes.holding import HeldPushes
     from dps.ps.modes.whole_pushes import KeptPush
-
-
-class EarlyDraftBackoff:
-    """Decides whether to apply the next push while it arrives. If another push came in between, so that the work was
-    lost, twice as many pushes are skipped after it; if none did, half as many."""
-
-    def __init__(self, most: int = ORDINARY.store.most_skipped) -> None:
-        """`most`: the most pushes that are skipped."""
-        self._most, self._skips, self._left = most, 0, 0
-
-    def may_try(self) -> bool:
-        """Whether to try this push."""
-        self._left -= self._left > 0
-        return self._left == 0
-
-    def record_try(self, good: bool) -> None:
-        """The outcome of a try."""
-        self._skips = self._skips // 2 if good else min(self._most, 2 * self._skips + 1)
-        self._left = self._skips + 1 if self._skips else 0
 
 
 MOST_ASSIGNED = 1000
@@ -80,7 +61,8 @@ class AsyncMode(Mode):
         self._compensation = Compensation(shard, settings.compensation)
         self._assigned: deque[int] = deque(maxlen=MOST_ASSIGNED)
         """The last versions that only set values, in rising order."""
-        self._backoff = EarlyDraftBackoff(shard.node.runtime.tuning.store.most_skipped)
+        self._backoff = Backoff(shard.node.runtime.tuning.store.most_skipped)
+        """Whether the next push is applied while it arrives. If another push comes in between, the work is lost."""
         self._wanted = int(settings == Async())
         """1 if the settings ignore a push's staleness, so that the next push can be applied without staging."""
         shard.pushes.books.wanted = self._wanted

@@ -24,7 +24,7 @@ from dps.transport.sockets.dealer import SILENCE_S, Dealer
 from dps.transport.sockets.frames import Loans, Malformed, finish, large_frames, read_message
 from dps.transport.sockets.listener import Names
 from dps.transport.sockets.options import Sockets
-from dps.transport.sockets.wakeups import Poller, Signals
+from dps.transport.sockets.wakeups import Lookout, Poller, Signals
 
 if TYPE_CHECKING:
     from dps.transport.keys.keyring import Credentials, KeyFolder
@@ -75,7 +75,7 @@ class ZmqEndpoint:
         self._events: deque[Event] = deque()
         self._ready: deque[zmq.Socket[bytes]] = deque()
         self._signals, self._poller = Signals(), Poller()
-        self._poll = self._poller.poll
+        self._lookout = Lookout(self._poller.poll)
         self._poller.register_fd(self._signals.fd)
         if self._direct.fd >= 0:
             self._poller.register_fd(self._direct.fd)
@@ -187,7 +187,7 @@ class ZmqEndpoint:
             if wait_s > 0 and not (
                 self._events or self._ready or self._loans.open or self._poller.used_sockets or signals.woken
             ):
-                ready = self._poll(1000 * wait_s)
+                ready = self._lookout.wait(wait_s)
                 if not ready:
                     return None
                 if ready == self._answered and (delivery := self._direct.receive()) is not None:
