@@ -14,10 +14,12 @@ class Backoff:
 
     def may_try(self) -> bool:
         """Whether to try on this occasion."""
-        self._left -= self._left > 0
-        return self._left == 0
+        if self._left:
+            self._left -= 1
+        return not self._left
 
     def record_try(self, good: bool) -> None:
         """The outcome of a try."""
-        self._skips = self._skips // 2 if good else min(self._most, 2 * self._skips + 1)
-        self._left = self._skips + 1 if self._skips else 0
+        if self._skips or not good:
+            self._skips = self._skips // 2 if good else min(self._most, 2 * self._skips + 1)
+            self._left = self._skips + 1 if self._skips else 0

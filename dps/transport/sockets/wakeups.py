@@ -164,48 +164,44 @@ class Poller:
         return fds, sockets
 
 
-USUALLY_S = 1e-3
-"""Waits that usually end sooner are not slept through at once, s. A thread that sleeps runs again some 40 us after it
-is woken, with colder caches."""
+LOOKED_S = 1e-3
+"""The longest time that a thread looks before it sleeps, s. One that sleeps runs again some 40 us after it is woken,
+with colder caches."""
 DISTURBED_S = 5e-5
 """A look that took longer shows that another thread wanted the core, or the interpreter's lock, s; most take 2 us."""
 MOST_SLEPT = 1023
-"""After disturbed looks at most so many waits sleep at once."""
-_SMOOTHING = 8
+"""After looks in vain at most so many waits sleep at once."""
 
 
 class Lookout:
     """Waits like `Poller.poll`, but looks again and again for a moment before the thread sleeps. Belongs to one thread.
 
-    It does so while its waits usually are short and nobody else wants the core: between two looks it offers the core
-    to others, and a look that took long shows that somebody had it. Then the next waits sleep at once."""
+    Looks are in vain if nothing came in time, or if somebody else wants the core: between two looks the thread offers
+    it to others, and a look that took long shows that somebody had it. Then this wait and the next ones sleep."""
 
     def __init__(self, poll: Callable[[float], list[tuple[int, int]]]) -> None:
-        self._poll, self._usually_s, self._looks = poll, 0.0, Backoff(MOST_SLEPT)
+        self._poll, self._looks = poll, Backoff(MOST_SLEPT)
 
     def wait(self, wait_s: float) -> list[tuple[int, int]]:
         """What `Poller.poll` returns. Blocks up to `wait_s` seconds."""
-        began = time.monotonic()
-        ready = self._poll_awake(began, wait_s) if self._usually_s < USUALLY_S and self._looks.may_try() else []
-        if not ready:
-            ready = self._poll(1000 * wait_s)
-        took_s = min(time.monotonic() - began, 4 * USUALLY_S)
-        self._usually_s += (took_s - self._usually_s) / _SMOOTHING
-        return ready
+        return (self._looks.may_try() and self._poll_awake(wait_s)) or self._poll(1000 * wait_s)
 
-    def _poll_awake(self, began: float, wait_s: float) -> list[tuple[int, int]]:
-        """Look until something has come, somebody else wants the core, or the usual time is over."""
-        poll, now, offer, before = self._poll, time.monotonic, os.sched_yield, began
-        until = began + min(wait_s, USUALLY_S)
-        while not (ready := poll(0)) and before < until:
-            offer()
+    def _poll_awake(self, wait_s: float) -> list[tuple[int, int]]:
+        """What has come while the thread looked."""
+        poll, now = self._poll, time.monotonic
+        before = now()
+        until = before + (wait_s if wait_s < LOOKED_S else LOOKED_S)
+        while before < until:
+            if ready := poll(0):
+                self._looks.record_try(True)
+                return ready
+            os.sched_yield()
             looked = now()
             if looked - before > DISTURBED_S:
-                self._looks.record_try(False)
-                return []
+                break
             before = looked
-        self._looks.record_try(True)
-        return ready
+        self._looks.record_try(False)
+        return []
 
 
 def _readable(socket: Socket) -> bool:
