@@ -139,8 +139,8 @@ def _update_once(arena: Arena, together: int) -> None:
     store.apply_update(gradients[0], 1)
     hold = store.hold()
     assert hold is not None, "there is a free buffer"
-    with hold:  # so that the update goes to it
-        store.apply_update(gradients[0], 2)
+    store.apply_update(gradients[0], 2)  # to that buffer
+    hold.release()
     store.apply_update(combined(gradients, layout), 2)
     if arena.sparse:
         part = arena.parts[0]

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import dps
-from dps.ps.store.store import Store
 from dps.transport.current import runtime
 from tests.in_process import cluster, on_all
+from tests.without_leases import drop_leases
 
 SECONDS = float(os.environ.get("DPS_TORN_SECONDS", "1"))
 SIZE = 400_000
@@ -82,7 +82,7 @@ def test_readers_in_the_same_process_see_whole_versions(how: str) -> None:
 
 @pytest.mark.slow
 def test_without_leases_reads_are_torn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Store, "leases_on", False)
+    drop_leases(monkeypatch)
     found = 0
     for _ in range(5):
         found += in_one_process("view", 3.0)[2]
@@ -124,7 +124,7 @@ def test_readers_in_another_process_see_whole_versions(transport: str, how: str,
 
 @pytest.mark.slow
 def test_without_leases_reads_out_of_shared_memory_are_torn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Store, "leases_on", False)
+    drop_leases(monkeypatch)
     assert any(between_processes("tcp", "view", True, 2.0, tmp_path)[2] for _ in range(5))
 
 

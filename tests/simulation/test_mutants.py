@@ -38,6 +38,7 @@ from tests.simulation.scenario import (
     with_a_killed_chief,
     with_a_lost_ps,
 )
+from tests.without_leases import drop_leases
 
 pytestmark = pytest.mark.slow
 
@@ -129,12 +130,12 @@ def test_a_push_counted_before_it_is_whole_everywhere_is_caught(monkeypatch: pyt
 
 
 def test_a_missing_lease_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store.Store, "leases_on", False)
+    drop_leases(monkeypatch)
     caught("async", "differ", of=lambda _, seed: crowded(seed))
 
 
 def test_a_missing_lease_is_caught_where_pushes_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store.Store, "leases_on", False)
+    drop_leases(monkeypatch)
     caught("at once", "differ", 275)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 
 from dps.transport.endpoint import Memory
 from dps.transport.wire import Array
@@ -37,8 +36,7 @@ class Buffer:
 
 class Hold:
     """One version of a shard, for a reader: an answer in flight, or a reader on this machine that reads in place.
-    Nobody writes to its values until `release`. Any thread may call that, and the end of a `with` block calls it.
-    """
+    Nobody writes to its values until `release`, which any thread may call."""
 
     __slots__ = ("__weakref__", "_buffers", "_lock", "arrays", "counter", "memories", "step")
 
@@ -62,9 +60,3 @@ class Hold:
             for buffer in buffers:
                 buffer.leases -= 1
                 buffer.abandoned |= abandon
-
-    def __enter__(self) -> Hold:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.release()

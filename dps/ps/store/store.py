@@ -25,9 +25,6 @@ NOTHING = np.empty(0, np.uint8)
 class Store:
     """The values, slots and version of one shard. One writer (the ps's thread), readers with holds."""
 
-    leases_on = True
-    """False only in the test that shows what leases prevent."""
-
     def __init__(self, layout: ShardLayout, runtime: Runtime, device: str = "", threads: int = 1) -> None:
         """`device`: the device of variables whose placement names none: "GPU:0", else this process's memory. `threads`:
         how many share a long pass on the CPU; AUTO: as many as there are idle cores, see `pool_of`. Raises ConfigError
@@ -71,27 +68,27 @@ class Store:
         numbers = range(len(self.arenas)) if arenas is None else arenas
         with self._lock:
             memories, sparing = [self.arenas[number] for number in numbers], sparing and self.is_large
-            if self.leases_on and not all(memory.may_lease(sparing) for memory in memories):
+            if not all(memory.may_lease(sparing) for memory in memories):
                 return None
             buffers = [memory.buffers[memory.current] for memory in memories]
             values = [NOTHING] * len(self.arenas)
             for number, buffer in zip(numbers, buffers, strict=True):
                 values[number] = _read_only(buffer.values)
-            return Hold(self.counter, self.step, values, [], buffers if self.leases_on else (), self._lock)
+            return Hold(self.counter, self.step, values, [], buffers, self._lock)
 
     def hold_shared(self) -> Hold | None:
         """`hold` of all arenas for others on this machine, by the names of its memories; None, too, if they cannot read
         all of it in place."""
-        leases_on, buffers, names = self.leases_on, [], []
+        buffers, names = [], []
         with self._lock:
             for memory in self.arenas:
                 buffer = memory.buffers[memory.current]
                 shared = buffer.memory
-                if shared is None or (leases_on and not memory.may_lease()):
+                if shared is None or not memory.may_lease():
                     return None
                 buffers.append(buffer)
                 names.append(shared.name)
-            return Hold(self.counter, self.step, [], names, buffers if leases_on else (), self._lock)
+            return Hold(self.counter, self.step, [], names, buffers, self._lock)
 
     def hold_draft(self, draft: Draft) -> Hold | None:
         """Hold the version that a reversible draft will be, for those who know which ranges of it are written.
@@ -107,7 +104,7 @@ class Store:
                 return None
             buffers = [memory.buffers[draft.targets.get(a, memory.current)] for a, memory in enumerate(self.arenas)]
             arrays = [_read_only(b.values) for b in buffers]
-            return Hold(draft.counter, draft.step, arrays, [], buffers if self.leases_on else (), self._lock)
+            return Hold(draft.counter, draft.step, arrays, [], buffers, self._lock)
 
     def copy(self) -> Hold:
         """A copy of the current version, if it cannot be held. For the ps's thread."""
@@ -244,9 +241,7 @@ class Store:
         """
         written = self._trained if parts is None and not values else self._written(parts, values)
         with self._lock:
-            if not self.leases_on:
-                targets = {a: memory.current for a, memory in written.items()}
-            elif reversible:
+            if reversible:
                 free = {a: memory.reversible_target() for a, memory in written.items()}
                 targets = {a: index for a, index in free.items() if index is not None}
                 if len(targets) < len(free):
