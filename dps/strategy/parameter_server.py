@@ -21,6 +21,7 @@ from dps.transport.wire import Array
 from dps.variables.tree import leaves
 
 if TYPE_CHECKING:
+    from dps.strategy.context import ReplicaContext
     from dps.strategy.strategy import Strategy
 
 
@@ -31,12 +32,14 @@ class SessionVariables(Variables):
         super().__init__(strategy)
         self.session, self.exchanging = session, exchanging(session)
         self._read: Any = None
+        self._reader: ReplicaContext | None = None
+        """The replica of one step that has read these values."""
 
     def read(self, on_device: bool = False) -> Any:
         """As Variables.read: a pull; in a replica one for each step."""
-        inside = self._replica("read") is not None
-        if self._read is None or not inside:
-            self._read = self.session.pull()
+        replica = self._replica("read")
+        if self._read is None or replica is None or replica is not self._reader:
+            self._read, self._reader = self.session.pull(), replica
             for _, value in leaves(self._read):
                 if value is not None:  # in place of a keyed table, of which `session.lookup` has the rows
                     value.flags.writeable = False

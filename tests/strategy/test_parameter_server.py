@@ -260,3 +260,20 @@ def test_a_chief_that_takes_any_number_of_workers_says_so() -> None:
         words = rf"not known to the chief at {chief.address}; start it with --workers N, or say update="
         with pytest.raises(ConfigError, match=words):
             ParameterServer(worker, "sync")
+
+
+def reads_in_each_step(server: Any) -> Any:
+    """What steps that only read find, while another session pushes between them."""
+    first, sgd = {"w": np.zeros(1)}, dps.optim.SGD(1.0)
+    with ParameterServer(server) as strategy, dps.Session(server, first, optimizer=sgd) as other:
+        with strategy.scope():
+            variables = strategy.variables(first, optimizer=sgd)
+        found = []
+        for _ in range(3):
+            found.append(strategy.run(lambda: (variables.read()["w"][0], variables.read()["w"][0])))
+            other.push({"w": -np.ones(1)})
+        return found
+
+
+def test_a_step_that_only_reads_sees_the_values_of_its_time() -> None:
+    assert dps.simulate(reads_in_each_step, workers=1).results == [[(0, 0), (1, 1), (2, 2)]]
