@@ -124,9 +124,7 @@ def batches_of_function(strategy: Strategy, function: Callable[[InputContext], A
     one."""
     what = f"the dataset of {getattr(function, '__name__', function)!r:.60}"
     local = strategy.local_replicas
-    context = InputContext(
-        strategy.num_replicas_in_sync // local, strategy.first_replica // local, strategy.num_replicas_in_sync
-    )
+    context = InputContext(*strategy.input_pipelines, strategy.num_replicas_in_sync)
 
     def batches() -> Iterator[Any]:
         iterator, like = iter(function(context)), list[Any]()

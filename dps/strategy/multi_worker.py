@@ -107,6 +107,11 @@ class MultiWorkerMirrored(AcrossWorkers):
         return sum(self.group.replicas[: self.group.rank])
 
     @property
+    def input_pipelines(self) -> tuple[int, int]:
+        """The number of workers, and which of them this one is. Each says its own number of devices."""
+        return len(self.group.replicas), self.group.rank
+
+    @property
     def leads(self) -> bool:
         """Whether this worker writes the checkpoints: the first one that is left."""
         return self.group.rank == 0

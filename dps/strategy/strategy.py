@@ -154,6 +154,11 @@ class Strategy:
         """The number of this process's first replica among those in sync."""
         return 0
 
+    @property
+    def input_pipelines(self) -> tuple[int, int]:
+        """How many processes read input for the replicas in sync, and which of them this one is, from 0."""
+        return self.num_replicas_in_sync // self.local_replicas, self.first_replica // self.local_replicas
+
     def close(self) -> None:
         """Give back what the strategy holds outside of this process. Without a ps: nothing. A `with` block does it."""
 

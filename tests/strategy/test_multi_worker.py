@@ -158,6 +158,24 @@ def test_an_uneven_end_of_datasets_of_each_worker_gives_empty_batches() -> None:
     assert run.results == [(2, 18.0)] * 3, run.errors  # 2 + 3 + 4 batches of two ones
 
 
+def pipelines_of_uneven_workers(server: Any) -> Any:
+    """What a dataset is told in a worker that has as many replicas as its number says."""
+    told: list[Any] = []
+
+    def dataset(context: Any) -> Any:
+        told.append(context)
+        return [np.ones(1)]
+
+    with MultiWorkerMirrored(server, cpus(server.task + 1)) as strategy:
+        list(strategy.distribute_datasets_from_function(dataset))
+    return told
+
+
+def test_each_worker_reads_a_part_of_its_own_whatever_its_number_of_replicas() -> None:
+    run = simulated(3, pipelines_of_uneven_workers)
+    assert run.results == [[dps.strategy.InputContext(3, task, 6)] for task in range(3)], run.errors
+
+
 def counting(server: Any) -> Any:
     with MultiWorkerMirrored(server, CPU) as strategy:
         seen = dps.Variable(np.array(0), synchronization="on_read", aggregation="sum")
