@@ -10,9 +10,9 @@ from dps.data.arrays import Arrays
 from dps.data.prefetching import Prefetch
 from dps.data.sources import ArraySource, FileSource, GeneratorSource
 from dps.data.stage import Cursor, Stage, State
-from dps.data.stages import BatchStage, Map, Repeat, Shuffle, read_example, sharded
+from dps.data.stages import BatchStage, Map, Repeat, Shuffle, has_drawn_order, read_example, sharded
 from dps.errors import ConfigError
-from dps.process.telemetry import timed_read
+from dps.process.telemetry import log, timed_read
 from dps.training.definition import whole_number
 from dps.transport.current import runtime
 
@@ -106,7 +106,8 @@ class Dataset:
 
         Args:
             buffer: How many elements are kept and drawn from. With as many as the dataset has, any order is as likely.
-            seed: Chooses the orders. None: another one for each dataset.
+            seed: Chooses the orders. None: another one for each dataset. `iterator(position)` then takes that of the
+                position.
 
         Returns:
             The shuffled dataset.
@@ -114,10 +115,9 @@ class Dataset:
         Raises:
             ConfigError: A buffer below 1, or a negative seed.
         """
-        if seed is None:
-            seed = runtime().random.getrandbits(31)
-        size, start = whole_number("shuffle: buffer: got ", buffer, 1), whole_number("shuffle: seed: got ", seed, 0)
-        return Dataset(Shuffle(self.stage, size, start))
+        start = runtime().random.getrandbits(31) if seed is None else whole_number("shuffle: seed: got ", seed, 0)
+        size = whole_number("shuffle: buffer: got ", buffer, 1)
+        return Dataset(Shuffle(self.stage, size, start, drawn=seed is None))
 
     def batch(self, n: int, drop_remainder: bool = False) -> Dataset:
         """Consecutive examples stacked: each array gets an axis of `n` in front.
@@ -152,7 +152,8 @@ class Dataset:
     def shard(self, n: int, i: int) -> Dataset:
         """Every n-th element, from element `i` on: the part of one of `n` workers. All parts together are the dataset.
 
-        After `map`, the function is called for the elements of this part only.
+        After `map`, the function is called for the elements of this part only. After a `shuffle` without a seed, which
+        has another order in each process, a warning says that the parts overlap.
 
         Args:
             n: How many parts there are.
@@ -167,6 +168,11 @@ class Dataset:
         whole_number("shard: n: got ", n, 1)
         if whole_number("shard: i: got ", i, 0) >= n:
             raise ConfigError(f"shard: i: got {i}, wanted 0 to {n - 1}")
+        if n > 1 and has_drawn_order(self.stage):
+            log.warning(
+                "shard(%d, %d) after a shuffle without a seed: in another process the order is another one, so parts "
+                "overlap, and elements are left out; give shuffle a seed, or call shard first", n, i
+            )  # fmt: skip
         return Dataset(sharded(self.stage, n, i))
 
     def prefetch(self, n: int) -> Dataset:

@@ -209,14 +209,22 @@ class Shuffle:
 
     name = "shuffle"
 
-    def __init__(self, of: Stage, size: int, seed: int) -> None:
-        self.of, self.size, self.seed, self.arrays = of, size, seed, of.arrays
+    def __init__(self, of: Stage, size: int, seed: int, drawn: bool) -> None:
+        """`drawn`: the program gave no seed. A position's is then as good, and later epochs have its orders, too."""
+        self.of, self.size, self.seed, self.drawn, self.arrays = of, size, seed, drawn, of.arrays
 
     def open_cursor(self, epoch: int, at: State | None) -> ShuffleCursor:
         at = check_stage(at, self.name)
+        if at is not None and self.drawn:
+            self.seed = at["seed"]
         of = self.of.open_cursor(epoch, at and at["of"])
         buffer = ShuffleBuffer(self.seed, epoch) if at is None else restore_buffer(of, at, epoch)
         return ShuffleCursor(self, of, at, buffer)
+
+
+def has_drawn_order(stage: Any) -> bool:
+    """Whether a stage, or one before it, shuffles by a seed that this process has drawn."""
+    return stage is not None and (getattr(stage, "drawn", False) or has_drawn_order(getattr(stage, "of", None)))
 
 
 def restore_buffer(of: Cursor, at: State, epoch: int) -> ShuffleBuffer:

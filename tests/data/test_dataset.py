@@ -144,6 +144,26 @@ def test_without_a_seed_each_dataset_has_another_order() -> None:
     assert all_of(numbers(50).shuffle(50)) != all_of(numbers(50).shuffle(50))
 
 
+def test_a_position_of_a_shuffle_without_a_seed_has_the_orders_of_all_later_epochs() -> None:
+    def dataset() -> dps.data.Dataset:
+        return dps.data.from_arrays(np.arange(20)).shuffle(20).repeat(4).batch(10)
+
+    iterator = dataset().iterator()
+    next(iterator)
+    position = json.loads(json.dumps(iterator.position))
+    wanted = [batch.tolist() for batch in iterator]
+    assert [batch.tolist() for batch in dataset().iterator(position)] == wanted
+
+
+def test_parts_of_a_shuffle_without_a_seed_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    numbers = dps.data.from_arrays(np.arange(4))
+    for quiet in numbers.shuffle(4, seed=1).shard(2, 0), numbers.shard(2, 1).shuffle(4), numbers.shuffle(4).shard(1, 0):
+        assert len(list(quiet)) in (2, 4)
+    assert not caplog.records
+    numbers.shuffle(4).map(abs).repeat(2).shard(2, 1)
+    assert "shard(2, 1) after a shuffle without a seed" in caplog.text and "give shuffle a seed" in caplog.text
+
+
 def test_the_order_is_the_same_in_another_process() -> None:
     code = "import dps, numpy as np; print([int(i) for i in dps.data.from_arrays(np.arange(40)).shuffle(9, 5)])"
     told = subprocess.run([sys.executable, "-c", code], stdout=-1, text=True, check=True).stdout
