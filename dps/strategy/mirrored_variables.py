@@ -159,8 +159,8 @@ class MirroredVariables(Variables):
             if shared:
                 self._assign_together(replica, shared)
             return
-        self._set_values(shared)
-        for index, of_replica in enumerate(self._own):
+        self._set_values(self._values_of_first(shared) if shared else {})
+        for index, of_replica in enumerate(self._own, self.strategy.first_replica):
             for name, value in own.items():
                 counts = index == 0 or self._aggregation[name] != "sum"
                 of_replica[name] = value.copy() if counts else np.zeros_like(value)
@@ -190,6 +190,10 @@ class MirroredVariables(Variables):
         if aggregation == ONLY_FIRST:
             return values[0]
         return np.asarray(reduce_values(aggregation, values), values[0].dtype)
+
+    def _values_of_first(self, values: Mapping[str, Array]) -> Mapping[str, Array]:
+        """What the first worker sets; here there is one."""
+        return values
 
     def _set_values(self, values: Mapping[str, Array]) -> None:
         for copies in self._copies:

@@ -86,12 +86,13 @@ class Variables:
             values: Arrays in the nesting of params; what is left out stays as it is. In a replica, a variable with
                 `synchronization="on_read"` is set for this replica alone; the values of others are aggregated over the
                 replicas as `aggregation` says, at a barrier. Outside of replicas all copies are set; of an on_read
-                variable that is summed the first replica gets the value, and the others zeros.
+                variable that is summed the first replica gets the value, and the others zeros. Under
+                `MultiWorkerMirrored` all workers have to call it, and the values of the first one count.
 
         Raises:
             ValueError: A wrong name, shape or dtype.
-            ConfigError: In one of several replicas, a variable without `aggregation`.
-            DeadlineExceeded: A replica did not come in time; the message names it.
+            ConfigError: In one of several replicas, a variable without `aggregation`; or workers set different ones.
+            DeadlineExceeded: A replica or a worker did not come in time; the message names it.
         """
         raise NotImplementedError
 

@@ -183,6 +183,18 @@ class WorkerVariables(MirroredVariables):
             return self.strategy.group.broadcast([values[0]])[0]
         return np.asarray(self.strategy.over_replicas(aggregation, values), values[0].dtype)
 
+    def _values_of_first(self, values: Mapping[str, Array]) -> Mapping[str, Array]:
+        """The values of the first worker, so that all copies stay the same. Blocks until all workers set them."""
+        names = sorted(values)
+        rows = self.strategy.group.gather([np.frombuffer("\n".join(names).encode(), np.uint8)])
+        for worker, (row,) in zip(self.strategy.group.members, rows, strict=True):
+            if (theirs := bytes(row).decode().split("\n")) != names:
+                raise ConfigError(
+                    f"assign: {self._server.name} sets {', '.join(names)}, {worker} sets {', '.join(theirs)}; all "
+                    "workers must set the same variables"
+                )
+        return dict(zip(names, self.strategy.group.broadcast([values[name] for name in names]), strict=True))
+
     # -- checkpoints ------------------------------------------------------------------------------------------------
 
     def save(self, position: bytes = b"") -> str:

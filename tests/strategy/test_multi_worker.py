@@ -196,6 +196,28 @@ def test_metrics_and_statistics_are_those_of_all_workers() -> None:
     assert not run.errors and run.results == [(15, 2.5)] * 2, run.errors
 
 
+def assigned_outside(server: Any, same: bool) -> Any:
+    """What each worker reads after it has set values of its own, outside of steps; `same`: of the same variables."""
+    with MultiWorkerMirrored(server, cpus(2), timeout=5) as strategy:
+        seen = dps.Variable(np.array(0), synchronization="on_read", aggregation="sum")
+        with strategy.scope():
+            variables = strategy.variables({"a": np.zeros(2), "b": np.zeros(2), "seen": seen}, dps.optim.SGD(1.0))
+        name = "a" if same or not server.task else "b"
+        variables.assign({name: np.full(2, 1.0 + server.task), "seen": 7})
+        values = variables.read()
+        return values["a"].tolist(), int(values["seen"])
+
+
+def test_values_that_are_set_outside_of_steps_are_those_of_the_first_worker() -> None:
+    run = simulated(3, assigned_outside, True)
+    assert run.results == [([1.0, 1.0], 7)] * 3, run.errors
+
+
+def test_workers_that_set_different_variables_are_told() -> None:
+    run = simulated(2, assigned_outside, False)
+    assert "assign: worker:0 sets a, worker:1 sets b; all workers must set the same" in str(run.errors)
+
+
 def made_of(server: Any, grads: Any, dtype: str) -> Any:
     """The values after two steps under SGD(1), to which each worker brings what `grads` says of its task."""
     with MultiWorkerMirrored(server, CPU) as strategy:
