@@ -82,7 +82,7 @@ class AveragedVariables(WorkerVariables):
     def assign(self, values: Any) -> None:
         """As Variables.assign: sets the own copy at once, and the common values after the round."""
         self._replica("assign")
-        found = {name: self._check_value(name, value) for name, value in leaves(values) if value is not None}
+        found = self._check_values(values)
         self._begin_round().assign(found)
         self._assigned |= found
 
@@ -103,7 +103,7 @@ class AveragedVariables(WorkerVariables):
     def _gather_assigned(self) -> dict[str, Array]:
         """What the workers have assigned in this round; where several did, the value of the first."""
         mine, self._assigned = self._assigned, {}
-        group, names = self.strategy.group, list(self._plan.by_name)
+        group, names = self.strategy.group, [spec.name for spec in self._plan.variables]
         if not group.all_reduce([np.array([len(mine)], np.int64)], "max")[0][0]:
             return {}
         numbers = np.array([names.index(name) for name in mine], np.int64)

@@ -144,14 +144,7 @@ class MirroredVariables(Variables):
     def assign(self, values: Any) -> None:
         """As Variables.assign."""
         replica = self._replica("assign")
-        found: dict[str, Array] = {}
-        for path, value in leaves(values):
-            if value is not None:
-                fitting = self._check_value(path, value)
-                if not np.array_equal(found.setdefault(self._main_name(path), fitting), fitting, equal_nan=True):
-                    raise ValueError(
-                        f"assign: {self._main_name(path)} and {path} are one variable (tied weights), got two values"
-                    )
+        found = self._check_values(values)
         own = {name: value for name, value in found.items() if name in self._own[0]}
         shared = {name: value for name, value in found.items() if name not in own}
         if replica is not None:
@@ -199,6 +192,18 @@ class MirroredVariables(Variables):
         for copies in self._copies:
             for name, value in values.items():
                 copies[name].assign(value)
+
+    def _check_values(self, values: Any) -> dict[str, Array]:
+        """Nested values, checked, by the names of their variables."""
+        found: dict[str, Array] = {}
+        for path, value in leaves(values):
+            if value is not None:
+                fitting = self._check_value(path, value)
+                if not np.array_equal(found.setdefault(self._main_name(path), fitting), fitting, equal_nan=True):
+                    raise ValueError(
+                        f"assign: {self._main_name(path)} and {path} are one variable (tied weights), got two values"
+                    )
+        return found
 
     def _check_value(self, name: str, value: Any) -> Array:
         """A value for a variable, checked."""

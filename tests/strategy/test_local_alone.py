@@ -65,6 +65,24 @@ def test_it_gives_what_local_mode_gives_with_a_ps(outer: Any, dtype: str) -> Non
             np.testing.assert_allclose(w, wanted, rtol=1e-3 if dtype == "float16" else 1e-6)
 
 
+def tied_and_assigned(server: Any) -> Any:
+    """What a worker reads after a round in which it has set one of two tied weights by its second name."""
+    torch = pytest.importorskip("torch")
+    first = torch.zeros(2)
+    with Local(server, 2) as strategy:
+        with strategy.scope():
+            variables = strategy.variables({"a": first, "b": first}, optimizer=dps.optim.SGD(1.0))
+        variables.assign({"b": np.full(2, 1 + server.task, np.float32)})
+        for _ in range(2):
+            variables.apply_gradients({"a": np.ones(2, np.float32)})
+        return [value.tolist() for value in variables.read().values()]
+
+
+def test_tied_weights_may_be_set_by_either_name() -> None:
+    run = alone(2, tied_and_assigned)
+    assert run.results == [[[1.0, 1.0]] * 2] * 2, run.errors
+
+
 def test_workers_with_the_guides_batches_print_the_guides_losses() -> None:
     def guide(server: Any) -> Any:
         with Local(server, 4) as strategy:
