@@ -118,7 +118,7 @@ class Queue:
         """Take the first item. Blocks while the queue is empty.
 
         Args:
-            timeout: Seconds; None: as of the queue.
+            timeout: Seconds; None: as of the queue. 0: an item that is there now.
 
         Returns:
             The item; its arrays are the caller's own.
@@ -237,19 +237,27 @@ class Queue:
         return answer
 
     def _wait_for_answer(self, request: Request, what: str, seconds: float) -> None:
-        """Wait for the answer. Raises DeadlineExceeded, which says why it is not there, or TaskLost."""
-        began = self._caller.now()
+        """Wait for the answer, and for a first one a short time also where the call has none left. Raises
+        DeadlineExceeded, which says why it is not there, or TaskLost."""
+        now = self._caller.now
+        began = now()
+
+        def stops() -> bool:
+            return self._is_over() or (bool(self._reason) and now() - began >= seconds)
+
         while True:
-            left = seconds - (self._caller.now() - began)
-            if self._caller.wait([request], max(0.0, min(left, REPORT_S)), self._is_over):
+            waited_s = now() - began
+            left_s = (seconds if waited_s < seconds else max(seconds, WITHDRAW_S)) - waited_s
+            if self._caller.wait([request], max(0.0, min(left_s, REPORT_S)), stops):
                 return
             if self._server.exit_code is not None:
                 raise TaskLost(f"queue {self.name!r}: {self._server.reason or 'the run has ended'}")
-            waited_s = self._caller.now() - began
+            waited_s = now() - began
             text = f"{what}: {self._reason or f'the chief at {self._to.address} does not answer'}"
-            if waited_s >= seconds:
+            if stops() or waited_s >= max(seconds, WITHDRAW_S):
                 raise DeadlineExceeded(f"{self._server.name}: {text}; waited {waited_s:.1f} s")
-            log.warning("%s: %s; has waited %.0f s", self._server.name, text, waited_s)
+            if waited_s < seconds:
+                log.warning("%s: %s; has waited %.0f s", self._server.name, text, waited_s)
 
     def _is_over(self) -> bool:
         return self._server.exit_code is not None

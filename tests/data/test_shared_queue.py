@@ -125,6 +125,19 @@ def test_bad_use_is_told_in_one_line(server: dps.Server) -> None:
         queue.put(1)
 
 
+def test_a_get_without_time_takes_what_is_there(server: dps.Server) -> None:
+    queue = dps.data.queue(server, "at once", capacity=2)
+    queue.put(1, timeout=0)
+    queue.put(2, timeout=0)
+    with pytest.raises(dps.DeadlineExceeded, match=r"queue 'at once' is full \(2 of 2 items\)"):
+        queue.put(3, timeout=0)
+    assert [queue.get(timeout=0), queue.get(timeout=0)] == [1, 2]
+    began = runtime().now()
+    with pytest.raises(dps.DeadlineExceeded, match="queue 'at once' is empty; the last item was put by worker:0"):
+        queue.get(timeout=0)
+    assert runtime().now() - began < 1.5
+
+
 def test_another_thread_at_the_same_queue_is_told_so(server: dps.Server) -> None:
     queue = dps.data.queue(server, "threads")
     thread = threading.Thread(target=lambda: queue.put(queue.get()))
