@@ -30,6 +30,7 @@ from dps.queues.messages import (
     Withdrawn,
 )  # fmt: skip
 from dps.task.server import Server
+from dps.training.definition import whole_number
 from dps.transport.message import Message
 from dps.variables.items import pack, unpack
 
@@ -276,7 +277,8 @@ def queue(server: Server, name: str, capacity: int | None = None, timeout: float
         The queue, for one thread of this task.
 
     Raises:
-        ConfigError: The queue is there with another capacity.
+        ConfigError: The queue is there with another capacity, or an argument makes no sense.
+        ValueError: A timeout that is no number of seconds.
         DeadlineExceeded: The chief does not answer.
 
     Example:
@@ -289,6 +291,10 @@ def queue(server: Server, name: str, capacity: int | None = None, timeout: float
         [0, 1, 2]
         ```
     """
-    if capacity is not None and capacity < 1:
-        raise ConfigError(f"queue {name!r}: got capacity {capacity}, wanted 1 or more")
-    return Queue(server, name, capacity, timeout)
+    if not isinstance(server, Server) or not isinstance(name, str):
+        raise ConfigError(f"queue: got {server!r:.60} and {name!r:.60}, wanted this process's dps.Server and a name")
+    if capacity is not None:
+        capacity = whole_number(f"queue {name!r}: got capacity ", capacity, 1)
+    if not (seconds := checked_seconds(timeout, 60.0)) > 0:
+        raise ConfigError(f"queue {name!r}: got timeout {timeout!r}, wanted seconds above 0, or dps.FOREVER")
+    return Queue(server, name, capacity, seconds)

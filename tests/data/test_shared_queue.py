@@ -110,7 +110,16 @@ def test_bad_use_is_told_in_one_line(server: dps.Server) -> None:
     assert queue.capacity == dps.data.queue(server, "small").capacity == 2
     wrong: list[tuple[Any, type[Exception], str]] = [
         (lambda: dps.data.queue(server, "small", capacity=3), dps.ConfigError, "got capacity 3, it was made with 2"),
-        (lambda: dps.data.queue(server, "x", capacity=0), dps.ConfigError, "got capacity 0, wanted 1 or more"),
+        (
+            lambda: dps.data.queue(server, "x", capacity=0),
+            dps.ConfigError,
+            "got capacity 0, wanted a whole number from 1",
+        ),
+        (lambda: dps.data.queue(server, "x", 2.5), dps.ConfigError, "got capacity 2.5, wanted a whole number from 1"),
+        (lambda: dps.data.queue(server, 7), dps.ConfigError, "and 7, wanted this process's dps.Server and a name"),
+        (lambda: dps.data.queue(server.target, "x"), dps.ConfigError, "wanted this process's dps.Server"),
+        (lambda: dps.data.queue(server, "x", timeout=-1), dps.ConfigError, "got timeout -1, wanted seconds above 0"),
+        (lambda: dps.data.queue(server, "x", timeout=np.nan), ValueError, "timeout: got nan, wanted seconds"),
         (lambda: dps.data.queue(server, ""), dps.ConfigError, "got a name of 0 characters, wanted 1 to 200"),
         (lambda: queue.put(object()), TypeError, "a object cannot travel between tasks"),
         (lambda: queue.put(np.array(["text"])), TypeError, "wanted an array of numbers"),
