@@ -18,6 +18,7 @@ from dps.process.functions import import_path
 from dps.process.telemetry import LogThrottle, log
 from dps.queues.directory import Announcer
 from dps.task.server import Server
+from dps.training.definition import whole_number
 
 if TYPE_CHECKING:
     from dps.coordinator.schedule import ScheduledCall
@@ -170,7 +171,8 @@ class Coordinator:
         keys: With an address: the folder of a worker's keys. None: as DPS_KEYS says.
 
     Raises:
-        ConfigError: A malformed target.
+        ConfigError: A malformed target, or a number that makes no sense.
+        ValueError: A timeout that is no number of seconds.
         DeadlineExceeded: The chief does not answer.
 
     Example:
@@ -188,12 +190,14 @@ class Coordinator:
         self, target: Server | str, *, timeout: float = 60.0, queue_size: int = QUEUE, ps_errors: int = 5,
         keys: str | os.PathLike[str] | None = None,
     ) -> None:  # fmt: skip
-        if queue_size < 1:
-            raise ConfigError(f"queue_size: got {queue_size}, wanted 1 or more")
+        queue_size = whole_number("Coordinator: got queue_size=", queue_size, 1)
+        ps_errors = whole_number("Coordinator: got ps_errors=", ps_errors, 0)
+        if not (seconds := checked_seconds(timeout, 60.0)) > 0:
+            raise ConfigError(f"Coordinator: got timeout={timeout!r}, wanted seconds above 0, or dps.FOREVER")
         self._own_server = isinstance(target, str)
         self._server = Server.client(target, keys) if isinstance(target, str) else target
         runtime = self._server.runtime
-        self._timeout, self._queue_size, self._closed = timeout, queue_size, False
+        self._timeout, self._queue_size, self._closed = seconds, queue_size, False
         self._lock, self._changed = threading.RLock(), runtime.condition()
         self._schedule = CallSchedule(ps_errors)
         self._numbers = itertools.count(1)

@@ -111,6 +111,15 @@ def test_the_queue_is_bounded_and_schedule_blocks_when_it_is_full() -> None:
     assert at_once_s == 0.0 and 9.0 < then_s < 21.0
 
 
+@pytest.mark.parametrize("given", [{"queue_size": 2.5}, {"ps_errors": "5"}, {"ps_errors": -1}, {"timeout": -1}])
+def test_a_number_that_makes_no_sense_is_refused(given: Any) -> None:
+    (name,) = given
+    with pytest.raises(dps.ConfigError, match=f"Coordinator: got {name}=.*, wanted "):
+        dps.Coordinator("127.0.0.1:1", **given)
+    with pytest.raises(ValueError, match="timeout: got nan, wanted seconds"):
+        dps.Coordinator("127.0.0.1:1", timeout=float("nan"))
+
+
 def test_the_queue_holds_as_many_as_tensorflows() -> None:
     from dps.coordinator.coordinator import QUEUE
 
