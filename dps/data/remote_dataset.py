@@ -139,10 +139,16 @@ class RemotePass:
         """The batch that the loop has, and the stream that it came from."""
         self._finishing = Finishing(self.confirm)
         self._streams: list[Stream] = []
+        over = []
         for to in remote.finder.find_tasks(self._caller):
             stream = Stream(self._caller, to, self._server, remote.window)
-            stream.join_epoch(remote.timeout, remote.epochs.get(to.address, 0))
+            over.append(stream.join_epoch(remote.timeout, remote.epochs.get(to.address, 0)))
             self._streams.append(stream)
+        if all(over) and not remote.epochs:
+            log.warning(
+                "%s: dataset %r: epoch 0 is over, so this first pass has no batches; use one dps.data.remote for all "
+                "epochs of a worker", self._server.name, remote.name
+            )  # fmt: skip
         self._server.home().hooks.append(self._finishing)
 
     def __iter__(self) -> Self:
@@ -286,7 +292,8 @@ MOST_AHEAD = 32
 class RemoteDataset:
     """A dataset that dataset tasks read and prepare for all workers. Each `for` over it is an epoch that workers share.
 
-    The first `for` is epoch 0 in every worker; for one that comes late, epochs that are over are empty.
+    The first `for` is epoch 0 in every worker; for one that comes late, epochs that are over are empty. So a worker
+    makes one remote dataset, and uses it for all epochs.
 
     A worker asks for batches ahead, under a credit: it does not wait while there is data, and a slow worker holds up no
     other. A batch is finished when a push of it is accepted, or when the loop asks for the next one. The push is one of

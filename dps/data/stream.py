@@ -44,8 +44,9 @@ class Stream:
         self.error: Exception | None = None
         self.open: dict[int, Request] = {}
 
-    def join_epoch(self, timeout_s: float, epoch: int) -> None:
-        """Begin an epoch, or that of a task that was started again and is not as far. Blocks."""
+    def join_epoch(self, timeout_s: float, epoch: int) -> bool:
+        """Begin an epoch, or that of a task that was started again and is not as far. Blocks. Returns whether the epoch
+        is over already."""
         self._client = self._server.runtime.random.getrandbits(61)
         self._caller.connect(self.to.address, self._server.home().ticket)  # it knows the client by it
         joined = JoinFeed(self._client, self._server.name, self._server.address)
@@ -60,6 +61,7 @@ class Stream:
         self.error = None
         for _ in range(self._numbers.window):
             self.request_batch()
+        return answer.epoch > epoch
 
     def request_batch(self) -> None:
         """Ask for another batch, and tell what is finished."""

@@ -44,6 +44,15 @@ def test_passes_of_the_task_that_serves_are_no_epochs_of_the_workers() -> None:
         assert [int(n) for n in dps.data.remote(server)] == first
 
 
+def test_a_first_pass_through_an_epoch_that_is_over_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    with dps.Server.create_local_server() as server:
+        dps.data.serve(dps.data.from_arrays(np.arange(4)), server)
+        remote = dps.data.remote(server)
+        assert [len(list(remote)) for _ in range(2)] == [4, 4] and "is over" not in caplog.text
+        assert list(dps.data.remote(server)) == []
+        assert "dataset 'dataset': epoch 0 is over, so this first pass has no batches; use one" in caplog.text
+
+
 def test_a_pass_that_is_broken_off_gives_back_what_it_has_not_finished() -> None:
     with dps.Server.create_local_server() as server:
         serving = dps.data.serve(dps.data.from_arrays(np.arange(10)), server)
