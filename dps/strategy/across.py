@@ -41,12 +41,12 @@ class AcrossWorkers(Strategy):
 
         places = each_leaf(leaf, *values)
         brought = [np.asarray(each.total) for each in found]
-        if op == "mean":
+        if op != "sum":
             brought += [np.array(each.number, np.int64) for each in found]
         made = [each.copy() for each in workers.all_reduce(brought, "max" if op == "max" else "sum")]
 
         def result(path: str, place: int) -> Any:
-            count = int(made[place + len(found)]) if op == "mean" else 0
+            count = int(made[place + len(found)]) if op != "sum" else 0
             return result_of(op, Reduced(made[place], count, found[place].dtype))
 
         return each_leaf(result, places)

@@ -58,8 +58,9 @@ def reduced(op: str, values: Sequence[Any], axis: int | None = None) -> Reduced:
     count = len(arrays) if axis is None else sum(array.shape[axis] for array in arrays)
     if op == "max":
         filled = [array for array in arrays if axis is None or array.shape[axis]]
-        if not filled:
-            raise ConfigError(f"reduce 'max': no replica has an element along axis {axis}, so there is no largest one")
+        if not filled:  # only other workers may have elements
+            total = np.asarray(arrays[0].max(axis=axis, initial=_lowest(arrays[0].dtype)))
+            return Reduced(total, 0, total.dtype)
         total = folded(np.maximum, filled if axis is None else [array.max(axis=axis) for array in filled])
         return Reduced(total, count, total.dtype)
     dtype = np.result_type(*(array.dtype for array in arrays))
@@ -70,9 +71,16 @@ def reduced(op: str, values: Sequence[Any], axis: int | None = None) -> Reduced:
     return Reduced(folded(np.add, added if axis is None else [each.sum(axis=axis) for each in added]), count, dtype)
 
 
+def _lowest(dtype: np.dtype[Any]) -> Any:
+    """What is no larger than any value."""
+    return np.iinfo(dtype).min if dtype.kind in "iu" else False if dtype.kind == "b" else -np.inf
+
+
 def result_of(op: str, found: Reduced) -> Any:
-    """The value of a reduction."""
+    """The value of a reduction. ConfigError for the largest of no elements."""
     total = found.total
+    if op == "max" and not found.number:
+        raise ConfigError("reduce 'max': no replica has an element along the axis, so there is no largest one")
     if op == "mean":
         total = total / (total.dtype.type(found.number) if total.dtype.kind == "f" else found.number)
     return total.astype(found.dtype, copy=False)[()]

@@ -158,6 +158,21 @@ def test_an_uneven_end_of_datasets_of_each_worker_gives_empty_batches() -> None:
     assert run.results == [(2, 18.0)] * 3, run.errors  # 2 + 3 + 4 batches of two ones
 
 
+def largest(server: Any, lengths: list[int], dtype: str) -> Any:
+    """The largest element of all workers, of which each has so many."""
+    with MultiWorkerMirrored(server, cpus(1), timeout=5) as strategy:
+        return strategy.reduce("max", -np.arange(1, 1 + lengths[server.task]).astype(dtype), axis=0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_a_worker_without_elements_does_not_hinder_the_largest_of_all(dtype: str) -> None:
+    """At an uneven end one worker raised that no replica has an element, and the others waited for it."""
+    run = simulated(2, largest, [0, 3], dtype)
+    assert run.results == [-1, -1] and run.results[0].dtype == dtype, run.errors
+    none = simulated(2, largest, [0, 0], dtype)
+    assert all("no replica has an element along the axis" in none.errors[f"worker:{task}"] for task in range(2))
+
+
 def pipelines_of_uneven_workers(server: Any) -> Any:
     """What a dataset is told in a worker that has as many replicas as its number says."""
     told: list[Any] = []
