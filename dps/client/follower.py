@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dps.client.publishing import Bases, Fetched, Publications
     from dps.client.session import Session
     from dps.task.server import Server
+    from dps.variables.plan import Plan
 
 OPEN_S = 10.0
 """How long an attempt to join the run may take."""
@@ -36,8 +37,8 @@ class _Version(NamedTuple):
     published: Published
     values: dict[str, tuple[str, Array]]
     """By the names of variables, as of `Fetched`."""
-    dtypes: dict[str, str]
-    """The dtypes of the variables."""
+    plan: Plan
+    """Of the run's variables."""
     age_s: float
     """How old the version was when the chief told of it, at `told_at` on the runtime's clock."""
     told_at: float
@@ -119,7 +120,8 @@ class Follower:
             The version that is in place now, with `lag_s`; None if nothing has changed.
 
         Raises:
-            ValueError: An array of `out` is missing or does not fit; then nothing is written.
+            ValueError: An array of `out` is missing or does not fit, is read-only, or has memory that is another's,
+                too; then nothing is written.
             ConfigError: The run has no variable of a name that was asked for.
             NotAuthenticated: The run refuses the keys.
             RuntimeError: This process was forked from the follower's.
@@ -204,8 +206,7 @@ class Follower:
             published = Published(newest.run, newest.number, newest.label, newest.step)
             found = self._fetch(source, published)
             if found is not None:
-                dtypes = source.dtypes()
-                self._ready.append(_Version(published, found[0], dtypes, newest.age_s, told_at))
+                self._ready.append(_Version(published, found[0], source.plan, newest.age_s, told_at))
                 self._seen = newest.run, newest.number
                 self.fetched += 1
                 self.nbytes += found[1]
@@ -240,6 +241,8 @@ def _own(form: str, values: Array) -> Array:
 def _fill(out: Any, version: _Version) -> None:
     """Write a version to the caller's arrays and CPU tensors. ValueError, before anything is written, if one is missing
     or does not fit."""
+    from dps.client.pulling import check_apart, check_fillable  # here: `import dps` stays quick
+
     if is_module(out):
         raise ValueError(f"swap: out is a module of PyTorch ({type(out).__name__}); pass its state_dict()")
     targets, found = dict(leaves(out)), list[tuple[Any, str, Array]]()
@@ -247,12 +250,16 @@ def _fill(out: Any, version: _Version) -> None:
         target: Any = targets.get(name)
         if is_tensor(target):
             target = memory_of_tensor(target, name)
-        wanted = {version.dtypes[name], {"float16": "<f2", "bfloat16": BFLOAT16}.get(form, version.dtypes[name])}
+        dtype = version.plan.variables[version.plan.by_name[name]].dtype
+        wanted = {dtype, {"float16": "<f2", "bfloat16": BFLOAT16}.get(form, dtype)}
         is_array = isinstance(target, np.ndarray)
         if not is_array or wire_name(target.dtype) not in wanted or target.shape != values.shape:
             got, dtypes = described(target), " or ".join(sorted(wanted))
             raise ValueError(f"swap: out has {got} for {name}; wanted an array of {dtypes} {values.shape}")
+        if not target.flags.carray:
+            check_fillable(f"swap: out for {name}", target)
         found.append((target, form, values))
+    check_apart(version.plan, out)
     for target, form, values in found:
         _write(target, form, values)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dps.client.connection import Connection
-from dps.client.pulling import check_once
+from dps.client.pulling import check_fillable
 from dps.client.transfers import Transfer, copy_steadily
 from dps.client.waiting import Operation, Waiter
 from dps.errors import DpsError, Unavailable
@@ -105,8 +105,8 @@ def _flat_out(out: Any, n: int, asked: tuple[int, ...], row: tuple[int, ...], dt
         raise ValueError(f"lookup: out is {described(out)}; wanted an array of {np.dtype(dtype)} {shape}")
     if len(asked) > 1 and not out.flags.c_contiguous:
         raise ValueError(f"lookup: out for rows of shape {asked} has to be C-contiguous")
-    if not out.flags.c_contiguous:
-        check_once("lookup: out", out)
+    if not out.flags.carray:
+        check_fillable("lookup: out", out)
     return out.reshape(n, *row)
 
 

@@ -22,7 +22,7 @@ from dps.transport.dtypes import dtype_of
 from dps.transport.message import Message, changed
 from dps.transport.wire import Array
 from dps.variables.packed import ChangesReader, PackedLayout
-from dps.variables.plan import Part
+from dps.variables.plan import Part, Plan
 from dps.variables.sparse_changes import patch
 
 
@@ -94,10 +94,10 @@ class Publications:
         finally:
             operation.drop()
 
-    def dtypes(self) -> dict[str, str]:
-        """The dtype of each variable, by its names."""
-        plan = self._connection.agreed.plan
-        return {name: plan.variables[index].dtype for name, index in plan.by_name.items()}
+    @property
+    def plan(self) -> Plan:
+        """The plan of the run's variables."""
+        return self._connection.agreed.plan
 
     def check_names(self, names: Sequence[str] | None) -> None:
         """Raise ConfigError for names that no variable of the run has."""

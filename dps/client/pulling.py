@@ -300,8 +300,8 @@ class Pulls:
             _, dtype, shape = plan.described[plan.by_name[name]]
             if not isinstance(place, np.ndarray) or place.shape != shape or place.dtype != dtype:
                 raise ValueError(f"out has {described(place)} for {name}; wanted an array of {dtype} {shape}")
-            if not place.flags.c_contiguous:
-                check_once(f"out for {name}", place)
+            if not place.flags.carray:
+                check_fillable(f"out for {name}", place)
             found[name] = place
         return found
 
@@ -443,10 +443,12 @@ def check_apart(plan: Plan, out: Any) -> None:
             )
 
 
-def check_once(what: str, place: Array) -> None:
-    """ValueError if some elements of an array that is to be filled share memory."""
+def check_fillable(what: str, place: Array) -> None:
+    """ValueError if an array that is to be filled is read-only, or some of its elements share memory."""
     from dps.variables.sharing import overlaps_itself
 
+    if not place.flags.writeable:
+        raise ValueError(f"{what} is read-only; wanted an array that can be written")
     if overlaps_itself(place):
         raise ValueError(
             f"{what} has one memory for several of its elements (shape {place.shape}, strides {place.strides}); wanted "

@@ -140,8 +140,8 @@ class PsTraining:
         self._hooks, self.reports, self._pushes, self._pulls, self._train = parts[4:]
         self._lookups = Lookups(self._connection, self._waiter)
         self._at_once = AtOnce(self._connection, self._pushes, self._pulls)
-        self._is_out_apart = False
-        """Whether an `out` was given before, and no two variables share memory in it."""
+        self._apart: list[int] = []
+        """Where the arrays of the last `out` begin, in which no two variables share memory."""
 
     # -- changing -----------------------------------------------------------------------------------------------
 
@@ -368,10 +368,11 @@ class PsTraining:
         """A function that copies the values of a pull of these names to the caller's arrays, which fit, and returns
         them. Raises as Session.pull."""
         plan, reports = self._connection.agreed.plan, self.reports
-        if not self._is_out_apart:
-            check_apart(plan, out)
-            self._is_out_apart = True
         places = self._pulls.places(out, names)
+        begins = [place.__array_interface__["data"][0] for place in places.values()]
+        if begins != self._apart:
+            check_apart(plan, out)
+            self._apart = begins
 
         def write(values: Any) -> Any:
             if reports.replaced is None:

@@ -113,6 +113,11 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(session: Any) -
         with pytest.raises(ValueError, match=r"swap: out has int32 \(4,\) for count; wanted an array of <i8 \(4,\)"):
             swapped(weights, wrong)
         assert not wrong["hidden"]["w"].any() and weights.published is None
+        wrong["count"] = np.zeros(4, np.int64)
+        wrong["count"].flags.writeable = False
+        with pytest.raises(ValueError, match="swap: out for count is read-only"):
+            weights.swap(out=wrong)
+        assert not wrong["hidden"]["w"].any() and weights.published is None
         del wrong["count"]
         with pytest.raises(ValueError, match="swap: out has nothing for count"):
             weights.swap(out=wrong)

@@ -151,6 +151,22 @@ def test_an_array_whose_elements_share_memory_is_not_filled() -> None:
         assert s.lookup("v", [0], out=once[:1]).tolist() == [0.0]
 
 
+def test_a_read_only_array_is_refused_before_anything_is_pushed_or_filled() -> None:
+    """A step had pushed, and the arrays before it were filled."""
+    fixed, free = np.zeros(3), np.full(3, 9.0)
+    fixed.flags.writeable = False
+    with cluster(1, 1) as (server,), session(server, params={"v": np.zeros(3), "w": np.zeros(3)}) as s:
+        for call in (
+            lambda: s.pull(out={"v": free, "w": fixed}), lambda: s.step({"v": np.ones(3)}, out={"v": free, "w": fixed}),
+        ):  # fmt: skip
+            with pytest.raises(ValueError, match="out for w is read-only; wanted an array that can be written"):
+                call()
+        for lookup in (s.lookup, s.lookup_async):
+            with pytest.raises(ValueError, match="lookup: out is read-only"):
+                lookup("v", [0, 1, 2], out=fixed)
+        assert s.global_step == 0 and (free == 9).all()
+
+
 def test_gradients_values_and_row_numbers_with_a_mask_are_refused() -> None:
     """What the mask hid was taken as numbers."""
     masked, rows = np.ma.masked_array([1.0, 1e6, 1.0], [0, 1, 0]), np.ma.masked_array([0, 1], [0, 1])

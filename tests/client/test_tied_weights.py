@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -136,9 +137,18 @@ def test_another_worker_whose_weights_are_not_tied_is_refused() -> None:
 def test_a_pull_does_not_write_two_variables_to_one_memory() -> None:
     net = Tied()
     apart = {name: value.clone() for name, value in net.state_dict().items()}
-    refused = pytest.raises(ValueError, match="one memory for embed.weight and out.weight, which are two variables")
-    with cluster() as (worker,), dps.Session(worker, apart, optimizer=SGD) as session, refused:
-        session.pull(out=net.state_dict())
+    refused = "one memory for embed.weight and out.weight, which are two variables"
+    with cluster() as (worker,), dps.Session(worker, apart, optimizer=SGD) as session:
+        for _ in range(2):  # another `out` than that of the call before
+            with pytest.raises(ValueError, match=refused):
+                session.pull(out=net.state_dict())
+            session.pull(out={name: value.clone() for name, value in apart.items()})
+        session.publish()
+        with dps.Follower(worker.target) as weights:
+            while not weights.fetched:
+                time.sleep(0.005)
+            with pytest.raises(ValueError, match=refused):
+                weights.swap(out=net.state_dict())
     with cluster() as (worker,), dps.Session(worker, dict(net.named_parameters()), optimizer=SGD) as session:
         assert session.pull(out=net.state_dict())["out.weight"] is not None  # this name is not the run's
 
