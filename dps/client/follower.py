@@ -14,7 +14,7 @@ from dps.messages.replies import Published
 from dps.process.telemetry import log
 from dps.transport.dtypes import BFLOAT16, dtype_of, wire_name
 from dps.transport.wire import Array
-from dps.variables.tree import described, is_module, is_tensor, leaves, memory_of_tensor
+from dps.variables.tree import described, is_module, is_tensor, leaves, list_names, memory_of_tensor
 
 if TYPE_CHECKING:
     from dps.client.publishing import Bases, Fetched, Publications
@@ -61,7 +61,9 @@ class Follower:
         timeout: The longest wait for one version's values, in seconds.
 
     Raises:
-        ConfigError: A dtype of another name, or keys for a `dps.Server`, which has its own.
+        ConfigError: A dtype of another name, a timeout that is no number of seconds above 0, or keys for a
+            `dps.Server`, which has its own.
+        TypeError: One text as `names`.
 
     Example:
         ```pycon
@@ -82,14 +84,16 @@ class Follower:
         self, target: Server | str, dtype: str | None = "bfloat16", names: Sequence[str] | None = None, *,
         keys: str | os.PathLike[str] | None = None, timeout: float = 60.0,
     ) -> None:  # fmt: skip
+        from dps.client.opening import check_timeout  # here: `import dps` stays quick
         from dps.transport.current import runtime
 
+        check_timeout(timeout)
         if dtype not in FORMS:
             raise ConfigError(f"Follower: got dtype={dtype!r:.40}, wanted 'bfloat16', 'float16' or None")
         if keys is not None and not isinstance(target, str):
             raise ConfigError("Follower: a dps.Server has keys of its own; leave keys out")
         self._target, self._form, self._keys, self._timeout = target, dtype or "", keys, timeout
-        self._names = None if names is None else list(names)
+        self._names = None if names is None else list_names(names)
         self._runtime = runtime() if isinstance(target, str) else target.runtime
         self._ready: deque[_Version] = deque(maxlen=1)
         """The newest version that is not in place yet. The background task puts it there, `swap` takes it."""

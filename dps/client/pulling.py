@@ -21,7 +21,7 @@ from dps.messages.sessions import Pull
 from dps.transport.message import changed
 from dps.transport.wire import Array
 from dps.variables.plan import Part, Plan, ShardLayout
-from dps.variables.tree import Nesting, described, is_module, is_tensor, leaves, memory_of_tensor, nested
+from dps.variables.tree import Nesting, described, is_module, is_tensor, leaves, list_names, memory_of_tensor, nested
 
 
 class PullMemory:
@@ -269,8 +269,10 @@ class Pulls:
         wanted. `published`: the number of the published version that is wanted.
         """
         self._waiter.check_open()
+        if not isinstance(newer_than, Version | None):
+            raise TypeError(f"pull: got if_newer_than={newer_than!r:.80}, wanted a session.version")
         by_name = self._connection.agreed.plan.by_name
-        wanted = None if names is None else list(dict.fromkeys(names))
+        wanted = None if names is None else list_names(names)
         if tables := [name for name in wanted or () if name in self._connection.agreed.plan.tables_by_name]:
             raise ValueError(f"pull: {tables[0]} is a keyed table, of which some rows are read: use session.lookup")
         if unknown := [name for name in wanted or () if name not in by_name]:

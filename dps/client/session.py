@@ -258,8 +258,9 @@ class Session:
             since `if_newer_than`.
 
         Raises:
-            ValueError: A name that no variable has, an array of `out` that does not fit, memory of `out` for two
-                variables, or a published version that the ps do not keep any more.
+            ValueError: A name that no variable has, an array of `out` that does not fit or is read-only, memory of
+                `out` for two variables, or a published version that the ps do not keep any more.
+            TypeError: One text as `names`, or an `if_newer_than` that is no version.
             DeadlineExceeded: The values did not come in time; the message names who did not answer.
             TaskLost: The run has ended.
 
@@ -272,6 +273,8 @@ class Session:
             ```
         """
         if published is not None:
+            if if_newer_than is not None:
+                raise ValueError("pull: a published version does not change; leave if_newer_than out")
             return self._publications.pull(published, names, out, timeout)
         return self._training.pull(names, out, if_newer_than, timeout)
 

@@ -13,7 +13,7 @@ from dps.variables.copies import HostCopy, ready
 from dps.variables.layout import Gradient, check_rows, row_numbers
 from dps.variables.packed import PackedGradient
 from dps.variables.plan import Plan
-from dps.variables.tree import Nesting, leaves, nested
+from dps.variables.tree import Nesting, leaves, list_names, nested
 
 
 class LocalCopy:
@@ -77,7 +77,7 @@ class LocalCopy:
     def values(self, names: Sequence[str] | None, still: bool = False) -> Any:
         """The values as `Session.pull` nests them. `still`: read-only, in the copy's own memory. ValueError for names
         that no variable has."""
-        nesting = self._nesting if names is None else Nesting(nested(list(dict.fromkeys(names))))
+        nesting = self._nesting if names is None else Nesting(nested(list_names(names)))
         found = [self._copies[self._index(path)].host() for path in nesting.paths]
         return nesting.build(found if still else [value.copy() for value in found])
 

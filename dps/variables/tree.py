@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -262,6 +262,13 @@ def _node(tree: Any, path: str, paths: list[str]) -> _Node:
         return _Row([_node(child, _join(path, str(i)), paths) for i, child in enumerate(tree)], type(tree))
     paths.append(path or "value")
     return _Leaf(len(paths) - 1)
+
+
+def list_names(names: Iterable[str]) -> list[str]:
+    """The names, each once. TypeError for one text, of which each letter would be a name."""
+    if isinstance(names, str):
+        raise TypeError(f"names: got {names!r:.80}, wanted a list of names, such as [{names!r:.80}]")
+    return list(dict.fromkeys(names))
 
 
 def nested(names: list[str]) -> Any:

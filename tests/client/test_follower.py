@@ -128,6 +128,11 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(session: Any) -
 def test_wrong_arguments_are_one_clear_error(session: Any) -> None:
     with pytest.raises(ConfigError, match="got dtype='int8', wanted 'bfloat16', 'float16' or None"):
         dps.Follower("127.0.0.1:1", dtype="int8")
+    with pytest.raises(TypeError, match=r"names: got 'b', wanted a list of names, such as \['b'\]"):
+        dps.Follower("127.0.0.1:1", names="b")
+    for timeout in (float("nan"), 0, "soon"):
+        with pytest.raises(ConfigError, match=f"timeout: got {timeout!r}, wanted seconds above 0"):
+            dps.Follower("127.0.0.1:1", timeout=timeout)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="has keys of its own"):
         dps.Follower(session._server, keys="keys")
     with (

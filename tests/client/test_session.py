@@ -176,6 +176,25 @@ def test_names_out_and_if_newer_than(server: dps.Server) -> None:
         assert s.version != version and s.pull(if_newer_than=s.version) is None
 
 
+@pytest.mark.parametrize("update", ["async", "local:2"])
+def test_one_text_is_no_list_of_names(update: str) -> None:
+    """Its letters were taken as names: `names="ab"` pulled a and b."""
+    values = {"a": np.zeros(1), "b": np.ones(1), "ab": np.ones(2)}
+    with cluster() as (server,), dps.Session(server, values, optimizer=dps.optim.SGD(1.0), update=update) as s:
+        for call in (s.pull, s.pull_async):
+            with pytest.raises(TypeError, match=r"names: got 'ab', wanted a list of names, such as \['ab'\]"):
+                call("ab")
+        assert list(s.pull(["ab"])) == ["ab"]
+
+
+def test_if_newer_than_is_a_version_and_not_for_published_ones(server: dps.Server) -> None:
+    with session(server) as s:
+        with pytest.raises(TypeError, match="got if_newer_than=5, wanted a session.version"):
+            s.pull(if_newer_than=5)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="a published version does not change; leave if_newer_than out"):
+            s.pull(if_newer_than=s.version, published=s.publish())
+
+
 def test_async_replies(server: dps.Server) -> None:
     with session(server) as s:
         replies = [s.push_async(ones()) for _ in range(20)]
