@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -77,6 +78,7 @@ def saved_table(spec: TableSpec, checkpoint_dir: str, manifest: Manifest) -> Sav
             f"table of {own} with dim={spec.dim} in this program; use the model that was saved, or another "
             "checkpoint_dir"
         )
+    _check_optimizer(spec.name, found.optimizer, spec.optimizer, f"{checkpoint_dir}/{manifest.name}")
     return found
 
 
@@ -89,7 +91,7 @@ def check_saved(plan: Plan, checkpoint_dir: str, manifest: Manifest) -> None:
 
 
 def saved(spec: VariableSpec, checkpoint_dir: str, manifest: Manifest) -> SavedVariable:
-    """The saved variable. Raises CheckpointError if it is missing or has another shape or dtype."""
+    """The saved variable. Raises CheckpointError if it is missing or has another shape, dtype or optimizer."""
     try:
         found = manifest.variable(spec.name)
     except CheckpointError as error:
@@ -107,4 +109,15 @@ def saved(spec: VariableSpec, checkpoint_dir: str, manifest: Manifest) -> SavedV
             f"{np.dtype(spec.dtype).name} {spec.shape} in this program; use the model that was saved, "
             "or another checkpoint_dir"
         )
+    _check_optimizer(spec.name, found.optimizer, spec.optimizer, f"{checkpoint_dir}/{manifest.name}")
     return found
+
+
+def _check_optimizer(name: str, found: Mapping[str, Any] | None, own: Mapping[str, Any] | None, where: str) -> None:
+    """Raise CheckpointError for two optimizers of different rules, whose slots and counts mean other things. Their
+    numbers may differ, and a variable may be trained that was not, or not be trained any more."""
+    if found is not None and own is not None and found.get("name") != own.get("name"):
+        raise CheckpointError(
+            f"{name} is trained with {found['name']} in {where} and with {own['name']} in this program; use the "
+            "optimizer that was saved, or another checkpoint_dir"
+        )

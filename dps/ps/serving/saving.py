@@ -173,7 +173,10 @@ def restore(store: Store, plan: Plan, ps: int, node: Node, checkpoint_dir: str, 
     storage, headers = node.runtime.storage, dict[str, ShardHeader]()
     for memory in store.arenas:
         found = [saved(plan.variables[part.variable], checkpoint_dir, manifest) for part in memory.arena.parts]
-        counts = [applied_to(v, p.row0, rows_of(p)) for p, v in zip(memory.arena.parts, found, strict=True)]
+        counts = [
+            applied_to(variable, part.row0, rows_of(part)) if variable.optimizer is not None else 0
+            for part, variable in zip(memory.arena.parts, found, strict=True)
+        ]
         memory.applied.restore_counts(counts)
         for slot in (None, *memory.slots):
             gathering = RowReader(storage, checkpoint_dir, manifest, slot, headers)

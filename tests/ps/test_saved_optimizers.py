@@ -1,0 +1,47 @@
+"""A checkpoint goes on with the optimizer that was saved: its numbers may differ, its rule may not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dps
+from dps.errors import CheckpointError
+from tests.in_process import cluster
+
+ADAM = dps.optim.Adam(0.1)
+KEYED: dict[str, Any] = {"keys": "int64", "dim": 2, "capacity": 10, "init": dps.init.Zeros()}
+
+
+def trained(folder: Path, optimizer: Any, steps: int, variable: Any = None, ps: int = 1) -> float:
+    """The first element after these steps of ones."""
+    variable = np.zeros(3) if variable is None else variable
+    with (
+        cluster(ps=ps) as (worker,),
+        dps.Session(worker, {"w": variable}, optimizer=optimizer, checkpoint_dir=str(folder)) as session,
+    ):
+        keyed = session.pull()["w"] is None
+        for _ in range(steps):
+            session.push({"w": dps.Rows([5], np.ones((1, 2), np.float32)) if keyed else np.ones(3)})
+        return float(session.lookup("w", [5])[0, 0] if keyed else session.pull()["w"][0])
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_another_rule_is_refused_and_other_numbers_are_taken(tmp_path: Path, keyed: bool) -> None:
+    """Adam began with slots of 0 and the count of SGD's steps, Ftrl with weights of 0."""
+    variable = dps.Variable(**KEYED) if keyed else None
+    trained(tmp_path, dps.optim.SGD(0.1), 5, variable)
+    for other in (ADAM, dps.optim.Ftrl(0.1)):
+        with pytest.raises(CheckpointError, match=f"w is trained with sgd in .* and with {other.name} in this program"):
+            trained(tmp_path, other, 1, variable, ps=2)
+    assert trained(tmp_path, dps.optim.SGD(0.5), 1, variable, ps=2) == pytest.approx(-1.0)
+
+
+def test_a_variable_that_was_not_trained_for_a_while_begins_as_new(tmp_path: Path) -> None:
+    """Its slots were new, and its count of updates was not: a step of Adam was half as long."""
+    trained(tmp_path, ADAM, 5)
+    assert trained(tmp_path, ADAM, 0, dps.Variable(np.zeros(3), trainable=False)) == pytest.approx(-0.5)
+    assert trained(tmp_path, ADAM, 1) == pytest.approx(-0.6)
