@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.lib.stride_tricks import as_strided
 
 import dps
 from dps.checkpoint import MemoryStorage, newest_whole
@@ -310,6 +311,10 @@ def test_all_calls_of_a_session_are_there() -> None:
         (lambda s: s.pull(names=["v"]), "no variables .'v'."),
         (lambda s: s.lookup("w", [3]), "row 3 of w is out of range"),
         (lambda s: s.lookup("w", [0], out=np.empty(3)), "wanted an array of float64 .1,."),
+        (lambda s: s.lookup("w", [0], out=[1.0]), "wanted an array of float64 .1,."),
+        (lambda s: s.lookup({"w": [0]}, out={"v": np.empty(1)}), "out has .'v'., wanted some of .'w'."),
+        (lambda s: s.lookup("w", [0, 0], out=np.broadcast_to(np.empty(1), 2)), "lookup: out is read-only"),
+        (lambda s: s.lookup("w", [0, 0], out=as_strided(np.empty(1), (2,), (0,))), "one memory for several"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_changes_nothing(call: Any, words: str) -> None:
