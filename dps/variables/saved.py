@@ -13,6 +13,8 @@ from dps.variables.columns import VariableSpec
 from dps.variables.plan import Plan
 from dps.variables.tables import TableSpec
 
+Wire = Mapping[str, Any] | None
+"""The wire form of an optimizer; None: the variable is not trained."""
 KEYS = "keys"
 """The name under which the keys of a keyed table are saved, as a slot."""
 STAMPS = "stamps"
@@ -113,11 +115,23 @@ def saved(spec: VariableSpec, checkpoint_dir: str, manifest: Manifest) -> SavedV
     return found
 
 
-def _check_optimizer(name: str, found: Mapping[str, Any] | None, own: Mapping[str, Any] | None, where: str) -> None:
-    """Raise CheckpointError for two optimizers of different rules, whose slots and counts mean other things. Their
-    numbers may differ, and a variable may be trained that was not, or not be trained any more."""
-    if found is not None and own is not None and found.get("name") != own.get("name"):
-        raise CheckpointError(
-            f"{name} is trained with {found['name']} in {where} and with {own['name']} in this program; use the "
-            "optimizer that was saved, or another checkpoint_dir"
-        )
+def _check_optimizer(name: str, found: Wire, own: Wire, where: str) -> None:
+    """Raise CheckpointError for two optimizers of the program with different rules, whose slots mean other things.
+    Their numbers may differ, and a variable may be trained that was not, or not be trained any more."""
+    if found is not None and own is not None:
+        rule, own_rule = (wire.get("inner", wire).get("name") for wire in (found, own))
+        if rule != own_rule:
+            raise CheckpointError(
+                f"{name} is trained with {rule} in {where} and with {own_rule} in this program; use the optimizer that "
+                "was saved, or another checkpoint_dir"
+            )
+
+
+def share_slots(found: Wire, own: Wire) -> bool:
+    """Whether the slots and the count of updates that were saved with an optimizer of the ps are those of another one.
+    They are not if a variable was not trained, or if only one of both applies the rounds of local mode."""
+    return found is not None and own is not None and _rule(found) == _rule(own)
+
+
+def _rule(wire: Mapping[str, Any]) -> tuple[Any, bool]:
+    return wire.get("name"), "inner" in wire

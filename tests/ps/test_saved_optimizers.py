@@ -16,12 +16,14 @@ ADAM = dps.optim.Adam(0.1)
 KEYED: dict[str, Any] = {"keys": "int64", "dim": 2, "capacity": 10, "init": dps.init.Zeros()}
 
 
-def trained(folder: Path, optimizer: Any, steps: int, variable: Any = None, ps: int = 1) -> float:
+def trained(
+    folder: Path, optimizer: Any, steps: int, variable: Any = None, ps: int = 1, update: str = "async"
+) -> float:
     """The first element after these steps of ones."""
     variable = np.zeros(3) if variable is None else variable
     with (
         cluster(ps=ps) as (worker,),
-        dps.Session(worker, {"w": variable}, optimizer=optimizer, checkpoint_dir=str(folder)) as session,
+        dps.Session(worker, {"w": variable}, optimizer=optimizer, checkpoint_dir=str(folder), update=update) as session,
     ):
         keyed = session.pull()["w"] is None
         for _ in range(steps):
@@ -45,3 +47,12 @@ def test_a_variable_that_was_not_trained_for_a_while_begins_as_new(tmp_path: Pat
     trained(tmp_path, ADAM, 5)
     assert trained(tmp_path, ADAM, 0, dps.Variable(np.zeros(3), trainable=False)) == pytest.approx(-0.5)
     assert trained(tmp_path, ADAM, 1) == pytest.approx(-0.6)
+
+
+def test_after_local_mode_the_optimizer_of_the_ps_begins_as_new(tmp_path: Path) -> None:
+    """The rounds that SGD had applied were taken as updates of Adam."""
+    assert trained(tmp_path, ADAM, 6, update="local:2") == pytest.approx(-0.6)
+    assert trained(tmp_path, ADAM, 1) == pytest.approx(-0.7)
+    assert trained(tmp_path, ADAM, 2, update="local:2") == pytest.approx(-0.9)
+    with pytest.raises(CheckpointError, match="w is trained with adam in .* and with sgd in this program"):
+        trained(tmp_path, dps.optim.SGD(0.1), 1)

@@ -26,10 +26,11 @@ from dps.process import config
 from dps.ps.store.arena import ArenaMemory, rows_of
 from dps.ps.store.store import Store
 from dps.ps.store.table import KeyedTable, SavedTable
+from dps.training.averages import SLOT
 from dps.training.optimizers import Optimizer
 from dps.transport.wire import Array
 from dps.variables.plan import Plan
-from dps.variables.saved import KEYS, STAMPS, counted_name, saved, saved_counted, saved_table
+from dps.variables.saved import KEYS, STAMPS, counted_name, saved, saved_counted, saved_table, share_slots
 from dps.variables.tables import codes_of, positions_of_part
 
 if TYPE_CHECKING:
@@ -173,15 +174,16 @@ def restore(store: Store, plan: Plan, ps: int, node: Node, checkpoint_dir: str, 
     storage, headers = node.runtime.storage, dict[str, ShardHeader]()
     for memory in store.arenas:
         found = [saved(plan.variables[part.variable], checkpoint_dir, manifest) for part in memory.arena.parts]
+        goes_on = [share_slots(variable.optimizer, memory.arena.optimizer) for variable in found]
         counts = [
-            applied_to(variable, part.row0, rows_of(part)) if variable.optimizer is not None else 0
-            for part, variable in zip(memory.arena.parts, found, strict=True)
+            applied_to(variable, part.row0, rows_of(part)) if same else 0
+            for part, variable, same in zip(memory.arena.parts, found, goes_on, strict=True)
         ]
         memory.applied.restore_counts(counts)
         for slot in (None, *memory.slots):
             gathering = RowReader(storage, checkpoint_dir, manifest, slot, headers)
             for number, (part, variable) in enumerate(zip(memory.arena.parts, found, strict=True)):
-                if slot is None or slot in variable.slots:
+                if slot is None or (slot in variable.slots and (goes_on[number] or slot == SLOT)):
                     start, stop, _ = memory.extent(slot, number)
                     got = gathering.add(variable, part.row0, rows_of(part), start)
                     if got != stop - start:
