@@ -10,6 +10,7 @@ import numpy as np
 
 from dps.client.connection import Connection
 from dps.client.pulling import check_fillable
+from dps.client.pushing import Pushes
 from dps.client.transfers import Transfer, copy_steadily
 from dps.client.waiting import Operation, Waiter
 from dps.errors import DpsError, Unavailable
@@ -29,8 +30,8 @@ NOTHING = np.empty(0)
 class Lookups:
     """The lookups of a session."""
 
-    def __init__(self, connection: Connection, waiter: Waiter) -> None:
-        self._connection, self._waiter = connection, waiter
+    def __init__(self, connection: Connection, waiter: Waiter, pushes: Pushes) -> None:
+        self._connection, self._waiter, self._pushes = connection, waiter, pushes
 
     def prepare(
         self, wanted: str | Mapping[str, Any], rows: Any, out: Array | Mapping[str, Array] | None
@@ -59,6 +60,7 @@ class Lookups:
     def finish(self, operation: LookupOp, timeout: float | None) -> Any:
         """Wait for a lookup; the rows. Raises DeadlineExceeded."""
         self._waiter.wait(operation, timeout, f"looking up rows of {operation.names}")
+        self._pushes.note_read(operation.counters())
         return operation.result()
 
 
@@ -135,6 +137,13 @@ class LookupOp(Operation):
 
     def requests(self) -> Sequence[_PartLookup]:
         return [part for table in self._tables.values() for part in table.parts]
+
+    def counters(self) -> dict[int, int]:
+        """The version of each shard that was read; the oldest, if rows of several were. The operation is complete."""
+        found: dict[int, int] = {}
+        for part in self.requests():
+            found[part.ps] = min(part.counter, found.get(part.ps, part.counter))
+        return found
 
     def drop(self) -> None:
         """Its result is not wanted any more."""
@@ -223,7 +232,8 @@ class _PartLookup(Transfer):
         self._lane = self.peer.lane
         self._dtype = table.dtype
         self._nbytes = self._count * part.row_size * self._dtype.itemsize
-        self._counter = -1
+        self.counter = -1
+        """The version of the rows that have come."""
         self._got: dict[int, int] = {}
         self._message = Lookup(
             connection.membership.epoch, connection.steps.least, part.index,
@@ -260,6 +270,7 @@ class _PartLookup(Transfer):
             self._message = changed(self._message, shared=False)
             self._caller.send(self, self._message)
             return False
+        self.counter = message.counter
         rows = self._steady(memory[: self._nbytes]).view(self._dtype).reshape(self._count, self._part.row_size)
         if self._whole:
             self._table.put_all(rows)
@@ -279,10 +290,10 @@ class _PartLookup(Transfer):
     def _take(self, message: RowsAnswer, rows: Array) -> bool:
         """Add a piece; whether all rows are here. Pieces of two versions are never mixed: a higher one starts anew."""
         fits = rows.ndim == 2 and rows.shape[1] == self._part.row_size and rows.dtype == self._dtype
-        if not fits or not 0 <= message.first <= self._count - len(rows) or message.counter < self._counter:
+        if not fits or not 0 <= message.first <= self._count - len(rows) or message.counter < self.counter:
             return False
-        if message.counter > self._counter:
-            self._counter, self._got = message.counter, {}
+        if message.counter > self.counter:
+            self.counter, self._got = message.counter, {}
         if self._whole and len(rows) == self._count:
             self._table.put_all(rows)
             return True

@@ -393,10 +393,12 @@ class Pulls:
                 operation.fill(self._cache)
         if connection.compression is not None:
             connection.compression.pulled(operation.transfers.values(), whole=operation.names is None)
+        counters = {ps: t.counter for ps, t in operation.transfers.items()}
         if operation.names is None:
-            counters = {ps: t.counter for ps, t in operation.transfers.items()}
             self._pushes.pulled |= counters
             self.read = connection.membership.epoch, self._pushes.pulled
+        else:
+            self._pushes.note_read(counters)
         connection.steps.saw(max((t.step for t in operation.transfers.values()), default=0))
         return self._values(operation)
 

@@ -58,7 +58,7 @@ class Pushes:
         self._sent = self._connection.caller.incarnation, self.numbers
         """As of `Home.track`. With several ps the numbers are replaced by each push, and never changed."""
         self.pulled = dict.fromkeys(self._connection.agreed.plan.ps, -1)
-        """The version of each shard that the last pull read, from which the next push is computed."""
+        """The version of each shard that the last pull or lookup read, from which the next push is computed."""
         self._credit: dict[int, int] = {}
         """The number of the push for which a ps has granted credit, by ps."""
         self.counted_apart = False
@@ -70,6 +70,10 @@ class Pushes:
         if self._assembly.plan is not self._connection.agreed.plan:
             self._assembly = Assembly(self._connection.agreed.plan, self._nesting)
         return self._assembly
+
+    def note_read(self, counters: Mapping[int, int]) -> None:
+        """Some values of shards were read, in these versions."""
+        self.pulled = {**self.pulled, **counters}  # `Pulls.read` may have the one before, of all values
 
     def announce(self) -> None:
         """Count the next push to all of several ps, before anything of it leaves (see `Home.track`)."""

@@ -86,6 +86,41 @@ def test_a_push_above_the_bound_is_dropped_reported_and_counted() -> None:
         assert one.stats()["ps:0"]["dropped"] == 1
 
 
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("begins_with_a_pull", [True, False])
+@pytest.mark.parametrize("what", ["rows", "rows in the background", "rows of two", "names"])
+def test_rows_and_variables_that_are_read_alone_count_as_pulled(
+    what: str, begins_with_a_pull: bool, shared: bool
+) -> None:
+    def read(session: dps.Session) -> None:
+        if what == "rows":
+            session.lookup("table", [1, 4])
+        elif what == "rows in the background":
+            session.lookup_async("table", [1, 4]).result()
+        elif what == "rows of two":
+            session.lookup({"table": [1], "a": [0]})
+        else:
+            session.pull(["table"])
+
+    with sessions(2, dps.Async(max_staleness=2), ps=2, shared_memory=shared) as (one, two):
+        if begins_with_a_pull:
+            one.pull(), two.pull()
+        version = one.version
+        rows = {"table": dps.Rows([1, 4], np.ones((2, 2)))}
+        for _ in range(4):
+            read(one)
+            assert one.push(rows) == dps.Push(one.global_step, True, 0)
+        assert one.version == version
+        if begins_with_a_pull:
+            assert one.pull(if_newer_than=version) is not None
+        read(two)
+        for _ in range(3):
+            read(one)
+            one.push(rows)
+        above = two.push(rows)
+        assert (above.accepted, above.staleness) == (False, 3)
+
+
 @pytest.mark.parametrize(("damping", "scale"), [(None, 1.0), (1.0, 1 / 4), (2.0, 1 / 16)])
 def test_damping_scales_the_rate_by_one_over_one_plus_staleness(damping: float | None, scale: float) -> None:
     with sessions(2, dps.Async(damping=damping), ps=2) as (one, two):
