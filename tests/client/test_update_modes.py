@@ -169,6 +169,24 @@ def test_delay_compensation_of_single_variables_and_rows() -> None:
     assert values["scalar"] == -5.0 and values["b"].tolist() == [3, 3, 3]
 
 
+@pytest.mark.parametrize("begins_with_a_pull", [True, False])
+def test_delay_compensation_looks_at_what_was_read_last_of_each_row_and_variable(begins_with_a_pull: bool) -> None:
+    with sessions(2, dps.Async(compensation=0.5), ps=2) as (one, two):
+        if begins_with_a_pull:
+            two.pull()
+        one.push(grads(-3.0))
+        two.pull(["scalar"])
+        two.lookup("table", [4])
+        one.push(grads(-1.0))  # from 3 to 4
+        rows = dps.Rows([4, 1], np.ones((2, 2)))
+        two.push({"table": rows, "scalar": np.ones(()), "a": np.ones(2), "b": np.ones(3)})
+        values = two.pull()
+    way = 4.0 if begins_with_a_pull else 1.0  # of what was read once, with all of its shard, or before it by itself
+    assert values["table"][[4, 1], 0].tolist() == [4 - 1.5, 4 - (1 + 0.5 * way)]
+    assert values["scalar"] == 4 - 1.5
+    assert values["a"].tolist() == [4 - (1 + 0.5 * way)] * 2 and values["b"].tolist() == [4 - (1 + 0.5 * way)] * 3
+
+
 def test_every_async_push_counts_once_whatever_ps_its_variables_are_on() -> None:
     with sessions(1, dps.Async(), ps=2) as (one,):
         steps = [one.push(g).step for g in (grads(1.0), {"a": np.ones(2)}, {"b": np.ones(3)}, {})]

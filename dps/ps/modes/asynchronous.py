@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -131,8 +132,8 @@ class AsyncMode(Mode):
     def answer_enter(self, sender: Sender) -> None:
         self.shard.gate.answer(sender, Token(self.shard.store.step))
 
-    def record_pull(self, ledger: Ledger) -> None:
-        self._compensation.record_pull(ledger.incarnation)
+    def record_read(self, ledger: Ledger, parts: Sequence[int] = (), rows: Any = ...) -> None:
+        self._compensation.record_read(ledger.incarnation, parts, rows)
 
     def set_members(self, message: Members) -> None:
         live = {member[0] for member in message.live}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from dps.transport.wire import Array
 
 
 class Compensation:
-    """The values that each session pulled last, of one shard, and gradients that are compensated by them."""
+    """The values that each session read last, of one shard, and gradients that are compensated by them."""
 
     def __init__(self, shard: Shard, factor: float) -> None:
         """`factor`: lambda. With 0 nothing is remembered."""
@@ -21,10 +22,17 @@ class Compensation:
         self._pulled: dict[int, list[Array]] = {}
         """Of each incarnation the values of all arenas."""
 
-    def record_pull(self, incarnation: int) -> None:
-        """A session pulls the current values."""
-        if self._factor:
-            self._pulled[incarnation] = [arena.values.copy() for arena in self._shard.store.arenas]
+    def record_read(self, incarnation: int, parts: Sequence[int], rows: Any) -> None:
+        """A session reads the current values, as of `Mode.record_read`."""
+        if not self._factor:
+            return
+        shard, kept = self._shard, self._pulled.get(incarnation)
+        if kept is None or not parts:
+            self._pulled[incarnation] = [arena.values.copy() for arena in shard.store.arenas]
+        else:
+            for part in [shard.plan.parts[index] for index in parts]:
+                arena, start = shard.layout.place[part.index]
+                kept[arena][start : start + part.size].reshape(part.shape)[rows] = shard.store.part(part)[rows]
 
     def forget_session(self, incarnation: int) -> None:
         """A session has ended."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dps.actors.ref import Sender
@@ -58,8 +59,9 @@ class Mode:
         """ "" if the session may read now, else for whom it waits."""
         return ""
 
-    def record_pull(self, ledger: Ledger) -> None:
-        """A session has pulled the current version. In sync a step's set says what a gradient was computed from."""
+    def record_read(self, ledger: Ledger, parts: Sequence[int] = (), rows: Any = ...) -> None:
+        """A session has read the current version: of all parts, or of these, by index, all rows or some of each. In
+        sync a step's set says what a gradient was computed from."""
 
     def set_members(self, message: Members) -> None:
         """The members have changed; the ledgers of new sessions exist."""

@@ -106,12 +106,16 @@ class ShardLookups:
         self._answers.pop(incarnation, None)
         self.waiting.pop(incarnation, None)
 
-    def _source(self, part: int, rows: Array) -> tuple[int, np.dtype[Any], Callable[[slice, Array], object]]:
-        """Of rows of a part, or of codes of a keyed table: the elements of a row, their dtype, and what copies some of
-        the rows. Those of all codes are found together, because the push after the lookup may have the same list."""
+    def _read(
+        self, incarnation: int, part: int, rows: Array
+    ) -> tuple[int, np.dtype[Any], Callable[[slice, Array], object]]:
+        """A session reads rows of a part, or of codes of a keyed table: the elements of a row, their dtype, and what
+        copies some of the rows. Those of all codes are found together, because the push after the lookup may have the
+        same list."""
         shard, layout = self._shard, self._shard.layout
         table = shard.store.tables.get(part)
         if table is None:
+            shard.mode.record_read(shard.ledgers[incarnation], (part,), rows)
             of, dtype = shard.plan.parts[part], np.dtype(layout.arenas[layout.place[part][0]].dtype)
             return of.row_size, dtype, lambda some, out: shard.store.gather(of, rows[some], out)
         numbers = table.rows_to_read(rows, shard.store.step)
@@ -132,7 +136,7 @@ class ShardLookups:
             return True
         answer = answers.answer_of(sender.request)
         if answer is None:
-            row_size, dtype, copy = self._source(message.part, rows)
+            row_size, dtype, copy = self._read(sender.incarnation, message.part, rows)
             nbytes = len(rows) * row_size * dtype.itemsize
             memory = answers.take_memory(nbytes) if nbytes else None
             if memory is None:
@@ -147,7 +151,7 @@ class ShardLookups:
     def _send_rows(self, sender: Sender, message: Lookup, rows: Array) -> None:
         """Cut rows into pieces of whole rows: while one piece travels, the next is gathered."""
         shard = self._shard
-        row_size, dtype, copy = self._source(message.part, rows)
+        row_size, dtype, copy = self._read(sender.incarnation, message.part, rows)
         size = max(1, shard.node.runtime.tuning.piece_nbytes // max(1, row_size * dtype.itemsize))
         for first in range(0, max(1, len(rows)), size):
             found = np.empty((min(size, len(rows) - first), row_size), dtype)

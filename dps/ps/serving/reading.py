@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -151,11 +151,11 @@ class ShardReads:
         if read.pull.shared and self._answer_lent(sender):
             return
         if read.pull.newer_than >= store.counter:
-            self._record_pull(sender)
+            self._record_pull(sender, parts=read.pull.parts)
             self._shard.gate.answer(sender, NotNewer(self._shard.epoch, store.counter, store.step))
             return
         if read.packed is not None:
-            self._record_pull(sender, record=True)
+            self._record_pull(sender, record=True, parts=read.pull.parts)
             self._send_packed(read, read.packed)
             return
         arenas = store.refresh(read.pull.parts)
@@ -170,7 +170,7 @@ class ShardReads:
             if read.wait.until != asked_at:
                 self._shard.node.after(read.wait.until - self._shard.node.runtime.now(), self._answer_waiting)
             return
-        self._record_pull(sender, record=True)
+        self._record_pull(sender, record=True, parts=read.pull.parts)
         self._sending.send_version(sender, read.pull, hold, self._answer_soon)
 
     def _answer_soon(self) -> None:
@@ -205,14 +205,14 @@ class ShardReads:
             self._waiting[read.sender.incarnation, read.sender.request] = read
             self._shard.node.post(self._answer_waiting)
 
-    def _record_pull(self, sender: Sender, record: bool = False, lent: int = 0) -> None:
-        """Note that a pull is answered with the current version. `record`: with its values. `lent`: so many bytes, in
-        place."""
+    def _record_pull(self, sender: Sender, record: bool = False, lent: int = 0, parts: Sequence[int] = ()) -> None:
+        """Note that a pull of these parts, or of all, is answered with the current version. `record`: with its values.
+        `lent`: so many bytes, in place."""
         shard, incarnation = self._shard, sender.incarnation
         ledger = shard.ledgers[incarnation]
         ledger.sent += lent
         shard.counts["pulls"] += 1
-        shard.mode.record_pull(ledger)
+        shard.mode.record_read(ledger, parts)
         if record:
             shard.node.runtime.record("pulled", incarnation=incarnation, epoch=shard.epoch, counter=shard.store.counter)
 
