@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dps.client.connection import Connection
-from dps.client.pulling import check_fillable
+from dps.client.pulling import PullOp, Pulls, check_fillable
 from dps.client.pushing import Pushes
 from dps.client.transfers import Transfer, copy_steadily
 from dps.client.waiting import Operation, Waiter
@@ -30,8 +30,8 @@ NOTHING = np.empty(0)
 class Lookups:
     """The lookups of a session."""
 
-    def __init__(self, connection: Connection, waiter: Waiter, pushes: Pushes) -> None:
-        self._connection, self._waiter, self._pushes = connection, waiter, pushes
+    def __init__(self, connection: Connection, waiter: Waiter, pushes: Pushes, pulls: Pulls) -> None:
+        self._connection, self._waiter, self._pushes, self._pulls = connection, waiter, pushes, pulls
 
     def prepare(
         self, wanted: str | Mapping[str, Any], rows: Any, out: Array | Mapping[str, Array] | None
@@ -42,8 +42,9 @@ class Lookups:
         arguments of the two forms mixed."""
         self._waiter.check_open()
         connection = self._connection
+        first = self._pulls.start([], None, after=False) if connection.agreed.mode.asks_step_ps_first else None
         if isinstance(wanted, str):
-            operation = LookupOp(connection, {wanted: _table(connection, wanted, rows, out)}, several=False)
+            operation = LookupOp(connection, {wanted: _table(connection, wanted, rows, out)}, first, several=False)
         else:
             if rows is not None or not isinstance(out, Mapping | None):
                 raise TypeError("lookup takes (name, rows, out=array) or ({name: rows}, out={name: array}), not a mix")
@@ -54,7 +55,7 @@ class Lookups:
             tables = {name: _table(connection, name, of, places.get(name)) for name, of in wanted.items()}
             if len(places) > 1:
                 _check_apart(places)
-            operation = LookupOp(connection, tables, several=True)
+            operation = LookupOp(connection, tables, first, several=True)
         return operation
 
     def finish(self, operation: LookupOp, timeout: float | None) -> Any:
@@ -115,38 +116,53 @@ def _flat_out(out: Any, n: int, asked: tuple[int, ...], row: tuple[int, ...], dt
 class LookupOp(Operation):
     """A lookup in one variable, or in several that are waited for together."""
 
-    def __init__(self, connection: Connection, tables: dict[str, _Table], several: bool) -> None:
-        self._connection, self._tables, self._several = connection, tables, several
+    def __init__(
+        self, connection: Connection, tables: dict[str, _Table], first: PullOp | None, several: bool
+    ) -> None:  # fmt: skip
+        """`first`: has to be complete before rows are asked for: the step ps lets the session read."""
+        self._connection, self._tables, self._first, self._several = connection, tables, first, several
         self.names = ", ".join(tables)
         """Of the variables, for messages."""
         self._incarnation = -1
 
     def start(self) -> None:
         """Send the requests; after a rollback all of them again."""
-        caller = self._connection.caller
-        if self._incarnation != caller.incarnation:
+        if self._first is not None:
+            self._first.start()
+        self._ask()
+        self._connection.caller.flush()
+
+    def _ask(self) -> None:
+        """Ask for the rows, if they may be asked for and are not."""
+        incarnation = self._connection.caller.incarnation
+        if self._incarnation != incarnation and (self._first is None or self._first.complete):
             for table in self._tables.values():
                 table.ask()
-            self._incarnation = caller.incarnation
-            caller.flush()
+            self._incarnation = incarnation
 
     @property
     def complete(self) -> bool:
+        self._ask()
         current = self._incarnation == self._connection.caller.incarnation
-        return current and all(part.complete for part in self.requests())
+        return current and all(part.complete for part in self._parts())
 
-    def requests(self) -> Sequence[_PartLookup]:
+    def requests(self) -> Sequence[Transfer]:
+        return [*(() if self._first is None else self._first.requests()), *self._parts()]
+
+    def _parts(self) -> list[_PartLookup]:
         return [part for table in self._tables.values() for part in table.parts]
 
     def counters(self) -> dict[int, int]:
         """The version of each shard that was read; the oldest, if rows of several were. The operation is complete."""
         found: dict[int, int] = {}
-        for part in self.requests():
+        for part in self._parts():
             found[part.ps] = min(part.counter, found.get(part.ps, part.counter))
         return found
 
     def drop(self) -> None:
         """Its result is not wanted any more."""
+        if self._first is not None:
+            self._first.drop()
         for table in self._tables.values():
             table.drop()
 

@@ -93,6 +93,8 @@ class Recycled:
 MOST_PARTS = 256
 """Up to this number of parts, values stay in the messages that bring them; more are faster to assemble in one run."""
 
+NO_VALUES = 1 << 62
+"""No shard has a version above this one: whoever asks for a newer one gets no values."""
 Kept = dict[int, tuple[int, Array]]
 """For each ps the counter of a version, and its values as a run of bytes."""
 
@@ -281,7 +283,9 @@ class Pulls:
         def launch(again: bool) -> dict[int, Pull]:  # after a rollback it leads nothing
             made = self._launch(wanted, newer_than, after, int(leads and not again), averages)
             own = {"min_step": 0, "after": 0, "shared": False, "published": published}
-            return {ps: changed(pull, **own) for ps, pull in made.items()} if published else made
+            if published:
+                return {ps: changed(pull, **own) for ps, pull in made.items()}
+            return made if averages else self._with_step_ps(made)
 
         take = partial(self._recycled.take, self._connection.agreed.plan.layouts)
         return PullOp(self._connection, wanted, newer_than is not None, launch, take, hold, behind)
@@ -366,6 +370,14 @@ class Pulls:
                 )  # fmt: skip
         return messages
 
+    def _with_step_ps(self, made: dict[int, Pull]) -> dict[int, Pull]:
+        """The messages of a pull, of which the step ps gets one, maybe without values, where it says who may read."""
+        connection, epoch = self._connection, self._connection.membership.epoch
+        step_ps, clock = connection.agreed.step_ps, self._pushes.acknowledged
+        if not connection.agreed.mode.asks_step_ps_first or step_ps in made:
+            return made
+        return {step_ps: Pull(epoch, 0, 0, clock, NO_VALUES, [], self._waiter.patience_ms), **made}
+
     def _may_be_kept(self, layout: ShardLayout) -> bool:
         """Whether a shard's values may stay in the messages that bring them."""
         runtime = self._connection.home.runtime
@@ -398,7 +410,7 @@ class Pulls:
             self._pushes.pulled |= counters
             self.read = connection.membership.epoch, self._pushes.pulled
         else:
-            self._pushes.note_read(counters)
+            self._pushes.note_read({ps: counters[ps] for ps, t in operation.transfers.items() if t.newer})
         connection.steps.saw(max((t.step for t in operation.transfers.values()), default=0))
         return self._values(operation)
 

@@ -399,7 +399,7 @@ class Session:
 
     @one_at_a_time
     def lookup(self, name: Any, rows: Any = None, timeout: float | None = None, out: Any = None) -> Any:
-        """Rows of a variable, or of several variables at one time. Blocks.
+        """Rows of a variable, or of several variables at one time. Blocks; in bounded mode as `pull` does.
 
         Args:
             name: The variable's name, such as "table" or "hidden/w". Or a dict from names to row numbers: all are asked

@@ -138,7 +138,7 @@ class PsTraining:
     def __init__(self, parts: SessionParts) -> None:
         self._session, self._connection, self._waiter, self.turns = parts[:4]
         self._hooks, self.reports, self._pushes, self._pulls, self._train = parts[4:]
-        self._lookups = Lookups(self._connection, self._waiter, self._pushes)
+        self._lookups = Lookups(self._connection, self._waiter, self._pushes, self._pulls)
         self._at_once = AtOnce(self._connection, self._pushes, self._pulls)
         self._apart: list[int] = []
         """Where the arrays of the last `out` begin, in which no two variables share memory."""

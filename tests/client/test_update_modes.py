@@ -428,6 +428,38 @@ def test_a_worker_reads_only_while_it_is_at_most_the_bound_ahead(ps: int, bound:
         assert waiting.result()["a"].tolist() == [-(bound + 2.0)] * 2
 
 
+@pytest.mark.parametrize("ps", [1, 2])
+@pytest.mark.parametrize("what", ["rows", "rows in the background", "rows of two", "names", "keys"])
+def test_a_lookup_and_a_pull_of_some_variables_wait_for_the_slowest_too(what: str, ps: int) -> None:
+    keyed = dps.Variable(keys="int64", dim=2, capacity=100, dtype="float64", init=dps.init.Zeros())
+    values = {**params(), "keyed": keyed}  # with two ps `b` is not on the step ps
+
+    def read_async(session: dps.Session) -> dps.Reply[Any]:
+        if what == "names":
+            return session.pull_async(["b"])
+        return session.lookup_async(
+            {"rows of two": {"b": [0], "table": [1]}, "keys": {"keyed": [7]}}.get(what, {"b": [2]})
+        )
+
+    with cluster(ps, 2, "inproc") as servers, ExitStack() as stack:
+        settings: Any = {"optimizer": dps.optim.SGD(1.0), "update": dps.Bounded(1), "timeout": 60}
+        quick, slow = [stack.enter_context(dps.Session(server, values, **settings)) for server in servers]
+        for _ in range(2):
+            read_async(quick).result()
+            quick.push(grads(1.0))
+        if what == "rows":
+            with pytest.raises(DeadlineExceeded, match="waits for worker:1 to come within 1 steps"):
+                quick.lookup("b", [2], timeout=0.5)
+        waiting = read_async(quick)
+        assert not done_soon(waiting, slow) and not waiting.done()
+        read_async(slow).result()
+        slow.push(grads(1.0))
+        read_async(slow).result()
+        found = waiting.result()
+        if what != "keys":
+            assert found["b"][0] == -3.0
+
+
 def test_the_answer_of_a_bounded_step_waits_as_a_pull_does_and_the_error_names_the_slowest() -> None:
     def train(server: Any) -> None:
         with dps.Session(server, params(), optimizer=dps.optim.SGD(1.0), update=dps.Bounded(0), timeout=60) as session:
