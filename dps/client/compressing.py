@@ -62,8 +62,9 @@ class Compression:
     def check(self, plan: Plan) -> None:
         """Learn the variables' names. Raises ConfigError for a pattern that matches none."""
         self._names = [spec.name for spec in plan.variables]
-        check_names(self._push, self._names, "compression")
-        check_names(self._pull, self._names, "pull_compression")
+        names = [*self._names, *plan.tables_by_name]
+        check_names(self._push, names, "compression")
+        check_names(self._pull, names, "pull_compression")
 
     # -- pulls ------------------------------------------------------------------------------------------------
 

@@ -239,6 +239,20 @@ def test_sparse_gradients_of_torch_are_pushed_by_keys() -> None:
         assert np.allclose(session.lookup("user", ids), before - np.array([[1.0], [0.5], [1.0]]))
 
 
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("given", [dps.compress.Int8(), {"user": None, "*": dps.compress.Int8()}])
+def test_patterns_of_compression_match_keyed_tables_whose_rows_are_sent_as_they_are(given: Any, alone: bool) -> None:
+    values = {"user": table(init=dps.init.Zeros())} | ({} if alone else {"w": np.zeros(3, np.float32)})
+    settings: Any = {"optimizer": SGD, "compression": given, "pull_compression": dps.compress.Float16()}
+    with cluster(transport="inproc") as (server,):
+        with dps.Session(server, values, **settings) as session:
+            rows = np.float32([[0.1, 0.2, 0.3, 100]])
+            session.push({"user": dps.Rows([7], rows)})
+            assert np.array_equal(session.lookup("user", [7]), -0.5 * rows)
+        with pytest.raises(ConfigError, match=r"'x' matches no variable; there are .*user"):
+            dps.Session(server, values, optimizer=SGD, compression={"x": None})
+
+
 def test_a_worker_with_another_table_is_refused() -> None:
     with (
         cluster(workers=2, transport="inproc") as (first, second),
