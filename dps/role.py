@@ -18,7 +18,7 @@ from dps.errors import ConfigError
 from dps.launch.programs.program import handle_run_end, run_program
 from dps.launch.supervision.outcome import LOST, TEARDOWN
 from dps.process import config, descriptors
-from dps.process.flags import EXIT_CODES, MOST_TASKS, Parser, add_addresses, addresses, guarded
+from dps.process.flags import EXIT_CODES, Parser, add_addresses, addresses, guarded
 
 if TYPE_CHECKING:
     from dps.cluster.spec import ClusterSpec, Task
@@ -115,10 +115,10 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
         from dps.training.update_modes import parse_flag
 
         parse_flag(args.update)
+    from dps.cluster.identity import check_number, tf_config_of
+
     for name in ("task", "workers", "ps", "datasets"):
-        value = getattr(args, name)
-        if value is not None and not 0 <= value <= MOST_TASKS:
-            raise ConfigError(f"got --{name} {value}; wanted a whole number from 0 to {MOST_TASKS}")
+        check_number(f"--{name} ", getattr(args, name))
     if args.join or (os.environ.get("DPS_TOKEN_FILE") and not args.chief):
         from dps.launch.programs.joining import join
 
@@ -128,8 +128,6 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
     if args.chief == "-":
         args.chief = chief_from_stdin(args.job)
     environ = task_environment(args)
-    from dps.cluster.identity import tf_config_of
-
     job = environ["DPS_JOB"]
     if job not in JOBS:
         raise ConfigError(f"--job {job} cannot be run; wanted {', '.join(JOBS[:-1])} or {JOBS[-1]}")
@@ -218,6 +216,10 @@ def task_environment(args: argparse.Namespace) -> dict[str, str]:
         from dps.cluster.resolve import resolve
 
         cluster, own = resolve()
+    if cluster and args.chief:
+        raise ConfigError(
+            f"got --chief {args.chief} and the addresses of a cluster, which name its chief; give one of them"
+        )
     given = args.job and job_name(args.job)
     own = None if given and own and own.job != given else own
     named = os.environ if not given and own is None else {}

@@ -110,6 +110,10 @@ def test_slurm_variables_that_do_not_add_up(
     [
         (["--cluster", '{"ps": ["127.0.0.1:0"]}', "--job", "ps"], "got a cluster of ps, wanted one with a chief or"),
         (["--ps_hosts", "127.0.0.1:0", "--job", "ps", "--task", "0"], "(--chief_hosts), or "),
+        (
+            ["--cluster", '{"ps": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"]}', "--job", "ps", "--chief", "a:3"],
+            "got --chief a:3 and the addresses of a cluster",
+        ),
         (["--job", "ps", "--advertise", "banana"], "got --advertise 'banana'; wanted HOST or HOST:PORT by which"),
     ],
 )

@@ -166,13 +166,14 @@ def test_a_task_that_the_environment_names_has_its_settings_from_there(monkeypat
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("text", ["two", "100001", "9" * 30])
 @pytest.mark.parametrize("name", ["DPS_TASK", "DPS_WORKERS", "DPS_PS"])
 def test_a_number_in_the_environment_that_is_none_is_one_clear_error(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DPS_JOB", "worker")
-    monkeypatch.setenv(name, "two")
-    with pytest.raises(ConfigError, match=f"got {name}='two', wanted a number from 0"):
+    monkeypatch.setenv(name, text)
+    with pytest.raises(ConfigError, match=f"got {name}='{text}', wanted a number from 0 to 100000"):
         environment()
 
 

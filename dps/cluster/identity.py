@@ -12,6 +12,8 @@ from dps.errors import ConfigError
 from dps.process.record import record
 
 DEFAULT_CHIEF = "127.0.0.1:2220"
+MOST_TASKS = 100_000
+"""The most tasks of a job."""
 
 
 @record
@@ -68,8 +70,11 @@ class Identity:
     @staticmethod
     def joining(job: str | None, task: int | None, chief: str | None, bind: str) -> Identity:
         """A task that joins by the chief's address. Raises ConfigError for a missing job or a malformed address."""
-        if job is None:
-            raise ConfigError("which job is this task of? Give job='chief', 'ps' or 'worker' (--job), or TF_CONFIG")
+        if not job or not isinstance(job, str):
+            got = "" if job is None else f" Got job={job!r:.40}."
+            raise ConfigError(
+                f"which job is this task of?{got} Give job='chief', 'ps' or 'worker' (--job), or TF_CONFIG"
+            )
         job = job_name(job)
         if job == "chief":
             return Identity(job, 0, bind, "", bind, True, ClusterSpec({}))
@@ -83,10 +88,14 @@ class Identity:
         return self.job == "chief" or (self.hosts_chief and self.chief in (self.bind, self.told))
 
     def expected(self, job: str, count: int | None) -> list[int]:
-        """The tasks of a job for which the chief waits: the cluster's, else `count` tasks."""
-        if self.cluster:
-            return list(self.cluster.task_indices(job)) if job in self.cluster.jobs else []
-        return list(range(count or 0))
+        """The tasks of a job for which the chief waits: the cluster's, else `count`. Raises ConfigError for a count
+        that is not the cluster's."""
+        if not self.cluster:
+            return list(range(count or 0))
+        tasks = list(self.cluster.task_indices(job)) if job in self.cluster.jobs else []
+        if count not in (None, len(tasks)):
+            raise ConfigError(f"got {count} {job} tasks and a cluster that has {len(tasks)}; leave the number out")
+        return tasks
 
 
 def bound(bind: str, told: str) -> str:
@@ -198,6 +207,14 @@ def trusts_network(environ: Mapping[str, str]) -> bool:
 def number_of(environ: Mapping[str, str], name: str) -> int | None:
     """The number in a variable; None if it is not set or empty. Raises ConfigError for other text."""
     text = environ.get(name, "")
-    if text and not (text.isascii() and text.isdigit()):
-        raise ConfigError(f"got {name}={text!r:.40}, wanted a number from 0")
+    if text and not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) <= MOST_TASKS):
+        raise ConfigError(f"got {name}={text!r:.40}, wanted a number from 0 to {MOST_TASKS}")
     return int(text) if text else None
+
+
+def check_number(what: str, value: Any) -> None:
+    """Raise ConfigError for what is no index of a task and no number of tasks. `what` begins the message."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not hasattr(value, "__index__") or not 0 <= value <= MOST_TASKS:
+        raise ConfigError(f"got {what}{value!r:.40}; wanted a whole number from 0 to {MOST_TASKS}")

@@ -20,8 +20,6 @@ EXIT_CODES = (
     "goes on"
 )
 
-MOST_TASKS = 100_000
-"""The most tasks of a job."""
 _TRY = {
     errno.ENOSPC: "make room there, or name a folder of another disk",
     errno.EDQUOT: "make room there, or name a folder of another disk",

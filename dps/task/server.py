@@ -111,18 +111,24 @@ class Server(ServedTask):
     ) -> None:
         # More than 9 parameters: this is a public signature, and each is a setting that people give by its name.
         from dps.cluster.device import DeviceFilters
-        from dps.cluster.identity import trusts_network
+        from dps.cluster.identity import check_number, trusts_network
         from dps.transport.sockets.addresses import Binding, check_advertised
 
         check_advertised(advertise)
         job = _one("job", job, "job_name", job_name)
         task = _one("task", task, "task_index", task_index)
+        for what, number in (("task=", task), ("workers=", workers), ("ps=", ps)):
+            check_number(what, number)
+        if trusted_network not in (None, True, False):  # a text would count as true
+            raise ConfigError(f"got trusted_network={trusted_network!r}, wanted True, False or None")
         self.runtime = runtime()
         self.cluster = ClusterSpec(cluster or {})
         self._filters = DeviceFilters.parse(device_filters, self.cluster)
         self._standing = Standing(self.runtime)
         if self.cluster:
             own = Identity.in_cluster(self.cluster, job, task, bind)
+            if chief not in (None, own.chief):
+                raise ConfigError(f"got chief={chief!r} and a cluster, whose chief is at {own.chief}; give one of them")
         else:
             own = Identity.joining(job, task, chief, bind)
         self.job, self.task = own.job, own.task

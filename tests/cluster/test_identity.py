@@ -89,7 +89,10 @@ def test_a_chief_listens_where_it_is_told_whatever_its_number() -> None:
 
 
 def test_a_chief_waits_for_the_tasks_of_its_cluster_or_for_as_many_as_it_is_told() -> None:
-    assert who(NO_CHIEF, "worker", 0).expected("worker", 9) == [0, 3]
+    assert who(NO_CHIEF, "worker", 0).expected("worker", None) == [0, 3]
+    assert who(NO_CHIEF, "worker", 0).expected("worker", 2) == [0, 3]
+    with pytest.raises(ConfigError, match="got 9 worker tasks and a cluster that has 2"):
+        who(NO_CHIEF, "worker", 0).expected("worker", 9)
     assert who({"worker": [W0]}, "worker", 0).expected("ps", None) == []
     joining = Identity.joining("chief", None, None, "127.0.0.1:0")
     assert (joining.expected("ps", 2), joining.expected("worker", None)) == ([0, 1], [])

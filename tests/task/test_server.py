@@ -200,3 +200,29 @@ def test_a_repr_tells_task_address_chief_and_state() -> None:
         assert f": ended with exit code {server.exit_code} (it was enough); the chief" in repr(server)
     finally:
         server.stop()
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"job": "chief", "workers": -1}, "got workers=-1; wanted a whole number from 0"),
+        ({"job": "chief", "workers": 10**10}, "got workers=10000000000; wanted a whole number from 0 to 100000"),
+        ({"job": "chief", "ps": True}, "got ps=True; wanted a whole number"),
+        ({"job": "ps", "task": 1.0}, "got task=1.0; wanted a whole number"),
+        ({"job": "ps", "task": "0"}, "got task='0'; wanted a whole number"),
+        ({"job": ""}, "which job is this task of. Got job=''"),
+        ({"job": 3}, "which job is this task of. Got job=3"),
+        ({"job": "ps", "trusted_network": "no"}, "got trusted_network='no', wanted True, False or None"),
+    ],
+)
+def test_arguments_that_name_no_task_and_no_number_of_tasks_are_refused(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        dps.Server(chief="127.0.0.1:2220", **given)
+
+
+def test_what_contradicts_the_cluster_is_refused() -> None:
+    first, second = names(2)
+    with pytest.raises(ConfigError, match="got 3 worker tasks and a cluster that has 1; leave the number out"):
+        dps.Server({"ps": [first], "worker": [second]}, "ps", workers=3)
+    with pytest.raises(ConfigError, match=f"got chief='{first}' and a cluster, whose chief is at {second}"):
+        dps.Server({"ps": [first], "worker": [second]}, "ps", chief=first)

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from dps.cluster.identity import MOST_TASKS
 from dps.errors import ConfigError, DpsError
 from dps.launch.engines import LOCAL, default, make_engine
 from dps.launch.hosts.machine import this_machine
@@ -20,7 +21,7 @@ from dps.launch.supervision.output import BufferedOutput, Output
 from dps.launch.supervision.plan import DATASET, SERVING, Job, RunPlan, small_plan
 from dps.process import descriptors, own_files
 from dps.process.config import allowed_cpus, parse_threads
-from dps.process.flags import MOST_TASKS, drop_output
+from dps.process.flags import drop_output
 from dps.process.record import record
 from dps.transport.clock import wall
 
