@@ -68,6 +68,14 @@ def check_address(text: str) -> None:
     parse(text)
 
 
+def parse_target(text: str) -> Address:
+    """The parts of an address to connect to. Raises ConfigError as `parse` does, and for port 0."""
+    address = parse(text)
+    if address.scheme == "tcp" and address.port == 0:
+        raise ConfigError(f"cannot connect to {address}: port 0 means 'choose one'; give the port that was chosen")
+    return address
+
+
 def split(text: str) -> tuple[str, str | None]:
     """HOST as it is written (an IPv6 address in its brackets) and PORT of a tcp address; None if it has none."""
     host, mark, port = text.rpartition(":")

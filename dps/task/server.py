@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from dps.actors.standing import OUTSIDE, Standing
-from dps.cluster.address import check_address, is_token
+from dps.cluster.address import check_address, is_token, parse_target
 from dps.cluster.device import Device
 from dps.cluster.identity import Identity
 from dps.cluster.spec import ClusterSpec
@@ -131,6 +131,8 @@ class Server(ServedTask):
                 raise ConfigError(f"got chief={chief!r} and a cluster, whose chief is at {own.chief}; give one of them")
         else:
             own = Identity.joining(job, task, chief, bind)
+        if not own.hosts_chief:
+            parse_target(own.chief)
         self.job, self.task = own.job, own.task
         mode = update_modes.parse(update) if isinstance(update, str) else update
         wire = None if mode is None else update_modes.to_wire(mode)

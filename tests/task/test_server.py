@@ -226,3 +226,9 @@ def test_what_contradicts_the_cluster_is_refused() -> None:
         dps.Server({"ps": [first], "worker": [second]}, "ps", workers=3)
     with pytest.raises(ConfigError, match=f"got chief='{first}' and a cluster, whose chief is at {second}"):
         dps.Server({"ps": [first], "worker": [second]}, "ps", chief=first)
+
+
+def test_a_chief_at_port_0_can_be_reached_by_nobody() -> None:
+    for cluster, chief in (None, "127.0.0.1:0"), ({"ps": names(1), "worker": ["127.0.0.1:0"]}, None):
+        with pytest.raises(ConfigError, match="cannot connect to 127.0.0.1:0: port 0 means 'choose one'"):
+            dps.Server(cluster, "ps", chief=chief)

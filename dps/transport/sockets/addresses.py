@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import socket
 
 
-from dps.cluster.address import WILDCARDS, Address, parse, parse_ports, split
+from dps.cluster.address import WILDCARDS, Address, parse, parse_ports, parse_target, split
 from dps.errors import ConfigError, NotAuthenticated, Unavailable
 from dps.process.record import record, replace
 
@@ -34,10 +34,7 @@ def url(text: str) -> str:
 
     Raises ConfigError for a malformed address and port 0, and Unavailable for a host that has no address.
     """
-    address = parse(text)
-    if address.scheme == "tcp" and address.port == 0:
-        raise ConfigError(f"cannot connect to {address}: port 0 means 'choose one'; give the port that was chosen")
-    return listening_url(address)
+    return listening_url(parse_target(text))
 
 
 def listening_url(address: Address) -> str:
