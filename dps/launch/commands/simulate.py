@@ -10,10 +10,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from dps.checkpoint.memory import MemoryStorage
-from dps.errors import DpsError
+from dps.errors import ConfigError, DpsError
 from dps.launch.clusters.progress import RunProgress
 from dps.process import endings, own_files, telemetry
 from dps.task.server import Server
+from dps.training.definition import whole_number
 from dps.training.update_modes import Update, parse
 from dps.transport.sim import Calibration, Compute, Network, World
 from dps.transport.sim.calibration import chosen
@@ -308,8 +309,8 @@ def simulate(
         The outcome.
 
     Raises:
-        ValueError: A fault names a task that does not exist.
-        ConfigError: A file is no calibration.
+        ValueError: A fault, a link or a factor names a task that does not exist, or has a number out of range.
+        ConfigError: A file is no calibration, or there is no such number of tasks or of seconds.
         MissingExtra: greenlet is not installed.
 
     Example:
@@ -326,6 +327,9 @@ def simulate(
         (True, {})
         ```
     """
+    whole_number("simulate: got ps=", ps, 0), whole_number("simulate: got workers=", workers, 1)
+    if not until_s > 0:
+        raise ConfigError(f"simulate: got until_s={until_s}, wanted virtual seconds above 0")
     world.setdefault("piece_nbytes", 1 << 20)
     used = chosen(calibration) if world.get("machines") is None else None
     if used is not None:

@@ -277,10 +277,12 @@ class Compute:
     slow: Mapping[int | str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.seconds < 0 or not 0 <= self.jitter <= 1:
+        if not 0 <= self.seconds < inf or not 0 <= self.jitter <= 1:
             raise ValueError(
                 f"Compute(seconds={self.seconds}, jitter={self.jitter}): wanted seconds >= 0 and 0 <= jitter <= 1"
             )
+        if wrong := {task: factor for task, factor in self.slow.items() if not 0 <= factor < inf}:
+            raise ValueError(f"Compute(slow={wrong}): wanted factors from 0")
 
     def step_s(self, seed: int | str, task: str, step: int) -> float:
         """How long one step takes; the same for the same arguments.
@@ -299,3 +301,9 @@ class Compute:
             factor = self.slow.get(int(index), 1.0) if job == "worker" and index.isdecimal() else 1.0
         jitter = self.jitter * Random(f"{seed}/compute/{task}/{step}").uniform(-1.0, 1.0) if self.jitter else 0.0
         return self.seconds * (1.0 + jitter) * factor
+
+
+def names_of_slow(compute: Compute) -> list[tuple[str, object]]:
+    """The tasks that have a factor of their own, each with what names it."""
+    tasks = [f"worker:{task}" if isinstance(task, int) else task for task in compute.slow]
+    return [(task, f"Compute(slow={dict(compute.slow)})") for task in tasks]

@@ -67,9 +67,9 @@ class Network:
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"Network({name}={getattr(self, name)}): wanted a probability, 0 to 1")
         for name in ("latency_s", "jitter", "reorder_delay_s", "detect_s", "heartbeat_s"):
-            if getattr(self, name) < 0.0:
+            if not getattr(self, name) >= 0.0:
                 raise ValueError(f"Network({name}={getattr(self, name)}): wanted 0 or more")
-        if self.bytes_per_s <= 0.0:
+        if not self.bytes_per_s > 0.0:
             raise ValueError(f"Network(bytes_per_s={self.bytes_per_s}): wanted more than 0")
 
     def between(self, source: str, target: str) -> Network:
@@ -87,6 +87,11 @@ class Network:
                 if key in self.links:
                     return self.links[key]
         return self
+
+
+def names_of_links(network: Network) -> list[tuple[str, object]]:
+    """The tasks that single links name, each with its link."""
+    return [(task, f"Network(links={link})") for link in network.links for task in link if task != "*"]
 
 
 class Card:

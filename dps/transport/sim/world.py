@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from random import Random
@@ -13,8 +13,8 @@ from dps.checkpoint.storage import Storage
 from dps.transport.sim.connection import Cut
 from dps.transport.sim.datagrams import SimulatedSockets
 from dps.transport.sim.fabric import Fabric
-from dps.transport.sim.machines import Compute, Machines, Rack
-from dps.transport.sim.network import Network
+from dps.transport.sim.machines import Compute, Machines, Rack, names_of_slow
+from dps.transport.sim.network import Network, names_of_links
 from dps.transport.sim.process import Main, SimProcess, SimulatedProcesses
 from dps.transport.sim.runtime import SharedWorld
 from dps.transport.sim.scheduler import Scheduler
@@ -227,9 +227,10 @@ class World:
             SimulatedMemory(shared_memory, memory_faults, seed), sockets, rack,
         )  # fmt: skip
         self._supervisor = SimulatedProcesses(setting)
-        self._unchecked = list(faults)
-        """Faults whose tasks were not checked yet, because the processes are added after the faults are given."""
+        self._unchecked = [*_names_in(faults), *names_of_slow(setting.compute), *names_of_links(self._fabric.network)]
+        """Names of tasks, and what has them; not checked yet, because the processes are added later."""
         for fault in faults:
+            _check_numbers(fault)
             self._scheduler.push(fault.at, self._happen, fault)
 
     @property
@@ -300,12 +301,12 @@ class World:
             stop: Called after each event; True: stop.
 
         Raises:
-            ValueError: A fault names no process.
+            ValueError: A fault, a factor of `compute` or a link of `network` names no process.
             SimulationError: A task runs for ever while the clock stands still.
         """
         unchecked, self._unchecked = self._unchecked, []
-        for fault in unchecked:
-            self._check(fault)
+        for task, what in unchecked:
+            self._named(task, what)
         self._scheduler.run(until_s, stop)
 
     def at(self, time_s: float, call: Callable[[], object]) -> None:
@@ -393,15 +394,6 @@ class World:
 
     # Faults
 
-    def _check(self, fault: Fault) -> None:
-        """Raise ValueError for a fault that names an unknown task."""
-        match fault:
-            case Kill() | Pause() | Slow():
-                self._named(fault.task, fault)
-            case Partition():
-                for task in _names(fault.tasks):
-                    self._named(task, fault)
-
     def _named(self, task: str, what: object) -> str:
         """The process of a task name: "chief:0" is also the one called "chief". ValueError if there is none."""
         processes = self.processes
@@ -453,6 +445,20 @@ class World:
         else:
             factors.remove(factor)
         self._fabric.set_slow(task, prod(factors))
+
+
+def _names_in(faults: Iterable[Fault]) -> Iterator[tuple[str, object]]:
+    """The tasks that faults name, each with its fault."""
+    for fault in faults:
+        named = fault.tasks if isinstance(fault, Partition) else getattr(fault, "task", ())
+        yield from ((task, fault) for task in _names(named))
+
+
+def _check_numbers(fault: Fault) -> None:
+    """Raise ValueError for a fault with a number that is negative or NaN."""
+    for name in fault.__slots__:
+        if isinstance(value := getattr(fault, name), int | float) and not value >= 0:
+            raise ValueError(f"{fault}: got {name}={value}, wanted 0 or more")
 
 
 def _names(tasks: str | Iterable[str]) -> frozenset[str]:

@@ -91,3 +91,18 @@ def test_pushes_that_were_dropped_are_counted() -> None:
     compute = dps.sim.Compute(seconds=0.1, slow={1: 5.0})
     run = dps.simulate(train, "", 20, workers=2, update=dps.SyncReplicas(1, 2), compute=compute)
     assert f"{len(run.history)} pushes ({sum(not row['accepted'] for row in run.history)} not accepted)" in str(run)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"ps": -1}, "got ps=-1, wanted a whole number from 0"),
+        ({"ps": 1.5}, "got ps=1.5"),
+        ({"workers": 0}, "got workers=0, wanted a whole number from 1"),
+        ({"until_s": float("nan")}, "got until_s=nan"),
+        ({"compute": dps.sim.Compute(0.1, slow={3: 2.0}), "workers": 2}, "there is no process 'worker:3'"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        dps.simulate(train, **given)

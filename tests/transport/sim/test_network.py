@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -258,5 +259,8 @@ def test_impossible_networks_are_refused() -> None:
         Network(loss=1.5)
     with pytest.raises(ValueError, match="bytes_per_s"):
         Network(bytes_per_s=0.0)
-    with pytest.raises(ValueError, match="latency_s"):
-        Network(latency_s=-1.0)
+    with pytest.raises(ValueError, match="bytes_per_s=nan"):
+        Network(bytes_per_s=math.nan)
+    for latency_s in (-1.0, math.nan):
+        with pytest.raises(ValueError, match="latency_s"):
+            Network(latency_s=latency_s)

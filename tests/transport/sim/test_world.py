@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf, nan
+
 import pytest
 
 from dps.transport.current import runtime
@@ -193,6 +195,28 @@ def test_a_fault_that_names_nobody_is_an_error_before_anything_runs(fault: Fault
     with pytest.raises(ValueError, match=r"there is no process .*; the processes are chief, ps:0") as error:
         world.run()
     assert type(fault).__name__ in str(error.value) and world.now == 0.0
+
+
+def test_what_is_slow_or_has_a_link_of_its_own_must_be_there() -> None:
+    for setting, what in (
+        ({"compute": Compute(0.1, slow={9: 2.0})}, "'worker:9'"),
+        ({"compute": Compute(0.1, slow={"worker0": 2.0})}, "'worker0'"),
+        ({"network": Network(links={("worker:0", "ps:1"): Network()})}, "'ps:1'"),
+    ):
+        world = World(**setting)
+        for name in ("ps:0", "worker:0"):
+            world.process(name, lambda: None)
+        with pytest.raises(ValueError, match=f"there is no process {what}; the processes are ps:0, worker:0"):
+            world.run()
+
+
+def test_numbers_that_no_clock_can_have_are_refused() -> None:
+    for fault in (Kill("ps:0", nan), Kill("ps:0", 1.0, -1.0), Pause("ps:0", 1.0, nan), Slow("ps:0", 0.0, 1.0, -2.0)):
+        with pytest.raises(ValueError, match="wanted 0 or more"):
+            World(faults=[fault])
+    for compute in ({"seconds": nan}, {"seconds": inf}, {"slow": {0: nan}}, {"slow": {0: -1.0}}):
+        with pytest.raises(ValueError, match="wanted"):
+            Compute(**compute)
 
 
 def test_a_call_that_names_nobody_is_an_error() -> None:
