@@ -13,6 +13,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +64,19 @@ def wire(row: Row) -> str:
     return str(row["transport"]) if row.get("shared_memory", True) else "socket"
 
 
+def read_earlier(path: str) -> dict[tuple[Any, ...], Row]:
+    """The figures of an earlier `--json` file by their keys. Raises ConfigError for a file that is none."""
+    try:
+        with open(path) as file:
+            return {_key(row): row for row in json.load(file)["results"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it holds no figures"
+        raise ConfigError(f"--compare {path}: {why}; wanted a file made by: dps bench --json > FILE") from None
+
+
 def compared(results: list[Row], path: str) -> str:
     """Ratios of the rates to those in an earlier `--json` file, for figures that are in both."""
-    with open(path) as file:
-        before = {_key(r): r for r in json.load(file)["results"]}
+    before = read_earlier(path)
     lines = [f"against {path}: rate now / then"]
     for row in results:
         then = before.get(_key(row))
@@ -169,10 +179,16 @@ def _checked(args: argparse.Namespace) -> argparse.Namespace:
     args.sizes = args.sizes.split(",")
     for size in args.sizes:
         works.shapes(size)
-    if args.card <= 0 or args.latency < 0:
+    if not (0 < args.card < inf and 0 <= args.latency < inf):
         raise ConfigError(
             f"--card, --latency: got {args.card:g} Gbit/s and {args.latency:g} us, wanted more than 0, and 0 or more"
         )
+    if not 0 < args.seconds < inf:
+        raise ConfigError(f"--seconds: got {args.seconds:g}, wanted seconds above 0")
+    if args.compare:
+        read_earlier(args.compare)  # before it is measured for minutes
+    if args.calibrate and not os.access(os.path.dirname(os.path.abspath(args.calibrate)), os.W_OK):
+        raise ConfigError(f"--calibrate {args.calibrate}: name a file in a folder that is there and can be written")
     for name in ("ps", "workers", "rounds", "table_rows", "table_taken"):
         value = getattr(args, name)
         if value is not None and value < 1:
@@ -187,7 +203,7 @@ def _milliseconds(text: str) -> list[float]:
         found = [float(each) for each in text.split(",")]
     except ValueError:
         found = []
-    if not found or min(found) <= 0:
+    if not found or not all(0 < each < inf for each in found):
         raise ConfigError(f"--computing: got {text}, wanted milliseconds above 0, comma-separated, as 0.7,8,20")
     return found
 
