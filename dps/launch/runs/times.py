@@ -46,9 +46,10 @@ def duration(flag: str, text: str) -> float:
 
 
 def since(text: str, now: float) -> float:
-    """The time that a --since means: a duration before `now` such as 10m, or a date and time, local without a zone."""
+    """The time that a --since means: a duration before `now` such as 10m, or a date and time, local without a zone. It
+    is not before 1970, as no run is."""
     try:
-        return now - duration("--since", text)
+        return max(0.0, now - duration("--since", text))
     except ConfigError:
         pass
     try:

@@ -209,6 +209,7 @@ def test_times_for_people() -> None:
     assert times.utc(0.0015) == "1970-01-01T00:00:00.001Z" and times.seconds(times.utc(12.5)) == 12.5
     assert [times.age(s) for s in (3.9, 59, 61, 3700, 90000)] == ["3 s", "59 s", "1 min", "1 h 1 min", "1 d 1 h"]
     assert times.since("10m", 1000.0) == 400.0 and times.since("1970-01-01T00:00:05Z", 0.0) == 5.0
+    assert times.since("99999999999d", 1000.0) == 0.0
     with pytest.raises(ConfigError, match="wanted a duration"):
         times.since("soon", 0.0)
 
