@@ -72,6 +72,7 @@ def exit_code(*argv: str) -> int:
         (["kill", "1", "--grace", "nan"], "got --grace nan; wanted seconds from 0"),
         (["launch", "--update", "often", __file__], "--update 'often' is not known"),
         (["launch", "--threads", "all", __file__], "got 'all' threads"),
+        (["launch", "--restarts", "-1", __file__], "got --restarts -1; wanted a whole number from 0"),
         (["simulate", "nowhere:train"], "no module 'nowhere'"),
         (["status", "--chief", "nonsense"], "nonsense"),
         (["status", "--chief", "a:1", "b:2"], "got b:2 and --chief a:1; give one run's number or one address"),

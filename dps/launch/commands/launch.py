@@ -183,6 +183,8 @@ def check_flags(args: argparse.Namespace, ps: int, workers: int) -> None:
         raise ConfigError(f"got --ps {ps} --workers {workers}; wanted --workers from 1 and --ps from 0")
     if (most := max(ps, workers, args.datasets or 0)) > MOST_TASKS:
         raise ConfigError(f"got {most} tasks of a job; wanted at most {MOST_TASKS}")
+    if args.restarts is not None and args.restarts < 0:
+        raise ConfigError(f"got --restarts {args.restarts}; wanted a whole number from 0")
     if args.serve:
         check_serves(args)
     check_datasets(args)
