@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 DEFAULT_CHIEF = "127.0.0.1:2220"
 JOBS = ("chief", "ps", "worker", "evaluator", "dataset")
+OF_ONE_JOB = {
+    "serve": "worker", "owned": "chief", "restarted": "chief", "device": "ps", "threads": "ps", "datasets": "dataset",
+}  # fmt: skip
+"""Flags that only tasks of one job read."""
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
@@ -131,6 +135,7 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
     job = environ["DPS_JOB"]
     if job not in JOBS:
         raise ConfigError(f"--job {job} cannot be run; wanted {', '.join(JOBS[:-1])} or {JOBS[-1]}")
+    check_flags(args, job)
     if job == "dataset":
         from dps.data.serving import load_part
 
@@ -142,8 +147,6 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
 
         real_runtime().storage = LocalStorage(root, may_be_missing=not args.checkpoint_root)
     if job in ("chief", "ps"):
-        if args.program and args.job:  # with jobs from the environment, all tasks have the same command line
-            raise ConfigError(f"a {job} runs no program; leave --program out")
         return serve(environ, args)
     if not args.program and job == "evaluator":
         raise ConfigError("an evaluator runs a program that follows the run, as dps.follow does; give it a --program")
@@ -303,6 +306,16 @@ def serve(environ: dict[str, str], args: argparse.Namespace, part: ServedPart | 
         print(f"dps: {serving.error}", file=sys.stderr)
         return code or 1
     return code or 0
+
+
+def check_flags(args: argparse.Namespace, job: str) -> None:
+    """Raise ConfigError for flags of another job. Tasks whose job the environment names have one command line."""
+    if not args.job:
+        return
+    if args.program and job in ("chief", "ps"):
+        raise ConfigError(f"a {job} runs no program; leave --program out")
+    if wrong := [name for name, reads in OF_ONE_JOB.items() if reads != job and getattr(args, name)]:
+        raise ConfigError(f"a {job} has no --{wrong[0]}, which is for a {OF_ONE_JOB[wrong[0]]}; leave it out")
 
 
 def check_serves(args: argparse.Namespace, environ: dict[str, str]) -> None:

@@ -84,6 +84,8 @@ def line(process: subprocess.Popen[str]) -> str:
         (["--job", "ps", "--chief", "127.0.0.1:1", "--device", "gpu:7"], "got GPU:7"),
         (["--job", "ps", "--chief", "127.0.0.1:1", "--device", "tape"], "'tape'"),
         (["--job", "ps", "--chief", "127.0.0.1:1", "--threads", "all"], "'all'"),
+        (["--job", "chief", "--serve", "json"], "a chief has no --serve, which is for a worker; leave it out"),
+        (["--job", "worker", "--program", "x.py", "--threads", "2"], "a worker has no --threads, which is for a ps"),
         (["--job", "ps", "--task", "0", "--cluster", "cluster.ini"], "cluster.ini"),
     ],
 )
