@@ -78,6 +78,7 @@ def exit_code(*argv: str) -> int:
         (["status", "--chief", "a:1", "b:2"], "got b:2 and --chief a:1; give one run's number or one address"),
         (["status", "--chief", "a:1", "4"], "got 4 and --chief a:1"),
         (["keys", "new", __file__], "cannot write to"),
+        (["init", "experiment"], "got 'experiment'; wanted a name that ends in .yaml, as experiment.yaml"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(

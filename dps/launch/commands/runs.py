@@ -328,6 +328,8 @@ def run_manifest(args: argparse.Namespace) -> int:
 def run_init(args: argparse.Namespace) -> int:
     from dps.launch.experiment.template import PROGRAM, TEMPLATE
 
+    if not args.file.endswith((".yaml", ".yml")):  # dps launch would take it for a program
+        raise ConfigError(f"got {args.file!r:.80}; wanted a name that ends in .yaml, as experiment.yaml")
     program = os.path.join(os.path.dirname(args.file), "train.py")
     try:
         with open(args.file, "x", encoding="utf-8") as file:
