@@ -199,6 +199,7 @@ def run(settings: str, folder: Path) -> int:
         ("timeout='long'", "timeout: got 'long'"),
         ("keep_checkpoints=0", "keep_checkpoints: got 0"),
         ("checkpoint_dir=7", "checkpoint_dir: got 7, wanted a path"),
+        ("checkpoint_dir=''", "checkpoint_dir: got '', wanted a path, or None for no checkpoints"),
     ],
 )
 def test_settings_that_make_no_sense(

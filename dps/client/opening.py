@@ -103,9 +103,9 @@ def run_settings(
     settings: dict[str, Any] = {}
     if update is not None:
         settings["update"] = to_wire(parse(update) if isinstance(update, str) else update)
-    if checkpoint_dir:
-        if not isinstance(checkpoint_dir, str | os.PathLike):
-            raise ConfigError(f"checkpoint_dir: got {checkpoint_dir!r}, wanted a path")
+    if checkpoint_dir is not None:
+        if not isinstance(checkpoint_dir, str | os.PathLike) or not os.fspath(checkpoint_dir):
+            raise ConfigError(f"checkpoint_dir: got {checkpoint_dir!r}, wanted a path, or None for no checkpoints")
         settings["checkpoint_dir"] = os.fspath(checkpoint_dir)
     if check_finite is not None:
         settings |= {"check_finite": bool(check_finite), "keep": keep}
