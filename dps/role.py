@@ -228,7 +228,7 @@ def task_environment(args: argparse.Namespace) -> dict[str, str]:
     named = os.environ if not given and own is None else {}
     job = given or (own.job if isinstance(own, Task) else named.get("DPS_JOB"))
     task = args.task if args.task is not None else (own.index if isinstance(own, Task) else None)
-    if job is None:
+    if not job:
         raise ConfigError(f"which job is this task of? Give --job {', '.join(JOBS)} (or TF_CONFIG)")
     job = job_name(job)
     index = named.get("DPS_TASK") or ("0" if job == "evaluator" else "")

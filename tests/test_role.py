@@ -168,6 +168,12 @@ def test_a_task_that_the_environment_names_has_its_settings_from_there(monkeypat
     }  # fmt: skip
 
 
+def test_an_empty_job_in_the_environment_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPS_JOB", "")
+    with pytest.raises(ConfigError, match="which job is this task of"):
+        environment()
+
+
 @pytest.mark.parametrize("text", ["two", "100001", "9" * 30])
 @pytest.mark.parametrize("name", ["DPS_TASK", "DPS_WORKERS", "DPS_PS"])
 def test_a_number_in_the_environment_that_is_none_is_one_clear_error(
