@@ -54,6 +54,10 @@ def check_gradients(plan: Plan, found: Iterable[tuple[str, Any]]) -> dict[int, G
                     "{n: p.grad for n, p in net.named_parameters()}"
                 )
             rows = rows_of_tensor(value, name)
+            if rows is not None and tuple(value.shape) != spec.shape:
+                raise ValueError(
+                    f"the gradient of {spec.name} has shape {tuple(value.shape)}; the variable has {spec.shape}"
+                )
         if isinstance(rows, Rows):
             checked = _checked_rows(spec, rows)
             if checked.values.size:

@@ -249,6 +249,11 @@ def test_a_sparse_gradient_of_torch_is_pushed_as_it_is() -> None:
         s.push({"table": layer.weight.grad})
         np.testing.assert_array_equal(s.pull()["table"], wanted)
         np.testing.assert_array_equal(s.lookup("table", ids), wanted[ids.numpy()])
+        for shape in ((ROWS_OF_TABLE + 1, WIDTH), (ROWS_OF_TABLE, WIDTH + 1)):  # of another table
+            other = torch.sparse_coo_tensor([[2, 0]], torch.ones(2, shape[1]), shape, check_invariants=True)
+            with pytest.raises(ValueError, match=r"gradient of table has shape .*; the variable has"):
+                s.push({"table": other})
+        np.testing.assert_array_equal(s.pull()["table"], wanted)
 
 
 def test_what_was_looked_up_is_the_callers_for_as_long_as_he_keeps_it() -> None:
