@@ -27,6 +27,7 @@ from dps.task.server import Server
 from dps.training.optimizers import Optimizer
 from dps.training.update_modes import Async
 from dps.transport.current import runtime
+from dps.variables.tree import Variable
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -336,6 +337,11 @@ class JaxModel:
     def __init__(self, params: Any) -> None:
         found, self._tree = jax.tree_util.tree_flatten_with_path(params)
         self.names = [_name(path) for path, _ in found]
+        if settings := [name for name, (_, leaf) in zip(self.names, found, strict=True) if isinstance(leaf, Variable)]:
+            raise ConfigError(
+                f"dps.jax: the parameter {settings[0]} is a dps.Variable, whose settings JAX does not know; wanted an "
+                "array. Tables that are read by rows are for a loop of session.lookup and session.push"
+            )
         self.known = [jax.ShapeDtypeStruct(np.shape(leaf), jax.dtypes.result_type(leaf)) for _, leaf in found]
         for name, leaf in zip(self.names, self.known, strict=True):
             if leaf.dtype.name not in _FLOATS:

@@ -404,6 +404,10 @@ def test_a_parameter_that_is_not_trained_and_a_name_twice_are_errors() -> None:
     server = "127.0.0.1:1"  # nothing is asked
     with pytest.raises(dps.ConfigError, match="the parameter step has dtype int32"):
         dps.jax.optimizer(server, {"step": jnp.zeros((), int), "w": jnp.ones(2)}, dps.optim.SGD(0.1))
+    made = {"keys": "int64", "dim": 2, "capacity": 9, "init": dps.init.Zeros()}
+    for table in (dps.Variable(jnp.ones((3, 2)), sparse=True), dps.Variable(**made)):
+        with pytest.raises(dps.ConfigError, match=r"the parameter a/0 is a dps\.Variable"):
+            dps.jax.optimizer(server, {"a": [table]}, dps.optim.SGD(0.1))
     with pytest.raises(dps.ConfigError, match="two parameters would be 'a/b'"):
         dps.jax.optimizer(server, {"a": {"b": jnp.ones(1)}, "a/b": jnp.ones(1)}, dps.optim.SGD(0.1))
     with pytest.raises(dps.ConfigError, match="one a part of the other"):
