@@ -101,7 +101,9 @@ class Publications:
 
     def check_names(self, names: Sequence[str] | None) -> None:
         """Raise ConfigError for names that no variable of the run has."""
-        by_name = self._connection.agreed.plan.by_name
+        plan, by_name = self._connection.agreed.plan, self._connection.agreed.plan.by_name
+        if tables := [name for name in names or () if name in plan.tables_by_name]:
+            raise ConfigError(f"{tables[0]} is a keyed table, which published versions leave out: use session.lookup")
         if unknown := [name for name in names or () if name not in by_name]:
             raise ConfigError(f"no variables {unknown}; there are {list(by_name)[:10]}")
 

@@ -12,6 +12,7 @@ import pytest
 import dps
 from dps.errors import CheckpointError, ConfigError, HookError, PlacementError
 from dps.kernels.first_values import FirstValues
+from tests.client.test_follower import swapped
 from tests.in_process import cluster, on_all
 
 SGD = dps.optim.SGD(0.5)
@@ -279,6 +280,9 @@ def test_published_versions_and_followed_checkpoints_leave_keyed_tables_out(tmp_
         train(session, 1)
         published = session.publish("one")
         assert session.pull(published=published)["user"] is None
+        told = pytest.raises(ConfigError, match="user is a keyed table, which published versions leave out")
+        with dps.Follower(server.target, names=["w", "user"]) as weights, told:
+            swapped(weights)
         session.save()
         step, values = next(iter(dps.follow(checkpoint_dir=tmp_path / "run")))
         assert step == 7 and values.keys() == {"w"}
