@@ -20,6 +20,7 @@ from dps.transport.wire import Array
 from dps.variables.layout import Gradient, array_for, check_is_nested, index_of, parts_of_shard, values_of_shard
 from dps.variables.packed import PackedGradient
 from dps.variables.plan import Plan, picker
+from dps.variables.rowlists import RowsOfPart
 from dps.variables.tree import Rows, leaves
 
 
@@ -70,6 +71,8 @@ class Loader:
                 return ArraysCargo(peer, about, connection.agreed.plan, gradients)
             return RunCargo(peer, about, self.run(peer, gradients))
         parts = parts_of_shard(connection.agreed.plan, peer.layout, gradients, connection.row_lists)
+        if parts and all(isinstance(rows, RowsOfPart) and rows.first == rows.last for _, rows in parts):
+            about = about._replace(counter=-1)  # it only counts as an update of theirs: nothing of it can be stale
         to_set = values_of_shard(connection.agreed.plan, peer.layout, values)
         agreed = connection.agreed
         to_all = agreed.mode.is_atomic or (agreed.mode.step_ps_gets_all and peer.ps == agreed.step_ps and not values)

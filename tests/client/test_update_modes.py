@@ -121,6 +121,21 @@ def test_rows_and_variables_that_are_read_alone_count_as_pulled(
         assert (above.accepted, above.staleness) == (False, 3)
 
 
+def test_on_a_ps_that_has_none_of_its_rows_a_push_is_never_stale() -> None:
+    keyed = dps.Variable(keys="int64", dim=2, capacity=100, dtype="float64", init=dps.init.Zeros())
+    settings: Any = {"optimizer": dps.optim.Adam(1.0), "partitioner": dps.partition.Fixed(2), "timeout": 60}
+    with (
+        cluster(2, 1, "inproc", update=dps.Async(max_staleness=1)) as (server,),
+        dps.Session(server, {"table": dps.Variable(TABLE, sparse=True), "keyed": keyed}, **settings) as session,
+    ):
+        session.pull()  # of both ps; what follows reads from one of them
+        for name in ("table", "keyed") * 4:
+            session.lookup(name, [1])
+            push = session.push({name: dps.Rows([1], np.ones((1, 2)))})
+            assert (push.accepted, push.staleness) == (True, 0)
+        assert np.allclose(session.lookup("table", [1]), -4.0)
+
+
 @pytest.mark.parametrize(("damping", "scale"), [(None, 1.0), (1.0, 1 / 4), (2.0, 1 / 16)])
 def test_damping_scales_the_rate_by_one_over_one_plus_staleness(damping: float | None, scale: float) -> None:
     with sessions(2, dps.Async(damping=damping), ps=2) as (one, two):
