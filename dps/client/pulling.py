@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -254,6 +256,8 @@ class Pulls:
         it."""
         self._cache: Kept = {}
         self._recycled = Recycled()
+        self._apart: dict[str, weakref.ref[Any]] = {}
+        """The arrays and tensors of the last `out`, by name, no two of which share memory."""
 
     def roll_back(self) -> None:
         """A new run epoch has begun: forget all values."""
@@ -292,23 +296,26 @@ class Pulls:
 
     def places(self, out: Any, names: Sequence[str] | None) -> dict[str, Array]:
         """The memory of the caller's arrays and CPU tensors for a pull of these names, None: of all variables;
-        ValueError where one does not fit. Nothing is written."""
+        ValueError where one does not fit, or two share memory. Nothing is written."""
         if is_module(out):
             raise ValueError(f"out is a module of PyTorch ({type(out).__name__}); pass its state_dict()")
-        assembly, found = self._pushes.assembly, dict[str, Array]()
+        assembly, found, targets = self._pushes.assembly, dict[str, Array](), dict[str, Any]()
         plan, given = assembly.plan, assembly.named(out)
         for name in assembly.names if names is None else names:
             if name not in plan.by_name:  # the pull says so
                 continue
-            target = place = given.get(name)
-            if is_tensor(target):
-                place = memory_of_tensor(target, name)
+            targets[name] = place = given.get(name)
+            if is_tensor(place):
+                place = memory_of_tensor(place, name)
             _, dtype, shape = plan.described[plan.by_name[name]]
             if not isinstance(place, np.ndarray) or place.shape != shape or place.dtype != dtype:
                 raise ValueError(f"out has {described(place)} for {name}; wanted an array of {dtype} {shape}")
             if not place.flags.carray:
                 check_fillable(f"out for {name}", place)
             found[name] = place
+        if [*targets] != [*self._apart] or not all(map(is_, targets.values(), [ref() for ref in self._apart.values()])):
+            check_apart(plan, out)
+            self._apart = {name: weakref.ref(target) for name, target in targets.items()}
         return found
 
     def fill(

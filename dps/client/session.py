@@ -444,7 +444,8 @@ class Session:
 
     @one_at_a_time
     def lookup_async(self, name: Any, rows: Any = None, out: Any = None) -> Any:
-        """Start a lookup and return at once.
+        """Start a lookup and return at once. In bounded mode the rows are asked for once the session may read, which
+        the result waits for.
 
         Args:
             name: As of `lookup`.

@@ -13,7 +13,7 @@ from dps.client.connection import Connection
 from dps.client.lanes import LentVersion
 from dps.client.loading import checked, is_empty
 from dps.client.lookup import Lookups
-from dps.client.pulling import PullOp, Pulls, check_apart
+from dps.client.pulling import PullOp, Pulls
 from dps.client.push_operations import PushOp
 from dps.client.pushing import Pushes
 from dps.client.reports import Reports
@@ -140,8 +140,6 @@ class PsTraining:
         self._hooks, self.reports, self._pushes, self._pulls, self._train = parts[4:]
         self._lookups = Lookups(self._connection, self._waiter, self._pushes, self._pulls)
         self._at_once = AtOnce(self._connection, self._pushes, self._pulls)
-        self._apart: list[int] = []
-        """Where the arrays of the last `out` begin, in which no two variables share memory."""
 
     # -- changing -----------------------------------------------------------------------------------------------
 
@@ -369,10 +367,6 @@ class PsTraining:
         them. Raises as Session.pull."""
         plan, reports = self._connection.agreed.plan, self.reports
         places = self._pulls.places(out, names)
-        begins = [place.__array_interface__["data"][0] for place in places.values()]
-        if begins != self._apart:
-            check_apart(plan, out)
-            self._apart = begins
 
         def write(values: Any) -> Any:
             if reports.replaced is None:

@@ -146,8 +146,8 @@ class RemotePass:
             self._streams.append(stream)
         if all(over) and not remote.epochs:
             log.warning(
-                "%s: dataset %r: epoch 0 is over, so this first pass has no batches; use one dps.data.remote for all "
-                "epochs of a worker", self._server.name, remote.name
+                "%s: dataset %r: epoch 0 is over, so this first pass has no batches; unless this worker has "
+                "joined late, use one dps.data.remote for all its epochs", self._server.name, remote.name
             )  # fmt: skip
         self._server.home().hooks.append(self._finishing)
 

@@ -19,7 +19,7 @@ class Backoff:
         return not self._left
 
     def record_try(self, good: bool) -> None:
-        """The outcome of a try."""
+        """Note whether a try has paid."""
         if self._skips or not good:
             self._skips = self._skips // 2 if good else min(self._most, 2 * self._skips + 1)
             self._left = self._skips + 1 if self._skips else 0

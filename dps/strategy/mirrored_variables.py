@@ -152,7 +152,8 @@ class MirroredVariables(Variables):
             if shared:
                 self._assign_together(replica, shared)
             return
-        self._set_values(self._values_of_first(shared) if shared else {})
+        together = self._values_of_first(found)
+        self._set_values({name: together[name] for name in shared})
         for index, of_replica in enumerate(self._own, self.strategy.first_replica):
             for name, value in own.items():
                 counts = index == 0 or self._aggregation[name] != "sum"

@@ -28,12 +28,12 @@ from dps.process.telemetry import log
 from dps.strategy.mirrored_variables import ONLY_FIRST, MirroredVariables
 from dps.strategy.reduction import sum_gradients
 from dps.task.server import Server
-from dps.training.averages import slots_of
+from dps.training.averages import SLOT, slots_of
 from dps.training.optimizers import Optimizer
 from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
 from dps.variables.plan import Plan
-from dps.variables.saved import check_saved, describe_variable
+from dps.variables.saved import check_saved, describe_variable, share_slots
 from dps.variables.tree import Rows
 
 if TYPE_CHECKING:
@@ -254,9 +254,11 @@ class WorkerCheckpoints:
         check_saved(plan, self._folder, manifest)
         for spec in plan.variables:
             rows = spec.shape[0] if spec.shape else 1
-            applied = part_t(manifest, spec.name, 0, rows)
-            saved = manifest.variable(spec.name).slots
-            for slot in ("", *(slot for slot in slots_of(spec.optimizer) if slot in saved)):
+            found = manifest.variable(spec.name)
+            goes_on = share_slots(found.optimizer, spec.optimizer)
+            applied = part_t(manifest, spec.name, 0, rows) if goes_on else 0
+            slots = [slot for slot in slots_of(spec.optimizer) if slot in found.slots and (goes_on or slot == SLOT)]
+            for slot in ("", *slots):
                 args = self._storage, self._folder, manifest, spec.name, 0, rows, slot or None
                 put(spec.name, slot, np.asarray(read_part(*args)), applied)
         log.info("restored %s/%s", self._folder, manifest.name)

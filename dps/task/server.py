@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from dps.actors.standing import OUTSIDE, Standing
-from dps.cluster.address import check_address, is_token, parse_target
+from dps.cluster.address import check_address, is_token, parse, parse_target
 from dps.cluster.device import Device
 from dps.cluster.identity import Identity
 from dps.cluster.spec import ClusterSpec
@@ -127,7 +127,7 @@ class Server(ServedTask):
         self._standing = Standing(self.runtime)
         if self.cluster:
             own = Identity.in_cluster(self.cluster, job, task, bind)
-            if chief not in (None, own.chief):
+            if chief and parse(chief) != parse(own.chief):
                 raise ConfigError(f"got chief={chief!r} and a cluster, whose chief is at {own.chief}; give one of them")
         else:
             own = Identity.joining(job, task, chief, bind)

@@ -117,7 +117,7 @@ def simulated(update: Any, slow: str, workers: int, ledgers: list[Ledger], ps: i
 
     cluster = SimulatedCluster(
         train, update, {at: FACTOR} if slow == "data" else {}, seen, look, ps=ps, workers=workers, seed=3,
-        network=network, compute=Compute(USUAL_S, 0.1, {at: FACTOR} if slow == "computing" else {}),
+        network=network, compute=Compute(USUAL_S, 0.1, {at: FACTOR} if slow == "computing" and at >= 0 else {}),
     )  # fmt: skip
     with cluster:
         done = cluster.run(until_s=900.0)

@@ -230,7 +230,7 @@ def test_values_that_are_set_outside_of_steps_are_those_of_the_first_worker() ->
 
 def test_workers_that_set_different_variables_are_told() -> None:
     run = simulated(2, assigned_outside, False)
-    assert "assign: worker:0 sets a, worker:1 sets b; all workers must set the same" in str(run.errors)
+    assert "assign: worker:0 sets a, seen, worker:1 sets b, seen; all workers must set the same" in str(run.errors)
 
 
 def made_of(server: Any, grads: Any, dtype: str) -> Any:

@@ -226,6 +226,8 @@ def test_what_contradicts_the_cluster_is_refused() -> None:
         dps.Server({"ps": [first], "worker": [second]}, "ps", workers=3)
     with pytest.raises(ConfigError, match=f"got chief='{first}' and a cluster, whose chief is at {second}"):
         dps.Server({"ps": [first], "worker": [second]}, "ps", chief=first)
+    given = dps.Server({"chief": ["127.0.0.1:2999"], "ps": [first]}, "ps", 0, chief="")
+    given.stop()  # not given
 
 
 def test_a_chief_at_port_0_can_be_reached_by_nobody() -> None:

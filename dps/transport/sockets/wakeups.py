@@ -184,12 +184,12 @@ class Lookout:
 
     def wait(self, wait_s: float) -> list[tuple[int, int]]:
         """What `Poller.poll` returns. Blocks up to `wait_s` seconds."""
-        return (self._looks.may_try() and self._poll_awake(wait_s)) or self._poll(1000 * wait_s)
+        return self._poll_awake(wait_s) if self._looks.may_try() else self._poll(1000 * wait_s)
 
     def _poll_awake(self, wait_s: float) -> list[tuple[int, int]]:
-        """What has come while the thread looked."""
+        """Look for a while, and then sleep."""
         poll, now = self._poll, time.monotonic
-        before = now()
+        before = began = now()
         until = before + (wait_s if wait_s < LOOKED_S else LOOKED_S)
         while before < until:
             if ready := poll(0):
@@ -201,7 +201,7 @@ class Lookout:
                 break
             before = looked
         self._looks.record_try(False)
-        return []
+        return poll(1000 * max(0.0, wait_s - (now() - began)))
 
 
 def _readable(socket: Socket) -> bool:
