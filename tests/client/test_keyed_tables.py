@@ -281,7 +281,7 @@ def test_published_versions_and_followed_checkpoints_leave_keyed_tables_out(tmp_
         published = session.publish("one")
         assert session.pull(published=published)["user"] is None
         told = pytest.raises(ConfigError, match="user is a keyed table, which published versions leave out")
-        with dps.Follower(server.target, names=["w", "user"]) as weights, told:
+        with dps.Follower(server, names=["w", "user"]) as weights, told:
             swapped(weights)
         session.save()
         step, values = next(iter(dps.follow(checkpoint_dir=tmp_path / "run")))

@@ -144,7 +144,7 @@ def test_a_pull_does_not_write_two_variables_to_one_memory() -> None:
                 session.pull(out=net.state_dict())
             session.pull(out={name: value.clone() for name, value in apart.items()})
         session.publish()
-        with dps.Follower(worker.target) as weights:
+        with dps.Follower(worker) as weights:
             while not weights.fetched:
                 time.sleep(0.005)
             with pytest.raises(ValueError, match=refused):
