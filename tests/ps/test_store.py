@@ -42,8 +42,8 @@ def values(held: Any, made: Store) -> dict[int, Any]:
     return found
 
 
-def run_of(made: Store, value: float) -> Gradient:
-    return Gradient([np.full(a.size, value, a.dtype) for a in made.layout.arenas], {})
+def run_of(made: Store, value: float, checked: bool = True) -> Gradient:
+    return Gradient([np.full(a.size, value, a.dtype) for a in made.layout.arenas], {}, checked=checked)
 
 
 def test_arenas_hold_what_shares_dtype_and_optimizer_and_a_sparse_table_its_own() -> None:
@@ -82,6 +82,26 @@ def test_no_third_version_is_leased_so_that_a_writer_always_finds_memory(monkeyp
     assert made.hold() is not None
 
 
+def test_a_pass_that_fails_counts_and_leaves_no_buffer_that_is_taken_for_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = store()
+    held = made.hold()
+    assert held is not None
+    made.apply_update(run_of(made, -1.0, checked=False), 1)
+    held.release()
+    second, update = made.arenas[1], made.arenas[1].update
+
+    def fail(*about: Any) -> bool:
+        update(*about)
+        raise MemoryError("in the midst of a pass")
+
+    monkeypatch.setattr(second, "update", fail)
+    recorded: list[int] = []
+    with pytest.raises(MemoryError):
+        made.apply_update(run_of(made, -1.0, checked=False), 2, record=recorded.append)
+    assert recorded == [2] and (made.counter, made.step) == (2, 2)
+    assert [buffer.missed for n, buffer in enumerate(second.buffers) if n != second.current] == [None]
+
+
 def test_lease_arrays_cannot_be_written() -> None:
     held = store().hold()
     assert held is not None
@@ -92,6 +112,7 @@ def test_lease_arrays_cannot_be_written() -> None:
 PARTS = plan().parts
 EVENT = st.one_of(
     st.tuples(st.just("run"), st.integers(1, 3)),
+    st.tuples(st.just("unchecked run"), st.integers(1, 3)),
     st.tuples(st.just("part"), st.sampled_from([0, 1, 2, 4])),
     st.tuples(st.just("rows"), st.lists(st.integers(0, 3), min_size=1, max_size=3, unique=True)),
     st.tuples(st.just("set"), st.tuples(st.sets(st.integers(0, 4), min_size=1), st.sampled_from(["", "run", "part"]))),
@@ -106,8 +127,8 @@ def test_any_updates_and_leases_give_what_a_plain_model_gives(events: list[tuple
     made, model = store(), {p.index: np.zeros(p.shape) for p in PARTS}
     held: list[tuple[Any, dict[int, Any]]] = []
     for what, detail in events:
-        if what == "run":
-            made.apply_update(run_of(made, -detail), 1)
+        if what in ("run", "unchecked run"):
+            made.apply_update(run_of(made, -detail, checked=what == "run"), 1)
             for index in (0, 1, 2, 4):
                 model[index] = model[index] + detail
         elif what == "part":

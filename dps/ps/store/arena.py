@@ -94,6 +94,10 @@ class ArenaMemory:
         """Whether an update to a free buffer is written past the caches."""
         self.looks_itself = self.reversible and self._streams and arena.nbytes >= own.looking_nbytes
         """Whether the pass that writes all values to a free buffer also checks the gradient."""
+        self._is_short = not (
+            self.by_rows or self.only_fused or self._streams or arena.size >= self._shared_size or self._bound is None
+        )
+        """Whether a pass with one gradient over all values is one call of the plain kernel."""
         self._all_finite = cpu.all_finite if np.dtype(arena.dtype).char in "fd" else is_finite
         self._scratch: Array | None = None
 
@@ -284,6 +288,10 @@ class ArenaMemory:
         """One pass over the elements that `gradient` is for, from the current values to buffer `index`.
 
         Returns False if the pass found NaN or infinity in the gradient; it looks for them if `looks_itself`."""
+        buffers, current, bound = self.buffers, self.current, self._bound
+        out, w, slots = buffers[index].given, buffers[current].given, self._ordered
+        if self._is_short and gradient.__class__ is not GradientSum and gradient.size == out.size:
+            return bound.apply(out, w, slots, (gradient,), 0, t, step, scale)  # type: ignore[union-attr]  # it is trained
         if self.by_rows:
             self._update_rows_of_parts(index, start, gradient, t, step, scale)
             return True
@@ -293,15 +301,14 @@ class ArenaMemory:
                 gs = self._reduced(gs, n)
         else:
             gs, n = (self._given(gradient),), 1
-        buffers, current = self.buffers, self.current
         if not (self.only_fused or len(gs) > 1 or (self._streams and index != current)):
             n = 0
-        out, w, slots, size = buffers[index].given, buffers[current].given, self._ordered, gs[0].size
+        size = gs[0].size
         if size < out.size:
             out, w = out[start : start + size], w[start : start + size]
             slots = [None if slot is None else slot[start : start + size] for slot in slots]
         if size < self._shared_size:
-            return self._bound.apply(out, w, slots, gs, n, t, step, scale)  # type: ignore[union-attr]  # it is trained
+            return bound.apply(out, w, slots, gs, n, t, step, scale)  # type: ignore[union-attr]  # it is trained
         return self.share_pass(size, partial(self._update_piece, out, w, slots, gs, (n, t, step, scale)))
 
     def _update_piece(self, out: Array, w: Array, slots: Any, gs: Any, how: Any, begin: int, end: int) -> bool:
