@@ -120,8 +120,15 @@ def _ps_of(name: str, device: Device, ps: Sequence[int]) -> tuple[int, ...]:
     if device.task is None:
         return tuple(ps)
     if device.job not in (None, "ps") or device.task not in ps:
-        raise PlacementError(f"{name} was placed on {device}; variables live on a ps task, as /job:ps/task:0")
+        raise _misplaced(name, device, ps)
     return (device.task,)
+
+
+def _misplaced(name: str, device: Device, ps: Sequence[int]) -> PlacementError:
+    return PlacementError(
+        f"{name} was placed on {device}; variables live on a ps task, as /job:ps/task:{ps[0]}; "
+        f"the ps tasks are {list(ps)}"
+    )
 
 
 def _check_settings(name: str, leaf: Any, first: str, params: Any) -> None:
@@ -147,7 +154,7 @@ def _place(ps: Sequence[int], placement: Any, scopes: dict[str, Device]) -> Plac
     def place(variable: str, name: str, shape: tuple[int, ...], dtype: str) -> Device:
         device = setter.variable(name, shape, _dtype_name(dtype), scopes[variable])
         if device.job not in (None, "ps") or device.task is None:
-            raise PlacementError(f"{name} was placed on {device}; variables live on a ps task, as /job:ps/task:0")
+            raise _misplaced(name, device, ps)
         return device
 
     return place
