@@ -120,8 +120,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--calibrate", metavar="FILE", help="measure what messages cost here, for dps.simulate; half a minute"
     )
-    made.add_argument("--card", type=float, default=10.0, help="of --calibrate: Gbit/s of a machine's network card")
-    made.add_argument("--latency", type=float, default=50.0, help="of --calibrate: of the network, one way, us")
+    made.add_argument("--card", type=float, help="of --calibrate: Gbit/s of a machine's network card (default 10)")
+    made.add_argument("--latency", type=float, help="of --calibrate: of the network, one way, us (default 50)")
     made.add_argument("--goals", action="store_true", help="measure the works with goals; say which are met")
     return made
 
@@ -179,6 +179,10 @@ def _checked(args: argparse.Namespace) -> argparse.Namespace:
     args.sizes = args.sizes.split(",")
     for size in args.sizes:
         works.shapes(size)
+    if not args.calibrate and (args.card, args.latency) != (None, None):
+        raise ConfigError("--card, --latency: a part of what --calibrate FILE writes; give it, or leave them out")
+    args.card = 10.0 if args.card is None else args.card
+    args.latency = 50.0 if args.latency is None else args.latency
     if not (0 < args.card < inf and 0 <= args.latency < inf):
         raise ConfigError(
             f"--card, --latency: got {args.card:g} Gbit/s and {args.latency:g} us, wanted more than 0, and 0 or more"
