@@ -22,7 +22,7 @@ from dps.errors import CheckpointError, ConfigError
 from dps.process.telemetry import LOSE_LESS, log
 from dps.training import update_modes as update
 from dps.variables.plan import Plan
-from dps.variables.saved import check_saved
+from dps.variables.saved import check_saved, left_out
 
 RESERVED = 1000
 """How many incarnations the journal reserves in advance, so that none is reused after a time of failed writes."""
@@ -62,6 +62,8 @@ class Run:
         manifest = self._manifest(storage) if self.checkpoint_dir else None
         if manifest is not None:
             check_saved(self.plan, self.checkpoint_dir, manifest)
+            if text := left_out(self.plan, self.checkpoint_dir, manifest):
+                log.warning("%s", text)
             self.restore, self.step, self.saved_at = manifest.name, manifest.step, manifest.saved_at
             self.even = manifest.even or len(manifest.shards) == 1
         return max(0, before - self.step)

@@ -33,7 +33,7 @@ from dps.training.optimizers import Optimizer
 from dps.transport.endpoint import Runtime
 from dps.transport.wire import Array
 from dps.variables.plan import Plan
-from dps.variables.saved import check_saved, describe_variable, share_slots
+from dps.variables.saved import check_saved, describe_variable, left_out, share_slots
 from dps.variables.tree import Rows
 
 if TYPE_CHECKING:
@@ -252,6 +252,8 @@ class WorkerCheckpoints:
         if manifest is None:
             return 0
         check_saved(plan, self._folder, manifest)
+        if text := left_out(plan, self._folder, manifest):
+            log.warning("%s", text)
         for spec in plan.variables:
             rows = spec.shape[0] if spec.shape else 1
             found = manifest.variable(spec.name)

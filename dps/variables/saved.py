@@ -85,11 +85,27 @@ def saved_table(spec: TableSpec, checkpoint_dir: str, manifest: Manifest) -> Sav
 
 
 def check_saved(plan: Plan, checkpoint_dir: str, manifest: Manifest) -> None:
-    """Raise CheckpointError unless the checkpoint holds every variable of the plan. Other variables are ignored."""
+    """Raise CheckpointError unless the checkpoint holds every variable of the plan. `left_out` names other ones."""
     for spec in plan.variables:
         saved(spec, checkpoint_dir, manifest)
     for table in plan.tables:
         saved_table(table, checkpoint_dir, manifest)
+
+
+def left_out(plan: Plan, checkpoint_dir: str, manifest: Manifest) -> str:
+    """A warning that names variables of the checkpoint that the plan does not have; "" if there are none."""
+    read = {manifest.variable(spec.name).name for spec in (*plan.variables, *plan.tables)}
+    read.update(map(counted_name, plan.tables))
+    names = [variable.name for variable in manifest.variables if variable.name not in read]
+    if not names:
+        return ""
+    more = ", ..." if len(names) > MOST_NAMES else ""
+    where = f"{len(names)} of the {len(manifest.variables)} variables in {checkpoint_dir}/{manifest.name}"
+    return f"{where} are not restored: this program does not have {', '.join(names[:MOST_NAMES])}{more}"
+
+
+MOST_NAMES = 5
+"""How many variables of a checkpoint a warning names."""
 
 
 def saved(spec: VariableSpec, checkpoint_dir: str, manifest: Manifest) -> SavedVariable:

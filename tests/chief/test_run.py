@@ -189,3 +189,28 @@ def test_what_the_ps_were_told_counts_where_the_journal_could_not_be_written() -
     after.take_over_notes(before.notes())
     assert list(after.live) == [3, 4] and after.waiting() == ["worker:2"]
     assert (after.finished, after.given_up) == ([], [])
+
+
+def test_variables_of_a_checkpoint_that_the_program_does_not_have_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    """A larger model was restored into a smaller one without a word."""
+    storage, epoch = MemoryStorage(), 1
+    names = ["w", *(f"layers/{n}" for n in range(6))]
+    variables = tuple(SavedVariable(name, "float32", (2,), (SavedPart(0, 0, 2, 0, 4),), SGD, ()) for name in names)
+    folder = f"{DIR}/{Manifest(4, epoch, (), (), {}).name}"
+    file = write_shard(storage, folder, 0, 1, {name: np.zeros(2, np.float32) for name in names}, {})
+    commit(storage, DIR, Manifest(4, epoch, (SavedShard(file, 4),), variables, {}))
+    begin(storage)
+    (said,) = [r.message for r in caplog.records if r.levelno == logging.WARNING]
+    assert said == (
+        f"6 of the 7 variables in {folder} are not restored: this program does not have "
+        "layers/0, layers/1, layers/2, layers/3, layers/4, ..."
+    )
+
+
+def test_a_checkpoint_whose_variables_all_have_a_place_is_restored_without_a_word(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    storage = MemoryStorage()
+    save(storage, 4, 1)
+    begin(storage)
+    assert not caplog.records

@@ -56,3 +56,13 @@ def test_after_local_mode_the_optimizer_of_the_ps_begins_as_new(tmp_path: Path) 
     assert trained(tmp_path, ADAM, 2, update="local:2") == pytest.approx(-0.9)
     with pytest.raises(CheckpointError, match="w is trained with adam in .* and with sgd in this program"):
         trained(tmp_path, dps.optim.SGD(0.1), 1)
+
+
+def test_a_keyed_table_that_counts_its_keys_is_no_variable_that_the_program_lacks(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The counts of keys that are not admitted yet are saved as a variable of their own."""
+    trained(tmp_path, ADAM, 1, dps.Variable(**KEYED, admit=3))
+    for admit in (3, 1):
+        trained(tmp_path, ADAM, 1, dps.Variable(**KEYED, admit=admit))
+    assert "starts from" in caplog.text and "are not restored" not in caplog.text
