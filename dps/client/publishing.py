@@ -18,6 +18,7 @@ from dps.errors import ConfigError, DeadlineExceeded, ProtocolError
 from dps.messages.replies import Published
 from dps.messages.runs import AskPublished, Publish, PublishedIs
 from dps.messages.sessions import NO_BASE, Pull, Values
+from dps.process.telemetry import log
 from dps.transport.dtypes import dtype_of
 from dps.transport.message import Message, changed
 from dps.transport.wire import Array
@@ -42,6 +43,11 @@ class Publications:
             lambda deadline: connection.ask(Publish(connection.number, label), deadline, "the publication"), timeout
         )
         assert isinstance(answer, PublishedIs)
+        if label not in ("", answer.label):
+            log.warning(
+                "%s: publish: no version gets the label %r: these values are version %d already, with the label %r",
+                connection.home.name, label, answer.number, answer.label,
+            )  # fmt: skip
         return Published(answer.run, answer.number, answer.label, answer.step)
 
     def pull(self, published: Published | int, names: Sequence[str] | None, out: Any, timeout: float | None) -> Any:

@@ -871,7 +871,7 @@ class Session:
         async and bounded mode with several ps it lies between two pushes of each session, and pushes wait shortly. The
         ps keep the newest published version, for `pull(published=...)`, until a newer one is published. A rollback
         drops it; the numbers go on. Values that are the newest published version already get no other number, so that
-        every worker of a loop may publish.
+        every worker of a loop may publish; a warning says so where the label is another one.
 
         Args:
             label: For people and followers, such as "step-42"; at most 200 characters.

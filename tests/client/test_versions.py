@@ -60,6 +60,18 @@ def test_a_published_version_stays_while_training_goes_on(update: Any, ps: int) 
         assert session.stats()["chief"]["published"][:3] == [2, "", 2]
 
 
+def test_a_label_for_values_that_have_another_one_leads_to_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """It was dropped without a word."""
+    with cluster(workers=1) as (worker,), dps.Session(worker, zeros(), optimizer=SGD) as session:
+        for label in ("step-0", "step-0", "", "final"):
+            assert session.publish(label).label == "step-0"
+    (said,) = [r.message for r in caplog.records if "publish" in r.message and r.levelname == "WARNING"]
+    assert said == (
+        "worker:0: publish: no version gets the label 'final': these values are version 1 already, with the label "
+        "'step-0'"
+    )
+
+
 def test_what_is_no_version_of_this_run_is_refused() -> None:
     with cluster(workers=1) as (worker,), dps.Session(worker, zeros(), optimizer=SGD) as session:
         with pytest.raises(ValueError, match="ps:0 has no published version"):
