@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dps.cluster.address import at_port, check_address, parse, split
-from dps.cluster.spec import ClusterSpec, Task, job_name
+from dps.cluster.spec import ClusterSpec, Task, check_job, job_name
 from dps.errors import ConfigError
 from dps.process.record import record
 
@@ -57,6 +57,7 @@ class Identity:
             if len(indices) != 1:
                 raise ConfigError(f"which task of {job} is this? There are {list(indices)}: give --task or task=")
             task = indices[0]
+        check_job(job, cluster)
         told, chief = cluster.task_address(job, task), cluster.task_address(lead.job, lead.index)
         hosts = (job, task) == (lead.job, lead.index)
         return Identity(job, task, bound(bind, told), told if bind else "", chief, hosts, cluster)
@@ -76,6 +77,7 @@ class Identity:
                 f"which job is this task of?{got} Give job='chief', 'ps' or 'worker' (--job), or TF_CONFIG"
             )
         job = job_name(job)
+        check_job(job, ClusterSpec({}))
         if job == "chief":
             return Identity(job, 0, bind, "", bind, True, ClusterSpec({}))
         address = chief or DEFAULT_CHIEF

@@ -352,17 +352,30 @@ JOBS = ("chief", "ps", "worker", "evaluator", "dataset")
 
 def unknown(cluster: ClusterSpec) -> list[str]:
     """A line for each job that dps has no work for. A lone job of a name of its own is none: its first task leads."""
-    import difflib
-
     lines = []
     for job in cluster.jobs:
         if job not in JOBS and cluster.num_tasks(job):
-            close = difflib.get_close_matches(job, JOBS, 1, 0.6)
-            if len(cluster.jobs) == 1 and not close:
+            hint = _meant(job)
+            if len(cluster.jobs) == 1 and not hint:
                 continue
-            hint = f"did you mean {close[0]!r}?" if close else f"the jobs of dps are {', '.join(JOBS)}"
-            lines.append(f"cluster: dps does not use the job {job!r} ({tasks(cluster, job)}); {hint}")
+            hint = hint or f"; the jobs of dps are {', '.join(JOBS)}"
+            lines.append(f"cluster: dps does not use the job {job!r} ({tasks(cluster, job)}){hint}")
     return lines
+
+
+def check_job(job: str, cluster: ClusterSpec) -> None:
+    """Raise ConfigError for the job of a task that dps has no work for. A lone job of a name of its own is none, nor is
+    "client", of sessions that belong to no task."""
+    if job not in (*JOBS, "client") and cluster.jobs != [job]:
+        raise ConfigError(f"got the job {job!r:.40}, wanted one of {', '.join(JOBS)}{_meant(job)}")
+
+
+def _meant(job: str) -> str:
+    """For messages: the job of dps whose name is nearly this one; "" if there is none."""
+    import difflib
+
+    close = difflib.get_close_matches(job, JOBS, 1, 0.6)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def unfit(cluster: ClusterSpec, who: str, needs: Sequence[str], leaves: Sequence[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -61,6 +62,17 @@ def test_the_first_task_of_a_lone_job_leads_as_in_the_documents_first_example() 
             who({alone: [W0, W3]}, alone, 0)
     with pytest.raises(ConfigError, match="which leads the run"):
         who({"local": [W0], "other": [W3]}, "local", 0)
+
+
+def test_a_task_of_a_misspelt_job_is_refused_with_the_jobs_that_there_are() -> None:
+    """It joined as a client that trains, or waited for a chief that did not know it."""
+    words = "got the job 'wroker', wanted one of chief, ps, worker, evaluator, dataset; did you mean 'worker'?"
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        Identity.joining("wroker", 0, CHIEF, "")
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        who({**NO_CHIEF, "wroker": [CHIEF]}, "wroker", 0)
+    with pytest.raises(ConfigError, match="got the job 'local', wanted one of chief, .*dataset$"):
+        Identity.joining("local", 0, CHIEF, "")
 
 
 def test_what_has_one_choice_may_be_left_out() -> None:
