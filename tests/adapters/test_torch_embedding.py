@@ -72,6 +72,27 @@ def test_its_weight_stands_for_the_table_and_holds_no_values(server: dps.Server)
     opt.close()
 
 
+def test_values_are_loaded_before_the_table_is_on_the_ps_and_refused_after(server: dps.Server) -> None:
+    """torch said that more than one element of the written-to tensor refers to a single memory location."""
+    table = dps.torch.Embedding(10, 4)
+    table.load_state_dict({"weight": torch.ones(10, 4)}, assign=True)
+    opt = dps.torch.Optimizer(table.named_parameters(), server, dps.optim.SGD(0.1))
+    assert table(torch.tensor([3])).tolist() == [[1.0] * 4]
+    saved = {"weight": table.state_dict()["weight"].clone()}
+    with pytest.raises(
+        ConfigError, match=r"weight is a table on the ps since .*session.assign\(\{'weight': values\}\)"
+    ):
+        table.load_state_dict({"weight": torch.zeros(10, 4)})
+    with pytest.raises(ConfigError, match="weight is a table on the ps"):
+        table.load_state_dict(saved, assign=True)
+    table.load_state_dict(table.state_dict())  # changes nothing
+    opt.session.assign({"weight": torch.zeros(10, 4)})
+    assert table(torch.tensor([3])).tolist() == [[0.0] * 4]
+    with pytest.raises(ConfigError, match="the state has no values of weight: it was saved while the table was on"):
+        dps.torch.Embedding(10, 4).load_state_dict(saved)
+    opt.close()
+
+
 def test_a_table_of_bfloat16(server: dps.Server) -> None:
     pytest.importorskip("ml_dtypes")
     table = dps.torch.Embedding(6, 3, dtype=torch.bfloat16)

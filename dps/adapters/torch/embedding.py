@@ -25,6 +25,20 @@ class TableParameter(torch.nn.Parameter):  # type: ignore[misc,unused-ignore]
         nothing = torch.full((), float("nan"), dtype=self.dtype, device=self.device)
         self.data = nothing.expand(self.shape)
 
+    def check_loaded(self, name: str, values: torch.Tensor) -> None:
+        """Raise ConfigError for values of load_state_dict that cannot be the table's. `name`: in the state."""
+        if self._session is not None:
+            raise ConfigError(
+                f"load_state_dict: {name} is a table on the ps since dps.torch.Optimizer was made; load it before, or "
+                f"set all its rows by opt.session.assign({{{self._name!r}: values}}) and leave it out of the state "
+                "(strict=False)"
+            )
+        if values.numel() and not values.is_meta and values.isnan().all():
+            raise ConfigError(
+                f"load_state_dict: the state has no values of {name}: it was saved while the table was on the ps; a "
+                "checkpoint (checkpoint_dir) has them, or session.pull() in the run that saved it"
+            )
+
     def look_up(self, indices: torch.Tensor) -> torch.Tensor:
         """Rows of the table, of shape (*indices.shape, dim), on the device of the indices. Blocks."""
         if self._session is None:
@@ -90,6 +104,15 @@ class Embedding(torch.nn.Module):  # type: ignore[misc,unused-ignore]
         if not (torch.is_grad_enabled() and self.weight.requires_grad):
             return rows
         return _Rows.apply(self.weight, rows, indices)  # type: ignore[no-any-return,no-untyped-call,unused-ignore]
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *more: Any) -> None:
+        """Refuse values for a table that is on the ps, and a state without the table's values."""
+        name, given = f"{prefix}weight", state_dict.get(f"{prefix}weight")
+        if given is not None and given.data_ptr() != self.weight.data_ptr():
+            self.weight.check_loaded(name, given)
+        super()._load_from_state_dict(state_dict, prefix, *more)
+        if not isinstance(self.weight, TableParameter):  # of load_state_dict(assign=True)
+            self.weight = TableParameter(self.weight.detach())
 
     def extra_repr(self) -> str:
         return f"{self.rows}, {self.dim}"
