@@ -94,8 +94,8 @@ def check_saved(plan: Plan, checkpoint_dir: str, manifest: Manifest) -> None:
 
 def left_out(plan: Plan, checkpoint_dir: str, manifest: Manifest) -> str:
     """A warning that names variables of the checkpoint that the plan does not have; "" if there are none."""
-    read = {manifest.variable(spec.name).name for spec in (*plan.variables, *plan.tables)}
-    read.update(map(counted_name, plan.tables))
+    own = [spec.name for spec in plan.variables] + [spec.name for spec in plan.tables]
+    read = {manifest.variable(name).name for name in own} | set(map(counted_name, plan.tables))
     names = [variable.name for variable in manifest.variables if variable.name not in read]
     if not names:
         return ""
