@@ -176,7 +176,7 @@ class Transformation(optax.GradientTransformationExtraArgs):  # type: ignore[mis
         with self._lock:
             if self._error is not None and not isinstance(self._error, ValueError):
                 raise self._error
-            if name := self._seen.find_change(np.asarray(held)):
+            if name := self._seen.find_change(np.asarray(held), self._newest):
                 log.warning(
                     "%s: the parameters that update got are not those of the step before (the first is %s); the ps do "
                     "not know of a projection, of optax.lookahead or of a transformation behind dps.jax.optimizer, and "
@@ -193,6 +193,9 @@ class Transformation(optax.GradientTransformationExtraArgs):  # type: ignore[mis
             self._seen.returned, self._error = (np.asarray(held), self._seen.sample_arrays(found)), None
         return found
 
+    def _newest(self) -> list[Array]:
+        return self._model.flat(self.session.pull())
+
     def pull(self) -> Any:
         """The newest values, of all workers. Blocks, also until the steps under way are done.
 
@@ -203,7 +206,7 @@ class Transformation(optax.GradientTransformationExtraArgs):  # type: ignore[mis
             DpsError: The error of a step, or as of `dps.Session.pull`.
         """
         self._wait()
-        found = self._model.flat(self.session.pull())
+        found = self._newest()
         self._seen.pulled = (self._seen.sample_arrays(found),) * 2
         return self._model.build([jax.numpy.array(value) for value in found])
 
@@ -280,6 +283,8 @@ class Transformation(optax.GradientTransformationExtraArgs):  # type: ignore[mis
 
 SAMPLED_LEAVES, SAMPLED = 32, 4
 """How many leaves are looked at, and how many elements of each."""
+LOOKS = 5
+"""How often parameters that the program has from elsewhere are compared with those of the ps, which takes a pull."""
 
 
 class Seen:
@@ -295,7 +300,7 @@ class Seen:
         """Of the last step the parameters before, and the values of the ps."""
         self.pulled: tuple[Array, Array] | None = None
         """The values that were pulled last, twice."""
-        self._is_told = False
+        self._looks = LOOKS
 
     @staticmethod
     def _stride(size: int) -> int:
@@ -314,15 +319,21 @@ class Seen:
         parts = [array.reshape(-1)[:: self._stride(size)].astype(np.float64) for array, size in taken]
         return np.concatenate(parts) if parts else np.zeros(0)
 
-    def find_change(self, held: Array) -> str:
-        """The name of a parameter that is neither as of the last step nor as of the last pull; "" if there is none, or
-        one was found before."""
+    def find_change(self, held: Array, newest: Callable[[], Sequence[Array]]) -> str:
+        """The name of a parameter that is neither as of the last step nor as of the last pull, nor as the ps have it
+        now, which `newest` pulls: the program may have assigned it, or pulled it by the session. "" if there is none,
+        or one was found before. Parameters that are of no step and no pull are compared with the ps `LOOKS` times."""
         known = [values for values in (self.returned, self.pulled) if values is not None]
-        if self._is_told or not known:
+        if not self._looks or not known:
             return ""
-        apart = [np.flatnonzero(self._is_apart(held.astype(np.float64), *values)) for values in known]
-        self._is_told = all(map(len, apart))
-        return self._names[apart[0][0]] if self._is_told else ""
+        wide = held.astype(np.float64)
+        apart = [np.flatnonzero(self._is_apart(wide, *values)) for values in known]
+        if not all(map(len, apart)):
+            return ""
+        now = self.sample_arrays(newest())
+        changed = bool(self._is_apart(wide, now, now).any())
+        self._looks = 0 if changed else self._looks - 1
+        return self._names[apart[0][0]] if changed else ""
 
     def _is_apart(self, held: Array, before: Array, values: Array) -> Array:
         """Where parameters are not `before + (values - before)`, up to their last digits."""

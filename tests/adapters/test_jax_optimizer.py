@@ -360,6 +360,24 @@ def test_values_that_are_pulled_between_or_assigned_are_no_change_that_is_told(c
     assert not caplog.records
 
 
+@pytest.mark.parametrize("way", ["pulled", "assigned"])
+def test_values_of_the_ps_that_came_past_the_optimizer_are_no_change_that_is_told(way: str, caplog: Any) -> None:
+    with opened({"w": jnp.asarray([1.0, 0.25])}) as opt:
+        values = opt.pull()
+        state = opt.init(values)
+        for step in range(20):
+            updates, state = opt.update({"w": jnp.full(2, 0.3)}, state, values)
+            values = optax.apply_updates(values, updates)
+            opt.should_stop()
+            if way == "assigned" and step == 3:
+                values = {"w": jnp.full(2, 5.0)}
+                opt.session.assign({"w": np.asarray(values["w"])})
+            if way == "pulled" and step < 18:
+                opt.session.push({"w": np.full(2, 0.1, np.float32)})  # so that they are other ones than the last step's
+                values = {"w": jnp.asarray(opt.session.pull()["w"])}
+    assert not caplog.records
+
+
 def test_after_a_refused_gradient_the_program_may_go_on() -> None:
     """Each later call raised the error of that gradient, and the values could no longer be read."""
     with opened({"w": jnp.ones(2)}) as opt:
