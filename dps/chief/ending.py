@@ -10,6 +10,7 @@ from dps.checkpoint import candidates
 from dps.chief.cluster import Cluster
 from dps.chief.epochs import Epochs
 from dps.chief.members import RunMembers
+from dps.chief.registration import Registration
 from dps.chief.run import Run
 from dps.chief.sessions import Sessions
 from dps.errors import CheckpointError, TaskLost
@@ -73,11 +74,11 @@ class RunEnding:
 
     def __init__(
         self, node: Node, cluster: Cluster, sessions: Sessions, members: RunMembers, epochs: Epochs,
-        ended: Callable[[int, str], None], owned: bool,
+        registration: Registration, ended: Callable[[int, str], None], owned: bool,
     ) -> None:  # fmt: skip
         """`ended` gets exit code and reason. `owned`: only `stop_run` ends the run."""
         self._node, self._cluster, self._sessions = node, cluster, sessions
-        self._members, self._epochs = members, epochs
+        self._members, self._epochs, self._registration = members, epochs, registration
         self._owned = owned
         self.shutdown = Shutdown(node, ended)
         self.reason = ""
@@ -295,4 +296,6 @@ class RunEnding:
         self._epochs.close(ended=code == 0)
         addresses = self._cluster.living()
         addresses += [s.address for s in self._sessions.known.values() if s.address]  # readers have nodes of their own
-        self.shutdown.tell_nodes(StopTask(code, reason), addresses, linger_s)
+        message = StopTask(code, reason)
+        self._registration.tell_waiting(message)
+        self.shutdown.tell_nodes(message, addresses, linger_s)

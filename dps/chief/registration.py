@@ -10,7 +10,7 @@ from dps.actors.ref import Sender
 from dps.chief.cluster import Cluster
 from dps.chief.members import RunMembers
 from dps.errors import ConfigError, PermissionDenied
-from dps.messages.runs import Register
+from dps.messages.runs import Register, StopTask
 from dps.process.telemetry import log
 from dps.transport.message import roles_of
 
@@ -49,28 +49,35 @@ class Registration:
     def __init__(self, node: Node, cluster: Cluster, members: RunMembers) -> None:
         self._node, self._cluster, self._members = node, cluster, members
         self._began_at = node.now()
-        self._since: dict[str, float] = {}
-        """Since when processes wait, by their tickets."""
+        self._waiting: dict[str, tuple[float, Sender]] = {}
+        """Since when processes wait, and their last requests, by their tickets."""
 
     def must_wait(self, message: Register, address: str, sender: Sender) -> bool:
         """Whether the sender has to wait, and has been told so. Raises ConfigError if its place is certainly taken."""
         ticket, now = sender.peer.ticket, self._node.now()
         why = self._reason_to_wait(message, address, ticket)
         if why is None:
-            self._since.pop(ticket, None)
+            self._waiting.pop(ticket, None)
             return False
-        if ticket not in self._since:
+        if ticket not in self._waiting:
             log.warning("%s: %s", self._node.name, why.news)
-            self._since[ticket] = now
-            if len(self._since) > MOST:
-                del self._since[next(iter(self._since))]
+            if len(self._waiting) >= MOST:
+                del self._waiting[next(iter(self._waiting))]
+        since, _ = self._waiting.get(ticket, (now, sender))
+        self._waiting[ticket] = since, sender
         certain_s = LONGEST_S if why.doubtful else self._node.runtime.silence_s + MORE_S
-        if now - self._since[ticket] <= certain_s:
+        if now - since <= certain_s:
             self._node.answer(sender, Waiting(why.text))
             return True
         if why.refusal:
             self._refuse(address, why.refusal)
         return False
+
+    def tell_waiting(self, message: StopTask) -> None:
+        """The run is over: tell the processes that wait, which nobody watches."""
+        for _, sender in self._waiting.values():
+            self._node.answer(sender, message)
+        self._waiting.clear()
 
     def check_index(self, message: Register, address: str) -> None:
         """Raise ConfigError for a ps with an index that is not one of those which the chief was told to expect."""

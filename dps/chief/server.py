@@ -88,7 +88,8 @@ class ChiefActor(Actor):
         self.epochs = Epochs(node, cluster, sessions, members, self.agreement, self, self._restarted)
         self.registration = Registration(node, cluster, members)
         self.admission = Admission(node, cluster, sessions, members, self.epochs)
-        self.ending = RunEnding(node, cluster, sessions, members, self.epochs, self._ended, self._owned)
+        about = self.epochs, self.registration
+        self.ending = RunEnding(node, cluster, sessions, members, *about, self._ended, self._owned)
         self.leaving = Leaving(node, cluster, self.epochs, self.ending, self.handle_lost_ps)
         where = "" if self._owned else cluster.where
         self._missing_tasks = MissingTasks(

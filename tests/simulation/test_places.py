@@ -17,10 +17,13 @@ STEPS = 60
 
 
 class Unnumbered(SimulatedCluster):
-    """Its ps have no index of their own, and `port`; `more` is one more task, a job and an index, that comes at 3 s."""
+    """Its ps have no index of their own, and `port`; `more` is one more task, a job and an index, which comes at
+    `more_at` s."""
 
-    def __init__(self, *args: Any, more: tuple[str, int | None] = ("", 0), port: int = 0, **settings: Any) -> None:
-        self.port, self.more = port, tuple[float, int, str]()
+    def __init__(
+        self, *args: Any, more: tuple[str, int | None] = ("", 0), more_at: float = 3.0, port: int = 0, **settings: Any
+    ) -> None:
+        self.port, self.more, self.more_at = port, tuple[float, int, str](), more_at
         super().__init__(*args, compute=Compute(1.0), **settings)
         if more[0]:
             self.world.process("more", lambda: self._come(*more))
@@ -32,7 +35,7 @@ class Unnumbered(SimulatedCluster):
         return server.join() or 0
 
     def _come(self, job: str, task: int | None) -> int:
-        runtime().sleep(3.0)
+        runtime().sleep(self.more_at)
         server = Server(None, job, task, chief=CHIEF, bind="more:0")
         code = server.join() or 0
         self.more = self.world.now, code, server.reason
@@ -80,6 +83,14 @@ def test_who_wants_a_name_that_is_taken_is_told_by_whom(job: str) -> None:
     at, code, reason = cluster.more
     assert at < 3.0 + 10.0 and code == 2 and not done.errors
     assert reason.startswith(f"{job}:0 is taken: another process is {job}:0, at {job}0:") and "--task" in reason
+
+
+@pytest.mark.parametrize("more_at", [28.5, 29.0, 30.0])
+def test_who_waits_for_a_name_that_is_taken_is_told_of_the_end_of_the_run(more_at: float) -> None:
+    """It waited for the chief for a minute, and ended with 3."""
+    done, cluster = run(1, more=("ps", 0), more_at=more_at)
+    at, code, _ = cluster.more
+    assert at <= done.seconds < 40 and code == 0 and not done.errors
 
 
 def test_a_worker_beyond_those_that_are_expected_joins_at_once() -> None:
