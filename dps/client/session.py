@@ -444,8 +444,9 @@ class Session:
 
     @one_at_a_time
     def lookup_async(self, name: Any, rows: Any = None, out: Any = None) -> Any:
-        """Start a lookup and return at once. In bounded mode the rows are asked for once the session may read, which
-        the result waits for.
+        """Start a lookup and return at once.
+
+        In bounded mode the rows are asked for in `result()` or `done()`, once the session may read.
 
         Args:
             name: As of `lookup`.
