@@ -154,10 +154,14 @@ class MirroredVariables(Variables):
             return
         together = self._values_of_first(found)
         self._set_values({name: together[name] for name in shared})
+        for name, value in own.items():
+            self._spread_own(name, value)
+
+    def _spread_own(self, name: str, value: Array) -> None:
+        """Set an on_read variable to one value of all replicas: of a sum the first one gets it, the others zeros."""
         for index, of_replica in enumerate(self._own, self.strategy.first_replica):
-            for name, value in own.items():
-                counts = index == 0 or self._aggregation[name] != "sum"
-                of_replica[name] = value.copy() if counts else np.zeros_like(value)
+            counts = index == 0 or self._aggregation[name] != "sum"
+            of_replica[name] = value.copy() if counts else np.zeros_like(value)
 
     def _assign_together(self, replica: ReplicaContext, values: dict[str, Array]) -> None:
         replicas = self.strategy.num_replicas_in_sync

@@ -144,7 +144,14 @@ class MultiWorkerMirrored(AcrossWorkers):
             TaskLost: This worker was taken for lost; what it did last, the others may have done again without it.
             CheckpointError: The last step could not be saved.
         """
-        for made in self._made:
-            made.finish_training()
-        self._made.clear()
-        self.group.close()
+        made, self._made = self._made, []
+        try:
+            for each in made:
+                each.finish_training()
+        finally:
+            self.group.close()
+
+    def __exit__(self, kind: object = None, *of: object) -> None:
+        if kind is not None:  # the other workers do not come to save with this one
+            self._made = [made for made in self._made if not made.needs_all]
+        self.close()

@@ -81,16 +81,19 @@ class WorkerVariables(MirroredVariables):
 
     def _copy_first_worker(self) -> None:
         """Take the values, the optimizers' slots and the step of the first worker."""
+        step = None
         if self._checkpoints is not None and self.strategy.leads:
-            self._step = self._checkpoints.restore_newest(self._plan, self._restore_array)
+            step = self._checkpoints.restore_newest(self._plan, self._restore_array)
         state = self._state()
         arrays = [array for _, _, array in state]
-        counts = np.array([self._step, *self._applied.values()], np.int64)
+        counts = np.array([step is not None, step or 0, *self._applied.values()], np.int64)
         *found, counts = self.strategy.group.broadcast([*arrays, counts])
-        self._step, *applied = (int(count) for count in counts)
+        is_saved, self._step, *applied = (int(count) for count in counts)
         self._applied = dict(zip(self._applied, applied, strict=True))
         for (name, slot, _), array in zip(state, found, strict=True):
             self._set_array(name, slot, array)
+            if is_saved and name in self._own[0]:  # what all replicas had together; a first value is that of each
+                self._spread_own(name, array)
 
     def _state(self) -> list[tuple[str, str, Array]]:
         """All values, and the slots of their optimizers: name, slot ("" for the values), array on the host."""
@@ -200,7 +203,9 @@ class WorkerVariables(MirroredVariables):
     def save(self, position: bytes = b"") -> str:
         """Write a checkpoint of this step, unless it is there already; only the leading worker does.
 
-        Variables with `synchronization="on_read"` are saved as this worker's first replica has them.
+        Variables with `synchronization="on_read"` are saved as `read` gives them outside of replicas. Where there are
+        such, all workers have to call it, and it blocks until they do. Of a sum that is restored, the first replica
+        gets all, and the others zeros.
 
         Args:
             position: The position of the input, which is kept with the checkpoint (see `dps.data.InputSaver`).
@@ -211,14 +216,22 @@ class WorkerVariables(MirroredVariables):
         Raises:
             ConfigError: The strategy has no checkpoint_dir.
             CheckpointError: The folder cannot be written.
+            DeadlineExceeded: A worker whose values are needed did not come in time; the message names it.
         """
         if self._checkpoints is None:
             raise ConfigError(
                 f"save: the strategy was given no folder; use {type(self.strategy).__name__}(checkpoint_dir=)"
             )
+        own = self._reduce_on_read()
         if not self.strategy.leads:
             return ""
-        return self._checkpoints.save_checkpoint(self._plan, self._step, self._applied, self._state(), position)
+        state = [(name, slot, own.get(name, array)) for name, slot, array in self._state()]
+        return self._checkpoints.save_checkpoint(self._plan, self._step, self._applied, state, position)
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether a checkpoint has values of all workers, so that all have to save it."""
+        return bool(self._own[0])
 
     def finish_training(self) -> None:
         """The strategy is closed: save the last step."""
@@ -244,13 +257,13 @@ class WorkerCheckpoints:
             self._epoch = 1 + last_epoch(self._storage, self._folder)
         return self._epoch
 
-    def restore_newest(self, plan: Plan, put: Callable[[str, str, Array, int], None]) -> int:
-        """Hand the newest whole checkpoint to `put`: name, slot, values, updates of the variable. Returns its step, 0
-        if there is none. Raises CheckpointError if it does not fit."""
+    def restore_newest(self, plan: Plan, put: Callable[[str, str, Array, int], None]) -> int | None:
+        """Hand the newest whole checkpoint to `put`: name, slot, values, updates of the variable. Returns its step,
+        or None if there is none. Raises CheckpointError if it does not fit."""
         self._epoch_number()
         manifest = newest_whole(self._storage, self._folder, log.warning)
         if manifest is None:
-            return 0
+            return None
         check_saved(plan, self._folder, manifest)
         if text := left_out(plan, self._folder, manifest):
             log.warning("%s", text)

@@ -381,6 +381,53 @@ def test_checkpoints_restore_under_all_reduce_and_on_ps(first: Any, second: Any,
         same(found, wanted.results[0])
 
 
+def counted(server: Any, replicas: int, batches: int, folder: str) -> Any:
+    """Counts the examples of all replicas in every step, and the mean of the replicas' numbers."""
+    with MultiWorkerMirrored(server, cpus(replicas), checkpoint_dir=folder, save_steps=1, timeout=5) as strategy:
+        settings = {"synchronization": "on_read"}
+        seen = {name: dps.Variable(np.array(0.0), aggregation=name, **settings) for name in ("sum", "mean")}
+        with strategy.scope():
+            variables = strategy.variables({"w": np.zeros(1), **seen}, dps.optim.SGD(1.0))
+        first = {name: float(variables.read()[name]) for name in seen}
+
+        def step(x: Any) -> None:
+            values = variables.read()
+            variables.assign({"sum": values["sum"] + len(x), "mean": values["mean"] + len(x)})
+            variables.apply_gradients({"w": np.ones(1)})
+
+        for batch in strategy.distribute_dataset([np.arange(10)] * batches):
+            strategy.run(step, (batch,))
+        return first, {name: float(variables.read()[name]) for name in seen}
+
+
+@pytest.mark.parametrize(("workers", "replicas"), [(1, 1), (1, 2), (3, 1), (2, 2)])
+def test_a_restored_sum_is_what_was_saved_on_any_number_of_replicas(workers: int, replicas: int, tmp_path: Any) -> None:
+    """The value of the first replica was saved, and every replica got it."""
+    storage = real()
+    run = simulated(2, counted, 2, 3, str(tmp_path), storage=storage)
+    assert run.results == [({"sum": 0.0, "mean": 0.0}, {"sum": 30.0, "mean": 7.5})] * 2, run.errors
+    run = simulated(workers, counted, replicas, 1, str(tmp_path), storage=storage)
+    end = pytest.approx({"sum": 40.0, "mean": 7.5 + 10 / (workers * replicas)})
+    assert run.results == [({"sum": 30.0, "mean": 7.5}, end)] * workers, run.errors
+
+
+def fails_in_one(server: Any, folder: str) -> Any:
+    """Worker 1 fails between two steps; the others go on without it."""
+    with MultiWorkerMirrored(server, CPU, checkpoint_dir=folder, timeout=5) as strategy, strategy.scope():
+        seen = dps.Variable(np.array(1), synchronization="on_read", aggregation="sum")
+        variables = strategy.variables({"w": np.zeros(1), "seen": seen}, dps.optim.SGD(1.0))
+        for step in range(4):
+            if step == 2 and server.task == 1:
+                raise KeyError("broken")
+            variables.apply_gradients({"w": np.ones(1)})
+        return int(variables.read()["seen"])
+
+
+def test_a_worker_that_fails_does_not_sum_up_with_the_others(tmp_path: Any) -> None:
+    run = simulated(3, fails_in_one, str(tmp_path), storage=real())
+    assert [run.results[0], run.results[2]] == [2, 2] and list(run.errors) == ["worker:1"], run.errors
+
+
 def real() -> Any:
     from dps.checkpoint import LocalStorage
 
