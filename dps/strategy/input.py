@@ -12,6 +12,7 @@ from dps.cluster.partition import split_rows
 from dps.errors import ConfigError
 from dps.process.record import record
 from dps.strategy.values import each_leaf, regroup_results
+from dps.training.definition import whole_number
 
 if TYPE_CHECKING:
     from dps.strategy.strategy import Strategy
@@ -48,8 +49,9 @@ class InputContext:
             The size of one replica's part.
 
         Raises:
-            ConfigError: The global batch does not divide by the number of replicas.
+            ConfigError: The global batch does not divide by the number of replicas, or is no whole number from 1.
         """
+        global_batch_size = whole_number("get_per_replica_batch_size: got ", global_batch_size, 1)
         if global_batch_size % self.num_replicas_in_sync:
             raise ConfigError(
                 f"a global batch of {global_batch_size} does not divide by {self.num_replicas_in_sync} replicas; try "

@@ -13,7 +13,7 @@ from dps.messages.replies import Push
 from dps.strategy.context import ReplicaContext
 from dps.strategy.reduction import not_finite_text, reduce_values, sum_gradients
 from dps.strategy.strategy import Variables
-from dps.strategy.values import PerReplica, array_of
+from dps.strategy.values import PerReplica, array_of, values_of
 from dps.training.optimizers import Optimizer, from_wire
 from dps.transport.wire import Array
 from dps.variables.copies import Copy, GpuCopy, HostCopy, ready
@@ -107,8 +107,8 @@ class MirroredVariables(Variables):
             made: Push = replica.meet("apply_gradients", checked, lambda all_: [self._apply_sum(all_)] * len(all_))
             return made
         found = dict(leaves(grads))
-        replicas = max([len(value.values) for value in found.values() if isinstance(value, PerReplica)], default=1)
-        parts = [{name: _replica_gradient(value, i) for name, value in found.items()} for i in range(replicas)]
+        replicas = self.strategy.local_replicas
+        parts = [{n: _replica_gradient(value, i, replicas) for n, value in found.items()} for i in range(replicas)]
         return self._apply_sum([self._check_gradients(part) for part in parts])
 
     def _check_gradients(self, grads: Any) -> dict[str, Any]:
@@ -225,10 +225,10 @@ def _make_copy(value: Array, optimizer: Optimizer | None, gpu: int | None) -> Co
     return HostCopy(value, optimizer) if gpu is None else GpuCopy(value, optimizer, gpu)
 
 
-def _replica_gradient(value: Any, replica: int) -> Any:
+def _replica_gradient(value: Any, replica: int, replicas: int) -> Any:
     """A replica's gradient. A gradient that all replicas share counts once."""
     if isinstance(value, PerReplica):
-        return value.values[replica]
+        return values_of(value, replicas, "apply_gradients")[replica]
     return value if replica == 0 else None
 
 

@@ -95,6 +95,8 @@ def gather_values(values: Sequence[Any], axis: int) -> Any:
 
 
 def _check_axis(what: str, arrays: Sequence[Any], axis: int) -> None:
+    if isinstance(axis, bool) or not hasattr(axis, "__index__"):
+        raise ConfigError(f"{what}: axis: got {axis!r:.60}, wanted a whole number")
     for replica, array in enumerate(arrays):
         if not -array.ndim <= axis < array.ndim:
             raise ConfigError(f"{what}: replica {replica} has shape {array.shape}, which has no axis {axis}")

@@ -12,7 +12,7 @@ from dps.messages.replies import Push
 from dps.strategy.context import ReplicaBarrier, ReplicaContext, StepOver, enter_scope, replica_now, scope_now
 from dps.strategy.input import Distributed, InputContext, batches_of_function, split_batches
 from dps.strategy.reduction import gather_values, op_of, reduce_values
-from dps.strategy.values import MirroredValue, PerReplica, each_leaf, of_replica, regroup_results
+from dps.strategy.values import MirroredValue, PerReplica, each_leaf, of_replica, regroup_results, values_of
 from dps.training.optimizers import Optimizer
 from dps.transport.current import runtime
 
@@ -294,15 +294,15 @@ class Strategy:
             float64, and their sum in int64 or uint64. Halves are added up in float32.
 
         Raises:
-            ConfigError: Values of different shapes, an axis that they do not have, the sum of a plain value over
-                several replicas, or workers that make different calls.
+            ConfigError: Values of different shapes or of another number of replicas, an axis that they do not have, the
+                sum of a plain value over several replicas, or workers that make different calls.
             DeadlineExceeded: A worker did not come in time; the message names it.
         """
         op = op_of(op)
 
         def leaf(path: str, found: Any) -> Any:
             if isinstance(found, PerReplica):
-                return reduce_values(op, found.values, axis)
+                return reduce_values(op, values_of(found, self.local_replicas, f"reduce {op!r}"), axis)
             if self.local_replicas > 1 and op == "sum":
                 raise ConfigError(
                     f"reduce 'sum': got {type(found).__name__} {found!r:.60}, which is the same on all "
@@ -323,11 +323,15 @@ class Strategy:
             The longer arrays, in the nesting of `value`.
 
         Raises:
-            ConfigError: Shapes that do not fit together, or an axis that they do not have.
+            ConfigError: Shapes that do not fit together, an axis that they do not have, or values of another number of
+                replicas.
         """
-        return each_leaf(
-            lambda path, found: gather_values(found.values if isinstance(found, PerReplica) else [found], axis), value
-        )
+
+        def leaf(path: str, found: Any) -> Any:
+            is_of_each = isinstance(found, PerReplica)
+            return gather_values(values_of(found, self.local_replicas, "gather") if is_of_each else [found], axis)
+
+        return each_leaf(leaf, value)
 
     def broadcast(self, value: Any) -> Any:
         """Give a value to all replicas.
@@ -348,9 +352,10 @@ class Strategy:
 
         Returns:
             A value for each replica, in replica order; of a nesting, a nesting for each.
+
+        Raises:
+            ConfigError: Values of another number of replicas.
         """
-        if self.local_replicas == 1:
-            return (value,)
         return tuple(of_replica(value, i, self.local_replicas, "local_results") for i in range(self.local_replicas))
 
     # -- variables and input ----------------------------------------------------------------------------------------

@@ -98,20 +98,22 @@ def _differs(path: str, index: int, first: Any, other: Any) -> ConfigError:
 
 
 def of_replica(tree: Any, replica: int, replicas: int, what: str) -> Any:
-    """The part of nested arguments that one replica gets. Raises ConfigError for a PerReplica of another number of
-    replicas."""
+    """The part of nested arguments that one replica gets. Raises ConfigError as `values_of`."""
 
     def leaf(path: str, value: Any) -> Any:
-        if not isinstance(value, PerReplica):
-            return value
-        if len(value.values) != replicas:
-            raise ConfigError(
-                f"{what}: got a PerReplica of {len(value.values)} values for a strategy of {replicas} replicas; "
-                "pass values that this strategy made"
-            )
-        return value.values[replica]
+        return values_of(value, replicas, what)[replica] if isinstance(value, PerReplica) else value
 
     return each_leaf(leaf, tree)
+
+
+def values_of(value: PerReplica, replicas: int, what: str) -> tuple[Any, ...]:
+    """The values of all replicas. Raises ConfigError for those of another number of replicas."""
+    if len(value.values) != replicas:
+        raise ConfigError(
+            f"{what}: got a PerReplica of {len(value.values)} values for a strategy of {replicas} replicas; "
+            "pass values that this strategy made"
+        )
+    return value.values
 
 
 def regroup_results(results: Sequence[Any]) -> Any:

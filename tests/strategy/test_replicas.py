@@ -230,6 +230,35 @@ def test_values_that_do_not_fit_the_replicas_are_refused() -> None:
     assert strategy.reduce("MEAN", 3.0) == 3.0
 
 
+@pytest.mark.parametrize("strategy", [mirrored(), OneDevice("/cpu:0"), get_strategy()])
+@pytest.mark.parametrize("count", [0, 3])
+def test_values_of_another_number_of_replicas_are_refused_by_every_call(strategy: Any, count: int) -> None:
+    """They were reduced, gathered and applied as if the strategy had that many replicas."""
+    values = PerReplica([np.ones(1)] * count)
+    variables = made(strategy, {"w": np.zeros(1), "b": np.zeros(1)})
+    for call in (
+        lambda: strategy.reduce("sum", values), lambda: strategy.reduce("mean", {"a": values}, axis=0),
+        lambda: strategy.reduce("max", values), lambda: strategy.gather(values, axis=0),
+        lambda: strategy.local_results([values]), lambda: strategy.run(abs, (values,)),
+        lambda: variables.apply_gradients({"w": values}),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=f"got a PerReplica of {count} values for a strategy of"):
+            call()
+    assert variables.read()["w"] == 0
+    alone = PerReplica([np.ones(1)] * strategy.num_replicas_in_sync)
+    assert len(strategy.local_results(alone)) == strategy.num_replicas_in_sync
+
+
+@pytest.mark.parametrize("axis", ["x", 0.0, True, None])
+def test_an_axis_is_a_whole_number(axis: Any) -> None:
+    value = PerReplica([np.ones((2, 2))] * 2)
+    with pytest.raises(ConfigError, match="gather: axis: got .*, wanted a whole number"):
+        mirrored().gather(value, axis)
+    if axis is not None:
+        with pytest.raises(ConfigError, match="reduce 'sum': axis: got .*, wanted a whole number"):
+            mirrored().reduce("sum", value, axis)
+
+
 @pytest.mark.parametrize(
     ("devices", "match"),
     [

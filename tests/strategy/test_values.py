@@ -76,7 +76,7 @@ def test_sums_and_means_of_halves_are_computed_in_float32(dtype: str) -> None:
         assert found == wanted and found.dtype == half
         assert strategy.reduce("mean", of_both)[0] == wanted
     thousand = PerReplica([np.asarray(each, half) for each in (1024.0, 1.0, 1.0, 1024.0)])
-    assert strategy.reduce("sum", thousand) == np.asarray(2050.0, half)
+    assert mirrored(4).reduce("sum", thousand) == np.asarray(2050.0, half)
 
 
 def test_one_replica_has_plain_values() -> None:
