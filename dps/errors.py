@@ -219,13 +219,13 @@ def remote_error(name: str, text: str, task: str, traceback: str) -> RemoteError
 
 
 def checked_seconds(timeout: object, usual: float) -> float:
-    """The seconds of a call's own `timeout`; of None the usual ones. ValueError for what is no number of seconds, such
-    as NaN, at which no wait would end."""
+    """The seconds of a call's own `timeout`; of None the usual ones. ConfigError for what is no number of seconds,
+    such as NaN, at which no wait would end."""
     if timeout is None:
         return usual
     given = float(timeout) if hasattr(timeout, "__float__") and not isinstance(timeout, bool) else math.nan
     if math.isnan(given):
-        raise ValueError(f"timeout: got {timeout!r:.40}, wanted seconds, dps.FOREVER, or None for the usual ones")
+        raise ConfigError(f"timeout: got {timeout!r:.40}, wanted seconds, dps.FOREVER, or None for the usual ones")
     return given
 
 

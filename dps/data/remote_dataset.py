@@ -13,12 +13,13 @@ from dps.actors.caller import Caller
 from dps.actors.ref import Ref
 from dps.data.messages import AskPosition, PositionIs, feed_name
 from dps.data.stream import Stream
-from dps.errors import Aborted, ConfigError, DeadlineExceeded, TaskLost
+from dps.errors import Aborted, ConfigError, DeadlineExceeded, TaskLost, checked_seconds
 from dps.hooks.hook import Hook
 from dps.messages.replies import Push
 from dps.process.telemetry import log, timed_read
 from dps.queues.directory import DIRECTORY, Find, FoundAddresses
 from dps.task.server import Server
+from dps.training.definition import whole_number
 from dps.variables.items import unpack
 
 LOOK_S = 0.2
@@ -364,7 +365,7 @@ def remote(
         The dataset. Each `for` over it is one epoch.
 
     Raises:
-        ConfigError: A prefetch below 0 or above 32.
+        ConfigError: A prefetch below 0 or above 32, or another argument that makes no sense.
 
     Example:
         ```pycon
@@ -374,6 +375,17 @@ def remote(
         [0, 10, 20, 30]
         ```
     """
-    if not 0 <= prefetch <= MOST_AHEAD:
+    check_served("remote", server, name)
+    if whole_number("remote: prefetch: got ", prefetch, 0) > MOST_AHEAD:
         raise ConfigError(f"remote: prefetch: got {prefetch}, wanted 0 to {MOST_AHEAD}")
-    return RemoteDataset(server, name, prefetch, tasks, timeout)
+    if tasks is not None:
+        whole_number("remote: tasks: got ", tasks, 1)
+    if not (seconds := checked_seconds(timeout, 60.0)) > 0:
+        raise ConfigError(f"remote: timeout: got {timeout!r}, wanted seconds above 0, or dps.FOREVER")
+    return RemoteDataset(server, name, prefetch, tasks, seconds)
+
+
+def check_served(call: str, server: object, name: object) -> None:
+    """Raise ConfigError unless these are a server and a name under which datasets are served."""
+    if not isinstance(server, Server) or not isinstance(name, str) or not name:
+        raise ConfigError(f"{call}: got {server!r:.60} and {name!r:.60}, wanted this process's dps.Server and a name")

@@ -11,6 +11,7 @@ from dps.cluster.resolve import load_cluster
 from dps.data.dataset import Dataset
 from dps.data.feeder import DatasetActor
 from dps.data.messages import feed_name
+from dps.data.remote_dataset import check_served
 from dps.data.stages import takes_parts
 from dps.errors import ConfigError
 from dps.process.functions import find, module_of
@@ -105,6 +106,7 @@ def serve(
     """
     if not isinstance(dataset, Dataset):
         raise ConfigError(f"serve: got a {type(dataset).__name__}, wanted a dataset, as dps.data.from_arrays makes it")
+    check_served("serve", server, name)
     ahead = whole_number("serve: ahead: got ", ahead, 1)
     if tasks is not None:
         tasks = whole_number("serve: tasks: got ", tasks, 1)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -79,6 +81,35 @@ def test_bad_use_of_serving_is_told_in_one_line() -> None:
         with pytest.raises(dps.ConfigError, match="got those of dataset:3, wanted that of worker:0"):
             dps.data.serve(dataset, server, position={"dataset:3": {"from": {"epoch": 0}, "finished": []}})
         assert feed_name("x") == "feed/x"
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"server": "127.0.0.1:1"}, "remote: got '127.0.0.1:1' and 'dataset', wanted this process's dps.Server and a"),
+        ({"name": 7}, "and 7, wanted this process's dps.Server and a name"),
+        ({"name": ""}, "and '', wanted this process's dps.Server and a name"),
+        ({"prefetch": -1}, "remote: prefetch: got -1, wanted a whole number from 0"),
+        ({"prefetch": 1.5}, "remote: prefetch: got 1.5, wanted a whole number from 0"),
+        ({"prefetch": True}, "remote: prefetch: got True, wanted a whole number from 0"),
+        ({"tasks": 0}, "remote: tasks: got 0, wanted a whole number from 1"),
+        ({"tasks": "2"}, "remote: tasks: got '2', wanted a whole number from 1"),
+        ({"timeout": float("nan")}, "timeout: got nan, wanted seconds"),
+        ({"timeout": "long"}, "timeout: got 'long', wanted seconds"),
+        ({"timeout": 0}, "remote: timeout: got 0, wanted seconds above 0, or dps.FOREVER"),
+    ],
+)
+def test_arguments_of_a_remote_dataset_that_make_no_sense_are_refused_at_once(settings: Any, text: str) -> None:
+    with dps.Server.create_local_server() as server, pytest.raises(dps.ConfigError, match=re.escape(text)):
+        dps.data.remote(**{"server": server, **settings})
+
+
+def test_a_dataset_is_served_by_a_server_under_a_name() -> None:
+    with dps.Server.create_local_server() as server:
+        dataset, wanted = dps.data.from_arrays(np.arange(2)), "wanted this process's dps.Server and a name"
+        for where, name in ((server, ""), (server, 7), (server.target, "x")):
+            with pytest.raises(dps.ConfigError, match=f"serve: got .* and {name!r}, {wanted}"):
+                dps.data.serve(dataset, where, name)  # type: ignore[arg-type]
 
 
 def test_a_dataset_task_says_what_it_was_to_serve(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
