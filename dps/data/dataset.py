@@ -10,7 +10,7 @@ from dps.data.arrays import Arrays
 from dps.data.prefetching import Prefetch
 from dps.data.sources import ArraySource, FileSource, GeneratorSource
 from dps.data.stage import Cursor, Stage, State
-from dps.data.stages import BatchStage, Map, Repeat, Shuffle, has_drawn_order, read_example, sharded
+from dps.data.stages import BatchStage, Map, Repeat, Shuffle, has_drawn_order, read_example, sharded, with_seeds_of
 from dps.errors import ConfigError
 from dps.process.telemetry import log, timed_read
 from dps.training.definition import whole_number
@@ -206,14 +206,14 @@ class Dataset:
             ConfigError: A position of another dataset.
             DataError: The dataset cannot be read.
         """
-        if position is None:
-            epoch, at = self._epoch, None
-        else:
+        epoch, at, stage = self._epoch, None, self.stage
+        if position is not None:
             if not isinstance(position, dict) or position.keys() != {"epoch", "at"}:
                 raise ConfigError(f"position: got {position!r:.60}, wanted the position of an iterator")
             epoch, at = position["epoch"], position["at"]
-        iterator = Iterator(self.stage, epoch, at)
-        self._epoch = epoch + 1
+            stage = with_seeds_of(at, stage)
+        iterator = Iterator(stage, epoch, at)
+        self.stage, self._epoch = stage, epoch + 1
         return iterator
 
     def __iter__(self) -> Iterator:

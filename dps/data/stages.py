@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -215,11 +216,22 @@ class Shuffle:
 
     def open_cursor(self, epoch: int, at: State | None) -> ShuffleCursor:
         at = check_stage(at, self.name)
-        if at is not None and self.drawn:
-            self.seed = at["seed"]
         of = self.of.open_cursor(epoch, at and at["of"])
         buffer = ShuffleBuffer(self.seed, epoch) if at is None else restore_buffer(of, at, epoch)
         return ShuffleCursor(self, of, at, buffer)
+
+
+def with_seeds_of(at: State | None, stage: Any) -> Any:
+    """The stage with the seeds of a state in place of those that this process has drawn. The given one stays as it is:
+    other datasets and iterators use it."""
+    at = check_stage(at, stage.name)
+    if at is None or not has_drawn_order(stage):
+        return stage
+    found = copy(stage)
+    found.of = with_seeds_of(at["of"], stage.of)
+    if getattr(stage, "drawn", False):
+        found.seed = at["seed"]
+    return found
 
 
 def has_drawn_order(stage: Any) -> bool:

@@ -155,6 +155,19 @@ def test_a_position_of_a_shuffle_without_a_seed_has_the_orders_of_all_later_epoc
     assert [batch.tolist() for batch in dataset().iterator(position)] == wanted
 
 
+def test_a_position_changes_the_order_of_no_other_iterator_or_dataset() -> None:
+    """The seed of the position was set in the shuffle itself, which others use, too."""
+    source = numbers(20).shuffle(20)
+    dataset, other = source.repeat(3), source.batch(20)
+    wanted, begun = all_of(source.repeat(3)), iter(dataset)
+    taken = [int(next(begun)) for _ in range(5)]
+    elsewhere = numbers(20).shuffle(20).repeat(3).iterator()
+    next(elsewhere)
+    assert all_of(dataset.iterator(elsewhere.position)) == all_of(elsewhere)
+    assert taken + all_of(begun) == wanted
+    assert [list(batch) for batch in other] == [wanted[:20]]
+
+
 def test_parts_of_a_shuffle_without_a_seed_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     numbers = dps.data.from_arrays(np.arange(4))
     for quiet in numbers.shuffle(4, seed=1).shard(2, 0), numbers.shard(2, 1).shuffle(4), numbers.shuffle(4).shard(1, 0):
