@@ -165,17 +165,18 @@ class Caller:
     def hear(self, numbers: Collection[int], usual: Form, wait_s: float) -> Heard:
         """The answers to these posted requests, as of `listen`, as far as they come in time. Blocks up to `wait_s`."""
         heard: Heard = {}
+        awaited = self._awaited
         for number in numbers:
-            self._awaited[number] = usual, heard, None
+            awaited[number] = usual, heard, None
         try:
             while wait_s > 0:
                 self.turn(wait_s)
-                if len(heard) == len(numbers):
-                    break
+                if not awaited or len(heard) == len(numbers):
+                    return heard
                 wait_s -= self._time.took_s
             return heard
         finally:
-            if self._awaited:
+            if awaited:
                 self.ignore(numbers)
 
     @property
@@ -276,14 +277,16 @@ class Caller:
         now = self._time.received_at
         if event.__class__ is Delivery:
             awaited, header = self._awaited, event.header
-            answer = integers_of_answer(header) if awaited else ()
-            found = awaited.get(answer[0]) if answer else None
-            if found is not None and header.startswith(found[0].begin) and not event.frames:
-                awaited.pop(answer[0], None)  # a thread that collects garbage may have dropped it
+            answer = integers_of_answer(header) if awaited and not event.frames else ()
+            found = awaited.pop(answer[0], None) if answer else None
+            if found is None:
+                self._take_delivery(event, now)
+            elif header.startswith(found[0].begin):
                 found[1][answer[0]] = answer
                 if found[2] is not None:
                     found[2]()
             else:
+                awaited[answer[0]] = found
                 self._take_delivery(event, now)
         elif isinstance(event, Connected):
             self.reached.add(event.address)
