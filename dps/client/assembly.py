@@ -63,13 +63,13 @@ def gather(
     trained_only: bool = True,
 ) -> None:  # fmt: skip
     """Copy dense gradients of all trained parts (or values of all parts) into a shard's arenas, `flats` of a run."""
-    is_plain = gradients.__class__ is Whole and not plan.is_split
+    arrays = gradients.arrays if isinstance(gradients, Whole) and not plan.is_split else None
     for arena, out in zip(layout.arenas, flats, strict=True):
         if arena.optimizer is None and trained_only:
             continue
-        found = arena.pick(gradients.arrays) if is_plain else _sources(plan, arena, gradients)  # type: ignore[attr-defined]
+        found = _sources(plan, arena, gradients) if arrays is None else arena.pick(arrays)
         if len(found) == 1:
-            out[:] = found[0].reshape(-1)
+            out[...] = found[0].reshape(-1)
         else:
             np.concatenate([array if array.ndim == 1 else array.reshape(-1) for array in found], out=out)
 

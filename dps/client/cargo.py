@@ -59,6 +59,7 @@ class CargoMemory:
     """Memory in which a session gathers a push for one shard; shared with the ps if the lane is on."""
 
     def __init__(self, runtime: Runtime, lane: Lane, nbytes: int) -> None:
+        self.nbytes = nbytes
         self.memory: Memory | None = None
         """None: it is not shared."""
         if lane.on:
@@ -69,13 +70,14 @@ class CargoMemory:
         self.bytes: Array = np.zeros(nbytes, np.uint8) if self.memory is None else self.memory.array
         self.reader: PushOp | PushTransfer | None = None
         """The last push that was sent from it, which reads it until it is complete."""
-        self._cut: tuple[ShardLayout, list[Array]] | None = None
+        self._layout: ShardLayout | None = None
+        self._flats: list[Array] = []
 
     def flats(self, layout: ShardLayout) -> list[Array]:
         """The arenas of a layout as flat arrays in it. Those of the last layout are kept."""
-        if self._cut is None or self._cut[0] is not layout:
-            self._cut = layout, layout.flats(self.bytes)
-        return self._cut[1]
+        if self._layout is not layout:
+            self._flats, self._layout = layout.flats(self.bytes), layout  # in this order, for Ctrl-C
+        return self._flats
 
     @property
     def in_use(self) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,7 @@ class Loader:
 
     def __init__(self, connection: Connection) -> None:
         self._connection, self._runtime = connection, connection.home.runtime
-        self._runs: dict[int, list[CargoMemory]] = {}
+        self._runs = defaultdict[int, list[CargoMemory]](list)
         """Those of each ps. A run is used again once its push has its result."""
         self._own: list[dict[int, OwnRun]] = []
         """For each result of `session.gradients()`, by ps."""
@@ -99,9 +100,13 @@ class Loader:
 
     def _take(self, peer: PsPeer, nbytes: int) -> CargoMemory:
         """A run of at least `nbytes` that no push in flight uses. Its bytes are undefined."""
-        runs: Sequence[CargoMemory] = self._runs.get(peer.ps, ())
+        runs = self._runs[peer.ps]
         for run in runs:
-            if not run.in_use and len(run.bytes) >= nbytes and (run.memory is not None or not peer.lane.on):
+            if (
+                (run.reader is None or run.reader.complete)
+                and run.nbytes >= nbytes
+                and (run.memory is not None or not peer.lane.on)
+            ):
                 return run
         made = CargoMemory(self._runtime, peer.lane, nbytes)
         self._runs[peer.ps] = [run for run in runs if run.in_use] + [made]  # the idle ones are too small
@@ -116,7 +121,7 @@ class Loader:
     def forget(self) -> None:
         """The session has joined again. A ps may still read the runs of before, which are freed when it has finished.
         Of the user's own runs it has forgotten which ones it reads."""
-        self._runs = {}
+        self._runs.clear()
         for run in (run for runs in self._own for run in runs.values()):
             run.reader = None
 
