@@ -14,26 +14,25 @@ from typing import Any
 from dps.actors.caller import Answer, Heard
 from dps.client.assembly import Assembly, Whole, is_whole
 from dps.client.connection import Connection
-from dps.client.lanes import LentVersion, PsPeer
-from dps.client.pulling import PullMemory, Pulls
+from dps.client.lanes import Lent, LentVersion, PsPeer
+from dps.client.pulling import Pulls
 from dps.client.push_operations import SETTLES, PostedPush, PushOp, Sent, integers_of_applied
 from dps.client.pushing import Pushes
-from dps.client.transfers import copy_steadily
 from dps.errors import Unavailable
 from dps.messages.replies import Push
 from dps.messages.sessions import Pull, Pushed, SharedValues
 from dps.messages.sessions import Push as PushMessage
-from dps.transport.endpoint import Runtime
 from dps.transport.message import changed
+from dps.transport.wire import Array
 from dps.variables.layout import Gradient
 
-Holds = list[LentVersion]
+Versions = list[Lent]
 """The versions of all shards, in the order of the plan; none if not all are lent."""
-Made = tuple[Push, Any, Holds]
+Made = tuple[Push, Any, Versions]
 """The result of a push that was made in one round trip, the values after it, and their versions, which are released
 where the values are a copy. No versions: the values have to be pulled."""
 PUSH, PUSHED, PULL, VALUES = PushMessage.form_of, Pushed.form_of, Pull.form_of, SharedValues.form_of
-Keep = Callable[[Holds, bool], None]
+Keep = Callable[[Sequence[LentVersion], bool], None]
 """As `dps.client.training.Held.keep`."""
 
 
@@ -48,15 +47,13 @@ class AtOnce:
         self._peers: list[PsPeer] = []
         """All ps, if this run can be served here; else none."""
         self._assembly = pushes.assembly
-        self._holds: Holds = []
-        """The values that the last answers lent; of all shards, or none. After Ctrl-C it may be some. The next call
-        releases them, unless `hand_over` was called."""
+        self._holds: Versions = []
+        """What the last answers lent and is read longer than a call; of all shards, or none. The next call releases it,
+        unless `hand_over` was called."""
         self._heard: Heard = {}
         """The answers to the last push that got another one than the usual, or none in time."""
         self._fresh = 0, 0.0
         """In sync: the number of the push that brought `_holds`, and until when its values serve a pull."""
-        self._prepared: tuple[PullMemory, Any] | None = None
-        """Memory for the values of the next answers, and the nested arrays in it."""
 
     def push(
         self, gradients: Mapping[int, Gradient], loss: Any, reads: bool = False, keep: Keep | None = None
@@ -121,19 +118,29 @@ class AtOnce:
     def pull(self) -> Any:
         """The nested arrays of the current values, the caller's own; None if they have to be pulled. Blocks for a
         moment."""
-        return self._copied() if self.held(prepares=True) else None
+        if self._connection.agreed.mode.has_stable_values:
+            lent = self._newest()
+            try:
+                return self._pulls.copied(lent, *self._pulls.prepared(self._assembly)) if lent else None
+            finally:
+                self._release()
+        asked = self._post_pull()
+        if not asked:
+            return None
+        memory, tree = self._pulls.prepared(self._assembly)
+        lent = self._take_lent(asked)
+        return self._pulls.copied(lent, memory, tree) if lent else None
 
-    def held(self, prepares: bool = False) -> Holds:
+    def held(self) -> Versions:
         """The current values: those that came with the last push or, if others may have pushed since, those that the ps
-        have. Empty if they have to be pulled. Blocks for a moment.
+        have. Empty if they have to be pulled. Blocks for a moment. The caller calls `hand_over`."""
+        if self._connection.agreed.mode.has_stable_values:
+            return self._newest()
+        asked = self._post_pull()
+        return self._take_lent(asked) if asked else []
 
-        The caller calls `hand_over`. `prepares`: memory to copy them to is found while the answers are in flight."""
-        if not self._connection.agreed.mode.has_stable_values:
-            asked = self._post_pull()
-            if not asked:
-                return []
-            self._prepared = self._pulls.prepared(self._assembly) if prepares else None
-            return self._hold(asked, self._caller.hear(asked, VALUES, self._runtime.tuning.client.step_patience_s))
+    def _newest(self) -> Versions:
+        """In sync: the values that came with the last push, if they are still those of the newest version."""
         if self._holds:
             if self._is_fresh(self._holds):
                 self.note(self._holds)
@@ -141,45 +148,42 @@ class AtOnce:
                 self._release()
         return self._holds
 
-    def hand_over(self, keep: Keep) -> None:
-        """Others release what `held` has returned: `keep` is called with it."""
-        keep(self._holds, not self._peers[0].lane.tells_at_once)
+    def hand_over(self, lent: Versions, keep: Keep) -> Any:
+        """Have these versions stay as they are until those release them whom `keep` tells. Returns their values, in the
+        nesting of params."""
+        keep(list(map(LentVersion, lent)), not self._peers[0].lane.tells_at_once)
         self._holds = []
+        found: list[Array] = []
+        for peer, request, _, (_, parts) in lent:
+            peer.lane.reading.add(request)
+            found += parts
+        return self._assembly.views(found)
 
-    def note(self, holds: Holds) -> None:
+    def note(self, lent: Versions) -> None:
         """Record that these values were pulled."""
         counters = self._pushes.pulled
-        for hold in holds:
-            counters[hold.peer.ps] = hold.counter
+        for peer, _, counter, _ in lent:
+            counters[peer.ps] = counter
         self._pulls.read = self._connection.membership.epoch, counters
 
-    def still(self, holds: Holds) -> Any:
-        """Values in place, in the nesting of params."""
-        parts = holds[0].parts if len(holds) == 1 else [part for hold in holds for part in hold.parts]
-        return self._assembly.views(parts)
-
-    def _is_fresh(self, holds: Holds) -> bool:
+    def _is_fresh(self, lent: Versions) -> bool:
         """In sync: whether the values that came with the last push are still the newest version."""
         connection, (push, until) = self._connection, self._fresh
-        for hold in holds:
-            ps = hold.peer.ps
-            if connection.peers.get(ps) is not hold.peer or self._pushes.numbers[ps] != push:
+        for peer, *_ in lent:
+            if connection.peers.get(peer.ps) is not peer or self._pushes.numbers[peer.ps] != push:
                 return False
         return connection.membership.runs and self._runtime.now() <= until
 
-    def _release(self) -> None:
-        for lent in self._holds:
-            lent.release()
-        self._holds = []  # only now: after Ctrl-C the next call releases the others
+    def _hold(self, lent: Versions) -> None:
+        """Have these versions stay as they are until `_release` or `hand_over`."""
+        self._holds = lent
+        for peer, request, _, _ in lent:
+            peer.lane.reading.add(request)
 
-    def _copied(self) -> Any:
-        """Copy the held values, into the prepared memory if there is any, and release them."""
-        try:
-            prepared = self._prepared or self._pulls.prepared(self._assembly)
-            return copied(self._holds, prepared, self._assembly, self._runtime)
-        finally:
-            self._prepared = None
-            self._release()
+    def _release(self) -> None:
+        for peer, request, _, _ in self._holds:
+            peer.lane.release(request, peer.layout.nbytes)
+        self._holds = []  # only now: after Ctrl-C the next call releases the others
 
     def _open(self) -> list[PsPeer]:
         """The ps to ask; none if the requests have to be ordinary ones."""
@@ -214,9 +218,9 @@ class AtOnce:
         if len(asked) > 1:
             self._pushes.announce()
         self._post(asked)
-        self._prepared = self._pulls.prepared(self._assembly) if reads and keep is None else None
+        memory, tree = self._pulls.prepared(self._assembly) if reads and keep is None else (None, None)
         heard = self._caller.hear(asked, PUSHED, self._runtime.tuning.client.step_patience_s)
-        holds = self._holds
+        lent: Versions = []
         number, step, staleness, flags = 0, -1, 0, 0
         for request, sent in asked.items():
             answer = heard.get(request)
@@ -232,10 +236,14 @@ class AtOnce:
             if not told[-1]:
                 lends = False
                 continue
-            lent = LentVersion(sent[0], request)
-            holds.append(lent)
-            if not lent.hold(told[6], told[8:]) or (told[7] != step and self._connection.agreed.mode.is_atomic):
-                lends = False  # in the last case values of several steps might be read together
+            peer = sent[0]
+            arrays = peer.lane.find(peer.layout, told[8:])
+            if arrays is None:
+                lends = False
+                continue
+            lent.append((peer, request, told[6], arrays))
+            if told[7] != step and self._connection.agreed.mode.is_atomic:
+                lends = False  # values of several steps might be read together
         pushes = self._pushes
         result = Push(pushes.step_made(number, step), True, staleness)
         if len(asked) == 1:
@@ -244,16 +252,17 @@ class AtOnce:
         if flags & SETTLES:
             self._connection.membership.settles = True
         if not lends:
-            if holds:
+            if lent:
+                self._hold(lent)
                 self._release()
             return result, None, []
-        if not reads:
-            self._fresh = number, self._runtime.now() + self._runtime.tuning.client.step_values_s
-            return result, None, []
-        if keep is None:
-            return result, self._copied(), holds
-        self.hand_over(keep)
-        return result, self.still(holds), holds
+        if memory is not None:
+            return result, self._pulls.copied(lent, memory, tree), lent
+        if keep is not None:
+            return result, self.hand_over(lent, keep), lent
+        self._hold(lent)
+        self._fresh = number, self._runtime.now() + self._runtime.tuning.client.step_values_s
+        return result, None, []
 
     def _requests(self, gradients: Mapping[int, Gradient], lend: bool) -> dict[int, Sent]:
         """What each ps gets of the next push, by request number, with gradients of all of its shard in shared memory;
@@ -321,22 +330,33 @@ class AtOnce:
             asked[number] = peer
         return asked
 
-    def _hold(self, asked: Mapping[int, PsPeer], heard: Heard) -> Holds:
-        """Hold the values that all ps have lent; none if one has not."""
-        step, holds = -1, self._holds
-        for number, peer in asked.items():
-            answer = heard.get(number)
-            told: Sequence[Any] = answer if answer.__class__ is tuple else _values(answer)
-            lent = LentVersion(peer, number)
-            holds.append(lent)
-            if not told or not lent.hold(told[2], told[4:]):
-                self._release()
-                return []
-            if step < 0:
-                step = told[3]  # as the step ps says, the first
+    def _take_lent(self, asked: Mapping[int, PsPeer]) -> Versions:
+        """The values that all ps lend with their answers, which are awaited; none if one does not."""
+        heard = self._caller.hear(asked, VALUES, self._runtime.tuning.client.step_patience_s)
+        step, lent = lent_with(asked, heard)
+        if len(lent) < len(asked):
+            self._hold(lent)
+            self._release()
+            return []
         self._connection.steps.saw(step)
-        self.note(holds)
-        return holds
+        self.note(lent)
+        return lent
+
+
+def lent_with(asked: Mapping[int, PsPeer], heard: Heard) -> tuple[int, Versions]:
+    """The step of the values that the ps have lent with these answers, as the step ps says, and their versions, up to
+    the first ps that has lent none."""
+    step, lent = -1, list[Lent]()
+    for number, peer in asked.items():
+        answer = heard.get(number)
+        told: Sequence[Any] = answer if answer.__class__ is tuple else _values(answer)
+        arrays = peer.lane.find(peer.layout, told[4:]) if told else None
+        if arrays is None:
+            break
+        if step < 0:
+            step = told[3]  # the step ps is the first
+        lent.append((peer, number, told[2], arrays))
+    return step, lent
 
 
 def _values(answer: Answer | None) -> list[Any]:
@@ -344,17 +364,6 @@ def _values(answer: Answer | None) -> list[Any]:
     if not isinstance(answer, SharedValues):
         return []
     return [0, answer.epoch, answer.counter, answer.step, *answer.memories]
-
-
-def copied(
-    holds: Holds, prepared: tuple[PullMemory, Any], assembly: Assembly, runtime: Runtime
-) -> Any:  # fmt: skip
-    """The nested arrays of a copy of these versions. `prepared`: as of `Pulls.prepared`."""
-    memory, tree = prepared
-    for hold in holds:
-        for target, values in zip(memory.arenas(hold.peer.ps), hold.memories, strict=True):
-            copy_steadily(runtime, target, values)
-    return memory.tree(assembly) if tree is None else tree
 
 
 class PostedPull:
@@ -374,7 +383,7 @@ class PostedPull:
         """`asked`: the ps by request number. Nothing was sent since."""
         self._connection, self._pulls, self._assembly, self.asked = connection, pulls, assembly, asked
         self._peers = connection.peers
-        self.lent: Holds = []
+        self.lent: Versions = []
         """The versions of the values, which are released."""
         self.heard: Heard = {}
         """The answers, as of `Caller.listen`."""
@@ -391,26 +400,16 @@ class PostedPull:
         """An answer has come. Once all have, copy what the ps lend, and release it."""
         if len(self.heard) < len(self.asked):
             return
-        self.lent = [LentVersion(peer, number) for number, peer in self.asked.items()]
         try:
-            if all(map(self._hold, self.lent)):
-                prepared = self._pulls.prepared(self._assembly)
-                self.values = copied(self.lent, prepared, self._assembly, self._connection.home.runtime)
+            self.step, self.lent = lent_with(self.asked, self.heard)
+            if len(self.lent) == len(self.asked):
+                self.values = self._pulls.copied(self.lent, *self._pulls.prepared(self._assembly))
         finally:
-            for version in self.lent:
-                version.release()
+            released = {request: peer.layout.nbytes for peer, request, _, _ in self.lent}
+            for number, peer in self.asked.items():
+                peer.lane.release(number, released.get(number, 0))
             self._connection.caller.ignore(self.asked)
             self.asked = {}
-
-    def _hold(self, version: LentVersion) -> bool:
-        """Hold what a ps has lent; False if it has lent nothing."""
-        answer = self.heard[version.request]
-        told: Sequence[Any] = answer if answer.__class__ is tuple else _values(answer)
-        if not told or not version.hold(told[2], told[4:]):
-            return False
-        if self.step < 0:
-            self.step = told[3]  # as the step ps says, the first
-        return True
 
     def drop(self) -> None:
         """Forget it; values that a late answer lends are released."""

@@ -22,6 +22,9 @@ from dps.variables.plan import ShardLayout
 
 Names = tuple[Any, ...]
 """The name of the only memory of a version, or the names of all: one for each arena."""
+LentArrays = tuple[list[Array], list[Array]]
+"""A version in the memory of a ps: the bytes of each arena, read-only, and the parts in them, in the order of the run.
+The parts are kept for the next version in the same memories: give others views of them."""
 KEPT_PARTS = 1 << 14
 """So many parts of lent versions a session keeps for each ps: some 2 MB."""
 
@@ -48,8 +51,8 @@ class Lane:
         """How fast values last came over the socket, bytes/s."""
         self._runtime, self._caller, self._ref, self._epoch = runtime, caller, ref, epoch
         self._attached: dict[tuple[int, ...], Array] = {}
-        self.versions: dict[Names, tuple[list[Array], list[Array]]] = {}
-        """Of versions that the ps has lent, by the names of their memories: these memories, and the parts in them."""
+        self.versions: dict[Names, LentArrays] = {}
+        """Of versions that the ps has lent, by the names of their memories."""
         self.reading: set[int] = set()
         """The numbers of the requests that may be answered with a place in memory, or read one."""
         self.untold = list[int]()
@@ -81,6 +84,30 @@ class Lane:
         found = self._attached.get(tuple(name))
         if found is None:
             found = self._attached[tuple(name)] = self._runtime.attach(name)
+        return found
+
+    def find(self, layout: ShardLayout, names: Sequence[Any]) -> LentArrays | None:
+        """What the ps has lent. `names`: a tuple is the name of the memory of its only arena; a list has one for each
+        arena. None if the memory cannot be read; the session uses the socket from then on."""
+        try:
+            key = names if names.__class__ is tuple else _key(names)
+            return self.versions.get(key) or self._attach_arrays(layout, key)
+        except (DpsError, TypeError, ValueError) as error:
+            self.give_up(error)
+            return None
+
+    def _attach_arrays(self, layout: ShardLayout, key: Names) -> LentArrays:
+        """The memories of these names, and the parts in them. Raises Unavailable where they do not fit the layout."""
+        memories = list[Array]()
+        names: Names = (key,) if key and isinstance(key[0], int) else key
+        for name, arena in zip(names, layout.arenas, strict=True):
+            memories.append(self.attach(list(name)))
+            if len(memories[-1]) != arena.nbytes:
+                raise Unavailable(f"an arena has {len(memories[-1])} bytes in the ps's memory; wanted {arena.nbytes}")
+        parts = layout.listed(memories)
+        if (len(self.versions) + 1) * len(parts) > KEPT_PARTS:
+            self.versions.clear()
+        found = self.versions[key] = memories, parts
         return found
 
     def release(self, number: int, nbytes: int) -> None:
@@ -159,57 +186,25 @@ class PsPeer:
     """Call it when the ps says that the epoch or the incarnation has ended."""
 
 
+Lent = tuple[PsPeer, int, int, LentArrays]
+"""What a ps has lent with its answer to a request: the ps, the number of the request, the counter of the version, and
+where it is. It may be read until the session's next message, or for longer with the request in `Lane.reading`."""
+
+
 class LentVersion:
-    """The version of a shard that a ps may lend with its answer to a request: asked for, then held, then released."""
+    """The version of a shard that a ps has lent, and that is read until it is released."""
 
-    counter = -1
-    memories: Sequence[Array] = ()
-    """The bytes of each arena in the ps's memory, read-only; none before `hold`."""
-    parts: Sequence[Array] = ()
-    """The parts in these memories, in the order of the run. They are kept for the next version in the same memories:
-    give others views of them."""
-
-    def __init__(self, peer: PsPeer, request: int) -> None:
-        """`request`: its number; 0: the version is released."""
-        self.peer, self.request = peer, request
-
-    def hold(self, counter: int, names: Sequence[Any]) -> bool:
-        """The ps has lent a version, and its request is one of `Lane.reading` from now on. `names`: a tuple is the name
-        of the memory of its only arena; a list has one for each arena. False if the memory cannot be read; the session
-        uses the socket from then on."""
-        lane = self.peer.lane
-        try:
-            key = names if names.__class__ is tuple else _key(names)
-            self.memories, self.parts = lane.versions.get(key) or self._attach(key)
-        except (DpsError, TypeError, ValueError) as error:
-            lane.give_up(error)
-            return False
-        self.counter = counter
-        lane.reading.add(self.request)
-        return True
-
-    def _attach(self, key: Names) -> tuple[list[Array], list[Array]]:
-        """The memories of these names, and the parts in them. Raises Unavailable where they do not fit the layout."""
-        lane, layout, memories = self.peer.lane, self.peer.layout, list[Array]()
-        names: Names = (key,) if key and isinstance(key[0], int) else key
-        for name, arena in zip(names, layout.arenas, strict=True):
-            memories.append(lane.attach(list(name)))
-            if len(memories[-1]) != arena.nbytes:
-                raise Unavailable(f"an arena has {len(memories[-1])} bytes in the ps's memory; wanted {arena.nbytes}")
-        parts = layout.listed(memories)
-        if (len(lane.versions) + 1) * len(parts) > KEPT_PARTS:
-            lane.versions.clear()
-        found = lane.versions[key] = memories, parts
-        return found
+    def __init__(self, lent: Lent) -> None:
+        self.peer, self._request, _, (_, self.parts) = lent
 
     def release(self) -> None:
-        """Nobody reads the values any more, and the ps is told so; or none were lent. A further call does nothing."""
-        if self.request:
-            self.peer.lane.release(self.request, self.peer.layout.nbytes if self.memories else 0)
-            self.request = 0
+        """Nobody reads the values any more, and the ps is told so. A further call does nothing."""
+        if self._request:
+            self.peer.lane.release(self._request, self.peer.layout.nbytes)
+            self._request = 0
 
 
-def _key(names: Sequence[Sequence[int]]) -> Names:
+def _key(names: Sequence[Any]) -> Names:
     """The names of a message as a key."""
     key = tuple(map(tuple, names))
     return key[0] if len(key) == 1 else key

@@ -13,10 +13,10 @@ import numpy as np
 
 from dps.client.assembly import Assembly
 from dps.client.connection import Connection
-from dps.client.lanes import LentVersion
+from dps.client.lanes import Lent, LentVersion
 from dps.client.push_operations import PushOp
 from dps.client.pushing import Pushes
-from dps.client.transfers import PullTransfer
+from dps.client.transfers import PullTransfer, copy_steadily
 from dps.client.waiting import Operation, Waiter
 from dps.messages.replies import Version
 from dps.messages.sessions import Pull
@@ -256,6 +256,8 @@ class Pulls:
         it."""
         self._cache: Kept = {}
         self._recycled = Recycled()
+        runtime = connection.home.runtime
+        self._copy = partial(copy_steadily, runtime) if runtime.tuning.block_nbytes else np.copyto
         self._apart: dict[str, weakref.ref[Any]] = {}
         """The arrays and tensors of the last `out`, by name, no two of which share memory."""
 
@@ -347,6 +349,17 @@ class Pulls:
         what it holds, because variables have several parts."""
         memory = self._recycled.take(assembly.plan.layouts)
         return memory, None if assembly.plan.is_split else memory.tree(assembly)
+
+    def copied(self, lent: Sequence[Lent], memory: PullMemory, tree: Any) -> Any:
+        """The nested arrays of a copy of these versions, which are released. `memory`, `tree`: as `prepared` returns
+        them."""
+        for peer, request, _, (memories, _) in lent:
+            for _ in map(self._copy, memory.arenas(peer.ps), memories):
+                pass
+            lane = peer.lane
+            if lane.reading or lane.tells_at_once:  # else the next message tells that this version is not read
+                lane.release(request, peer.layout.nbytes)
+        return memory.tree(self._pushes.assembly) if tree is None else tree
 
     @property
     def may_come_with_a_push(self) -> bool:

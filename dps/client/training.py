@@ -301,9 +301,8 @@ class PsTraining:
             self._waiter.check_open()
         if self._pulls.left:
             self._pulls.release_left()
-        if holds := self._at_once.held():
-            self._at_once.hand_over(held.keep)
-            return self._at_once.still(holds)
+        if lent := self._at_once.held():
+            return self._at_once.hand_over(lent, held.keep)
         operation = self._pulls.start(None, None, after=False, hold=True)
         held.keep((operation,))
         values = self._pulls.finish(operation, timeout)

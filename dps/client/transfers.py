@@ -187,18 +187,21 @@ class PullTransfer(Transfer):
 
     def _read(self, counter: int, step: int, memories: list[Any]) -> bool:
         """Read the values in the ps's memory. False if that fails: then they have to be asked for over the socket."""
-        hold = LentVersion(self.peer, self.number)
-        if not hold.hold(counter, memories):
+        peer, number = self.peer, self.number
+        arrays = peer.lane.find(peer.layout, memories)
+        if arrays is None:
             self._message = changed(self._message, shared=False)
             return False
         self.counter, self.step = counter, step
         if self._holds:
-            self.hold, self.values = hold, None  # also not pieces of an earlier answer
+            peer.lane.reading.add(number)  # once more: Ctrl-C may have come when it was asked
+            self.hold = LentVersion((peer, number, counter, arrays))
+            self.values = None  # also not pieces of an earlier answer
             return True
         self.values = run = self._take_run()
-        for target, memory in zip(self.peer.layout.memories(run), hold.memories, strict=True):
+        for target, memory in zip(peer.layout.memories(run), arrays[0], strict=True):
             copy_steadily(self._caller.runtime, target, memory)
-        hold.release()
+        peer.lane.release(number, peer.layout.nbytes)
         return True
 
     def release(self) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from dps.actors.ref import Ref
 from dps.actors.requests import Request, Requests
-from dps.client.lanes import PsPeer
+from dps.client.lanes import Lane, PsPeer
 from dps.errors import Unavailable
 from dps.transport.message import Message
 from dps.transport.tuning import ORDINARY
@@ -65,6 +65,8 @@ class Memory:
         self.reading: set[int] = set()
         self.released: list[int] = []
         self.versions: dict[Any, Any] = {}
+
+    find, _attach_arrays = Lane.find, Lane._attach_arrays
 
     def attach(self, name: list[int]) -> Any:
         if not self.there or name != [1, 2]:
