@@ -14,6 +14,7 @@ from dps.variables.layout import Gradient, check_gradients, check_is_nested, spl
 from dps.variables.plan import Arena, Plan, ShardLayout, picker
 from dps.variables.tree import Nesting, leaves
 
+_view = np.ndarray.view
 _described = operator.attrgetter("__class__", "dtype", "shape")
 
 
@@ -114,9 +115,12 @@ class Assembly:
         """`nesting` has a leaf for each variable, and for each keyed table, under its name."""
         self.plan, self._nesting, self.named = plan, nesting, nesting.named
         paths = nesting.paths
-        self._filled: list[int] | None = None
-        """The places of the leaves that are variables; None: all are. In place of a keyed table values have None."""
+        self._filled: list[int] = []
+        """With keyed tables: the places of the leaves that are variables."""
+        self._build: Callable[[Sequence[Any]], Any] = nesting.build
+        """Makes the nesting of a sequence of all variables."""
         if plan.tables:
+            self._build = self._build_some
             self._filled = [at for at, path in enumerate(paths) if path not in plan.tables_by_name]
             paths = [paths[at] for at in self._filled]
         self.names = paths
@@ -143,23 +147,17 @@ class Assembly:
         made = {at: parts[at[0]] if len(at) == 1 else join([parts[one] for one in at]) for at in set(self._places)}
         return self._build(list(map(made.__getitem__, self._places)))
 
-    def _build(self, found: Sequence[Any]) -> Any:
-        """The nesting with these variables."""
-        if self._filled is not None:
-            every: list[Any] = [None] * len(self._nesting.paths)
-            for at, value in zip(self._filled, found, strict=True):
-                every[at] = value
-            found = every
-        return self._nesting.build(found)
+    def _build_some(self, found: Sequence[Any]) -> Any:
+        """The nesting with these variables, and None in place of keyed tables."""
+        every: list[Any] = [None] * len(self._nesting.paths)
+        for at, value in zip(self._filled, found, strict=True):
+            every[at] = value
+        return self._nesting.build(every)
 
     def views(self, parts: Sequence[Array]) -> Any:
         """As `values`, in views of the parts: what is done to their shapes is not seen in the parts."""
-        views = list(map(np.ndarray.view, parts))
-        return (
-            self.values(views)
-            if self._pick is None or self._filled is not None
-            else self._nesting.build(self._pick(views))
-        )
+        views, pick = list(map(_view, parts)), self._pick
+        return self.values(views) if pick is None else self._build(pick(views))
 
     def gradients(self, tree: Any) -> Mapping[int, Gradient]:
         """A user's nested gradients by variable index, checked as in `check_gradients`."""

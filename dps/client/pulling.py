@@ -32,7 +32,8 @@ class PullMemory:
     def __init__(self, layouts: Mapping[int, ShardLayout]) -> None:
         self._layouts = layouts
         self._runs: dict[int, Array] = {}
-        self._arenas: dict[int, list[Array]] = {}
+        self.arenas: dict[int, list[Array]] = {}
+        """The bytes of each arena of a shard, once `parts` was called. They are kept here: nobody else may."""
         self._parts: list[Array] = []
         self._references = 0
         """The reference count of all runs while nobody else refers to them; each view of a run refers to it."""
@@ -44,22 +45,18 @@ class PullMemory:
             self._references += OWN_REFERENCES
         return self._runs[ps]
 
-    def arenas(self, ps: int) -> list[Array]:
-        """The bytes of each arena of a shard. They are kept here: nobody else may."""
-        found = self._arenas.get(ps)
-        if found is None:
-            run = self.run(ps)
-            found = self._arenas[ps] = self._layouts[ps].memories(run)
-            self._references += len(found)
-        return found
+    def parts(self) -> list[Array]:
+        """The parts of all shards, which are kept here: give others views of them."""
+        if not self.arenas:
+            arenas = {ps: layout.memories(self.run(ps)) for ps, layout in self._layouts.items()}
+            self._parts = [part for ps, layout in self._layouts.items() for part in layout.listed(arenas[ps])]
+            self._references += len(self._parts) + sum(map(len, arenas.values()))
+            self.arenas = arenas
+        return self._parts
 
     def tree(self, assembly: Assembly) -> Any:
         """The values of all shards in the user's nesting, for the caller to keep."""
-        if not self._parts:
-            for ps, layout in self._layouts.items():
-                self._parts += layout.listed(self.arenas(ps))
-            self._references += len(self._parts)
-        return assembly.views(self._parts)
+        return assembly.views(self.parts())
 
     @property
     def is_free(self) -> bool:
@@ -348,13 +345,14 @@ class Pulls:
         """Memory for the values of all shards, and the user's nested arrays in it; None if they can be made only of
         what it holds, because variables have several parts."""
         memory = self._recycled.take(assembly.plan.layouts)
-        return memory, None if assembly.plan.is_split else memory.tree(assembly)
+        parts = memory.parts()
+        return memory, None if assembly.plan.is_split else assembly.views(parts)
 
     def copied(self, lent: Sequence[Lent], memory: PullMemory, tree: Any) -> Any:
         """The nested arrays of a copy of these versions, which are released. `memory`, `tree`: as `prepared` returns
         them."""
         for peer, request, _, (memories, _) in lent:
-            for _ in map(self._copy, memory.arenas(peer.ps), memories):
+            for _ in map(self._copy, memory.arenas[peer.ps], memories):
                 pass
             lane = peer.lane
             if lane.reading or lane.tells_at_once:  # else the next message tells that this version is not read

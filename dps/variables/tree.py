@@ -197,12 +197,12 @@ class _Leaves:
     """A dict with only leaves, all of which are extracted at once."""
 
     def __init__(self, keys: list[str], start: int, kind: type[Any]) -> None:
-        self._keys, self._start, self._stop, self._kind = keys, start, start + len(keys), kind
+        self._keys, self._places, self._kind = keys, slice(start, start + len(keys)), kind
         self._empty = dict.fromkeys(keys)
 
     def build(self, found: Sequence[Any]) -> Any:
         made: dict[str, Any] = self._empty.copy()  # a dict of the final size is cheaper than one that grows
-        made.update(zip(self._keys, found[self._start : self._stop], strict=True))
+        made.update(zip(self._keys, found[self._places], strict=True))
         return made
 
     def collect(self, tree: Any, found: list[Any]) -> bool:
