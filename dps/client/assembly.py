@@ -41,14 +41,6 @@ class Whole(Mapping[int, Gradient]):
         return len(self.arrays)
 
 
-def fit(plan: Plan, leaves: Sequence[object]) -> bool:
-    """Whether these are arrays with the shapes and dtypes of the variables, in the order of the plan."""
-    try:
-        return tuple(map(_described, leaves)) == plan.described
-    except AttributeError:  # not even an array
-        return False
-
-
 def is_whole(layout: ShardLayout, gradients: Mapping[int, Gradient]) -> bool:
     """Whether each trained part of a shard has a dense gradient, and no keyed table has one; False if there is no such
     part."""
@@ -162,8 +154,12 @@ class Assembly:
     def gradients(self, tree: Any) -> Mapping[int, Gradient]:
         """A user's nested gradients by variable index, checked as in `check_gradients`."""
         arrays: list[Any] = []
-        if self._in_order and self._nesting.collect(tree, arrays) and fit(self.plan, arrays):
-            return Whole(arrays)
+        if self._in_order and self._nesting.collect(tree, arrays):
+            try:
+                if tuple(map(_described, arrays)) == self.plan.described:
+                    return Whole(arrays)
+            except AttributeError:  # not even an array
+                pass
         check_is_nested(self.plan, tree)
         return check_gradients(self.plan, leaves(tree))
 

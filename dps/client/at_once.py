@@ -196,10 +196,11 @@ class AtOnce:
         if not connection.membership.runs:
             return []
         for peer in self._peers:
-            if not peer.lane.on:
+            lane = peer.lane
+            if not lane.on:
                 return []
-            if peer.lane.untold:
-                peer.lane.tell_untold()
+            if lane.untold:
+                lane.tell_untold()
         if connection.home.exit_state() is not None:
             connection.check_node()
         return self._peers
@@ -215,42 +216,43 @@ class AtOnce:
     def _push(self, asked: dict[int, Sent], lends: bool, reads: bool, keep: Keep | None) -> Made | None:
         """Send a push, and wait for the answers; None if a ps did not apply it soon. `lends`: values may come with
         it."""
+        connection, pushes = self._connection, self._pushes
         if len(asked) > 1:
-            self._pushes.announce()
+            pushes.announce()
         self._post(asked)
         memory, tree = self._pulls.prepared(self._assembly) if reads and keep is None else (None, None)
         heard = self._caller.hear(asked, PUSHED, self._runtime.tuning.client.step_patience_s)
         lent: Versions = []
-        number, step, staleness, flags = 0, -1, 0, 0
-        for request, sent in asked.items():
+        step = -1
+        for request, (peer, _, _) in asked.items():
             answer = heard.get(request)
             told: Sequence[Any] = answer if answer.__class__ is tuple else integers_of_applied(answer)
             if not told:
                 self._heard = heard
                 return None
             if step < 0:
-                number, step = told[1], told[2]  # as the step ps says, the first
-            if told[3] > staleness:
+                number, step, staleness = told[1:4]  # as the step ps says, the first
+            elif told[3] > staleness:
                 staleness = told[3]
-            flags |= told[5]
+            if told[5] & SETTLES:
+                connection.membership.settles = True
             if not told[-1]:
                 lends = False
                 continue
-            peer = sent[0]
             arrays = peer.lane.find(peer.layout, told[8:])
             if arrays is None:
                 lends = False
                 continue
             lent.append((peer, request, told[6], arrays))
-            if told[7] != step and self._connection.agreed.mode.is_atomic:
+            if told[7] != step and connection.agreed.mode.is_atomic:
                 lends = False  # values of several steps might be read together
-        pushes = self._pushes
-        result = Push(pushes.step_made(number, step), True, staleness)
+        if pushes.counted_apart:
+            step = pushes.step_apart(step)
+        connection.steps.pushed(number, step)
+        result = Push(step, True, staleness)
         if len(asked) == 1:
-            pushes.numbers[sent[0].ps] = number
+            pushes.numbers[peer.ps] = number
         pushes.acknowledged += 1
-        if flags & SETTLES:
-            self._connection.membership.settles = True
         if not lends:
             if lent:
                 self._hold(lent)

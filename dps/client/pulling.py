@@ -30,33 +30,22 @@ class PullMemory:
     """Memory for the values of one pull: a run of bytes for each shard."""
 
     def __init__(self, layouts: Mapping[int, ShardLayout]) -> None:
-        self._layouts = layouts
-        self._runs: dict[int, Array] = {}
-        self.arenas: dict[int, list[Array]] = {}
-        """The bytes of each arena of a shard, once `parts` was called. They are kept here: nobody else may."""
-        self._parts: list[Array] = []
-        self._references = 0
+        """Its bytes are undefined at first."""
+        self._runs = {ps: np.empty(layout.nbytes, np.uint8) for ps, layout in layouts.items()}
+        self.arenas = {ps: layout.memories(self._runs[ps]) for ps, layout in layouts.items()}
+        """The bytes of each arena of a shard. They are kept here: nobody else may."""
+        self.parts = [part for ps, layout in layouts.items() for part in layout.listed(self.arenas[ps])]
+        """Those of all shards. They are kept here: give others views of them."""
+        self._references = sum(map(sys.getrefcount, self._runs.values()))
         """The reference count of all runs while nobody else refers to them; each view of a run refers to it."""
 
     def run(self, ps: int) -> Array:
-        """The bytes of a shard; undefined at first."""
-        if ps not in self._runs:
-            self._runs[ps] = np.empty(self._layouts[ps].nbytes, np.uint8)
-            self._references += OWN_REFERENCES
+        """The bytes of a shard."""
         return self._runs[ps]
-
-    def parts(self) -> list[Array]:
-        """The parts of all shards, which are kept here: give others views of them."""
-        if not self.arenas:
-            arenas = {ps: layout.memories(self.run(ps)) for ps, layout in self._layouts.items()}
-            self._parts = [part for ps, layout in self._layouts.items() for part in layout.listed(arenas[ps])]
-            self._references += len(self._parts) + sum(map(len, arenas.values()))
-            self.arenas = arenas
-        return self._parts
 
     def tree(self, assembly: Assembly) -> Any:
         """The values of all shards in the user's nesting, for the caller to keep."""
-        return assembly.views(self.parts())
+        return assembly.views(self.parts)
 
     @property
     def is_free(self) -> bool:
@@ -344,9 +333,9 @@ class Pulls:
     def prepared(self, assembly: Assembly) -> tuple[PullMemory, Any]:
         """Memory for the values of all shards, and the user's nested arrays in it; None if they can be made only of
         what it holds, because variables have several parts."""
-        memory = self._recycled.take(assembly.plan.layouts)
-        parts = memory.parts()
-        return memory, None if assembly.plan.is_split else assembly.views(parts)
+        plan = assembly.plan
+        memory = self._recycled.take(plan.layouts)
+        return memory, None if plan.is_split else assembly.views(memory.parts)
 
     def copied(self, lent: Sequence[Lent], memory: PullMemory, tree: Any) -> Any:
         """The nested arrays of a copy of these versions, which are released. `memory`, `tree`: as `prepared` returns

@@ -40,7 +40,8 @@ class Pushes:
     ) -> None:  # fmt: skip
         """`times`: those of the session's loop, which pushes tell the step ps."""
         self._connection, self._waiter, self._report, self.times = connection, waiter, report, times
-        self._nesting, self._assembly = nesting, Assembly(connection.agreed.plan, nesting)
+        self._nesting, self.assembly = nesting, Assembly(connection.agreed.plan, nesting)
+        """`assembly`: the nesting of the plan of this run epoch."""
         self.under_way: list[PushOp] = []
         """Those in flight. Only this class changes it."""
         self.loader = Loader(connection)
@@ -51,6 +52,8 @@ class Pushes:
         connection.caller.on_resend = self._go_on
 
     def _begin_epoch(self) -> None:
+        if self.assembly.plan is not self._connection.agreed.plan:
+            self.assembly = Assembly(self._connection.agreed.plan, self._nesting)
         self.acknowledged = 0
         self._connection.steps.begin_numbers()
         self.times.begin_sums()
@@ -64,13 +67,6 @@ class Pushes:
         self.counted_apart = False
         """Whether another ps than the step ps has counted a push, of which the step ps may not know yet."""
 
-    @property
-    def assembly(self) -> Assembly:
-        """The nesting of the current plan."""
-        if self._assembly.plan is not self._connection.agreed.plan:
-            self._assembly = Assembly(self._connection.agreed.plan, self._nesting)
-        return self._assembly
-
     def note_read(self, counters: Mapping[int, int]) -> None:
         """Some values of shards were read, in these versions."""
         self.pulled = {**self.pulled, **counters}  # `Pulls.read` may have the one before, of all values
@@ -80,14 +76,11 @@ class Pushes:
         self.numbers = {ps: number + 1 for ps, number in self.numbers.items()}
         self._sent = self._sent[0], self.numbers
 
-    def step_made(self, number: int, step: int, own: int = 0) -> int:
-        """A push was applied to which the step ps, the first, has told its number and this step. `own`: the step that
-        the session knows to be made by it; 0: the next. Returns the push's step. May be called again."""
+    def step_apart(self, step: int, own: int = 0) -> int:
+        """The step of a push for which the step ps has told this one, where other ps have counted pushes, too. `own`:
+        the step that the session knows to be made by it; 0: the next."""
         steps = self._connection.steps
-        if self.counted_apart:
-            step = step_of(step, steps.step, own or steps.local_step + 1, True)
-        steps.pushed(number, step)
-        return step
+        return step_of(step, steps.step, own or steps.local_step + 1, True)
 
     def start(
         self, gradients: Mapping[int, Gradient], loss: Any, timeout: float | None, lend: bool = False,
@@ -292,8 +285,10 @@ class Pushes:
         number, step, staleness, settles = told
         if settles:
             self._connection.membership.settles = True
-        own = operation.own_step if self.counted_apart else 0
-        return Push(self.step_made(number, step, own), True, staleness)
+        if self.counted_apart:
+            step = self.step_apart(step, operation.own_step)
+        self._connection.steps.pushed(number, step)
+        return Push(step, True, staleness)
 
     def assign(self, values: Mapping[int, Array], timeout: float | None) -> None:
         """Assign values, which nobody changes any more. In sync they go with the next push. Else they are a push of

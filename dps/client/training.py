@@ -139,6 +139,7 @@ class PsTraining:
         self._session, self._connection, self._waiter, self.turns = parts[:4]
         self._hooks, self.reports, self._pushes, self._pulls, self._train = parts[4:]
         self._lookups = Lookups(self._connection, self._waiter, self._pushes, self._pulls)
+        self._compute = self._connection.home.runtime.compute
         self._at_once = AtOnce(self._connection, self._pushes, self._pulls)
 
     # -- changing -----------------------------------------------------------------------------------------------
@@ -262,7 +263,7 @@ class PsTraining:
             reports.empty()
         if self._hooks.hooks or self._hooks.shared:
             self._hooks.call_hooks("before_run", self._session)
-        if computed_s := self._connection.home.runtime.compute():
+        if computed_s := self._compute():
             self.turns.times.count_computed(computed_s)
         return gradients
 

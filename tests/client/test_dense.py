@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from dps.client.assembly import Whole, fit, gather, is_whole
+from dps.client.assembly import Assembly, Whole, gather, is_whole
 from dps.transport.dtypes import BFLOAT16, dtype_of
 from dps.variables.layout import split
 from dps.variables.plan import Plan, VariableSpec, make_plan
-from dps.variables.tree import Rows
+from dps.variables.tree import Nesting, Rows
 from tests.variables.models import SGD, plans, two_ps, values_of
 
 
@@ -82,8 +82,17 @@ def test_arrays_fit_by_type_shape_and_dtype() -> None:
     class Other(np.ndarray[Any, np.dtype[Any]]):
         pass
 
+    names = [spec.name for spec in plan.variables]
+    assembly = Assembly(plan, Nesting(dict.fromkeys(names)))
+
+    def fit(arrays: list[Any]) -> bool:
+        try:
+            return isinstance(assembly.gradients(dict(zip(names, arrays, strict=True))), Whole)
+        except ValueError:
+            return False
+
     a, b = np.zeros(2, np.float32), np.zeros(())
-    assert fit(plan, [a, b])
+    assert fit([a, b])
     for wrong in ([a, 0.0], [a, None], [b, a], [np.zeros(3, np.float32), b], [np.zeros((2, 1), np.float32), b],
                   [np.zeros(2), b], [a.view(Other), b], [a.astype(">f4"), b]):  # fmt: skip
-        assert not fit(plan, wrong)
+        assert not fit(wrong)
