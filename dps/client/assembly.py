@@ -56,10 +56,14 @@ def gather(
     trained_only: bool = True,
 ) -> None:  # fmt: skip
     """Copy dense gradients of all trained parts (or values of all parts) into a shard's arenas, `flats` of a run."""
+    arenas = zip(layout.arenas, flats, strict=True)
+    fill(plan, [found for found in arenas if not trained_only or found[0].optimizer is not None], gradients)
+
+
+def fill(plan: Plan, arenas: Sequence[tuple[Arena, Array]], gradients: Mapping[int, Gradient]) -> None:
+    """Copy dense gradients (or values) of all parts of these arenas, each into a flat array."""
     arrays = gradients.arrays if isinstance(gradients, Whole) and not plan.is_split else None
-    for arena, out in zip(layout.arenas, flats, strict=True):
-        if arena.optimizer is None and trained_only:
-            continue
+    for arena, out in arenas:
         found = _sources(plan, arena, gradients) if arrays is None else arena.pick(arrays)
         if len(found) == 1:
             out[...] = found[0].reshape(-1)

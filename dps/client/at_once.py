@@ -154,7 +154,7 @@ class AtOnce:
         keep(list(map(LentVersion, lent)), not self._peers[0].lane.tells_at_once)
         self._holds = []
         found: list[Array] = []
-        for peer, request, _, (_, parts) in lent:
+        for peer, request, _, _, (_, parts) in lent:
             peer.lane.reading.add(request)
             found += parts
         return self._assembly.views(found)
@@ -162,9 +162,9 @@ class AtOnce:
     def note(self, lent: Versions) -> None:
         """Record that these values were pulled."""
         counters = self._pushes.pulled
-        for peer, _, counter, _ in lent:
-            counters[peer.ps] = counter
         self._pulls.read = self._connection.membership.epoch, counters
+        for peer, _, counter, _, _ in lent:
+            counters[peer.ps] = counter
 
     def _is_fresh(self, lent: Versions) -> bool:
         """In sync: whether the values that came with the last push are still the newest version."""
@@ -177,12 +177,11 @@ class AtOnce:
     def _hold(self, lent: Versions) -> None:
         """Have these versions stay as they are until `_release` or `hand_over`."""
         self._holds = lent
-        for peer, request, _, _ in lent:
+        for peer, request, *_ in lent:
             peer.lane.reading.add(request)
 
     def _release(self) -> None:
-        for peer, request, _, _ in self._holds:
-            peer.lane.release(request, peer.layout.nbytes)
+        release(self._holds)
         self._holds = []  # only now: after Ctrl-C the next call releases the others
 
     def _open(self) -> list[PsPeer]:
@@ -225,11 +224,12 @@ class AtOnce:
         lent: Versions = []
         step = -1
         for request, (peer, _, _) in asked.items():
-            answer = heard.get(request)
-            told: Sequence[Any] = answer if answer.__class__ is tuple else integers_of_applied(answer)
-            if not told:
-                self._heard = heard
-                return None
+            told: Any = heard.get(request)
+            if told.__class__ is not tuple:
+                told = integers_of_applied(told)
+                if not told:
+                    self._heard = heard
+                    return None
             if step < 0:
                 number, step, staleness = told[1:4]  # as the step ps says, the first
             elif told[3] > staleness:
@@ -243,7 +243,7 @@ class AtOnce:
             if arrays is None:
                 lends = False
                 continue
-            lent.append((peer, request, told[6], arrays))
+            lent.append((peer, request, told[6], told[7], arrays))
             if told[7] != step and connection.agreed.mode.is_atomic:
                 lends = False  # values of several steps might be read together
         if pushes.counted_apart:
@@ -255,8 +255,7 @@ class AtOnce:
         pushes.acknowledged += 1
         if not lends:
             if lent:
-                self._hold(lent)
-                self._release()
+                release(lent)
             return result, None, []
         if memory is not None:
             return result, self._pulls.copied(lent, memory, tree), lent
@@ -315,7 +314,7 @@ class AtOnce:
                 self._caller.hear_all(posted.asked, posted.heard, self._runtime.tuning.client.step_patience_s)
             if posted.values is None or posted.is_over:
                 return None
-            self._connection.steps.saw(posted.step)
+            self._connection.steps.saw(posted.lent[0][3])  # as the step ps says, the first
             self.note(posted.lent)
             return posted.values
         finally:
@@ -334,31 +333,32 @@ class AtOnce:
 
     def _take_lent(self, asked: Mapping[int, PsPeer]) -> Versions:
         """The values that all ps lend with their answers, which are awaited; none if one does not."""
-        heard = self._caller.hear(asked, VALUES, self._runtime.tuning.client.step_patience_s)
-        step, lent = lent_with(asked, heard)
-        if len(lent) < len(asked):
-            self._hold(lent)
-            self._release()
-            return []
-        self._connection.steps.saw(step)
-        self.note(lent)
+        lent = lent_with(asked, self._caller.hear(asked, VALUES, self._runtime.tuning.client.step_patience_s))
+        if lent:
+            self._connection.steps.saw(lent[0][3])  # as the step ps says, the first
+            self.note(lent)
         return lent
 
 
-def lent_with(asked: Mapping[int, PsPeer], heard: Heard) -> tuple[int, Versions]:
-    """The step of the values that the ps have lent with these answers, as the step ps says, and their versions, up to
-    the first ps that has lent none."""
-    step, lent = -1, list[Lent]()
+def lent_with(asked: Mapping[int, PsPeer], heard: Heard) -> Versions:
+    """The versions that the ps have lent with these answers; none if one has lent nothing."""
+    lent: Versions = []
     for number, peer in asked.items():
-        answer = heard.get(number)
-        told: Sequence[Any] = answer if answer.__class__ is tuple else _values(answer)
+        told: Any = heard.get(number)
+        if told.__class__ is not tuple:
+            told = _values(told)
         arrays = peer.lane.find(peer.layout, told[4:]) if told else None
         if arrays is None:
-            break
-        if step < 0:
-            step = told[3]  # the step ps is the first
-        lent.append((peer, number, told[2], arrays))
-    return step, lent
+            release(lent)
+            return []
+        lent.append((peer, number, told[2], told[3], arrays))
+    return lent
+
+
+def release(lent: Versions) -> None:
+    """Nobody reads these versions any more."""
+    for peer, request, *_ in lent:
+        peer.lane.release(request, peer.layout.nbytes)
 
 
 def _values(answer: Answer | None) -> list[Any]:
@@ -376,7 +376,6 @@ class PostedPull:
 
     values: Any = None
     """The nested arrays, once all ps have lent their values."""
-    step = -1
     asked: dict[int, PsPeer] = {}  # noqa: RUF012
 
     def __init__(
@@ -403,15 +402,11 @@ class PostedPull:
         if len(self.heard) < len(self.asked):
             return
         try:
-            self.step, self.lent = lent_with(self.asked, self.heard)
-            if len(self.lent) == len(self.asked):
+            self.lent = lent_with(self.asked, self.heard)
+            if self.lent:
                 self.values = self._pulls.copied(self.lent, *self._pulls.prepared(self._assembly))
         finally:
-            released = {request: peer.layout.nbytes for peer, request, _, _ in self.lent}
-            for number, peer in self.asked.items():
-                peer.lane.release(number, released.get(number, 0))
-            self._connection.caller.ignore(self.asked)
-            self.asked = {}
+            self.drop()
 
     def drop(self) -> None:
         """Forget it; values that a late answer lends are released."""

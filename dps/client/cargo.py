@@ -71,13 +71,15 @@ class CargoMemory:
         self.reader: PushOp | PushTransfer | None = None
         """The last push that was sent from it, which reads it until it is complete."""
         self._layout: ShardLayout | None = None
-        self._flats: list[Array] = []
+        self._trained: list[tuple[Arena, Array]] = []
 
-    def flats(self, layout: ShardLayout) -> list[Array]:
-        """The arenas of a layout as flat arrays in it. Those of the last layout are kept."""
+    def trained(self, layout: ShardLayout) -> list[tuple[Arena, Array]]:
+        """The trained arenas of a layout, each with a flat array in this memory. Those of the last layout are kept."""
         if self._layout is not layout:
-            self._flats, self._layout = layout.flats(self.bytes), layout  # in this order, for Ctrl-C
-        return self._flats
+            arenas = zip(layout.arenas, layout.flats(self.bytes), strict=True)
+            self._trained = [(arena, flat) for arena, flat in arenas if arena.optimizer is not None]
+            self._layout = layout  # last: after Ctrl-C they are made again
+        return self._trained
 
     @property
     def in_use(self) -> bool:

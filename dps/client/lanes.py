@@ -186,16 +186,16 @@ class PsPeer:
     """Call it when the ps says that the epoch or the incarnation has ended."""
 
 
-Lent = tuple[PsPeer, int, int, LentArrays]
-"""What a ps has lent with its answer to a request: the ps, the number of the request, the counter of the version, and
-where it is. It may be read until the session's next message, or for longer with the request in `Lane.reading`."""
+Lent = tuple[PsPeer, int, int, int, LentArrays]
+"""What a ps has lent with its answer to a request: the ps, the number of the request, the counter of the version, its
+step, and where it is. It may be read until the session's next message, or longer with the request in `Lane.reading`."""
 
 
 class LentVersion:
     """The version of a shard that a ps has lent, and that is read until it is released."""
 
     def __init__(self, lent: Lent) -> None:
-        self.peer, self._request, _, (_, self.parts) = lent
+        self.peer, self._request, _, _, (_, self.parts) = lent
 
     def release(self) -> None:
         """Nobody reads the values any more, and the ps is told so. A further call does nothing."""

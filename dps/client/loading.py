@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dps.client.assembly import Whole, gather, is_whole
+from dps.client.assembly import Whole, fill, is_whole
 from dps.client.cargo import About, ArraysCargo, Cargo, CargoMemory, PartsCargo, RunCargo
 from dps.client.connection import Connection
 from dps.client.lanes import PsPeer
@@ -35,13 +35,13 @@ class OwnRun(CargoMemory):
         views = dict(zip(peer.layout.indices, self.parts, strict=True))
         self._variables = peer.layout.trained_variables
         self._pick = picker(self._variables)
-        self._trained = [views[part.index] for part in peer.layout.trained]
+        self._filled = [views[part.index] for part in peer.layout.trained]
 
     def holds(self, gradients: Mapping[int, Gradient]) -> bool:
         """Whether the gradients of all of the shard are these arrays."""
         if gradients.__class__ is Whole:
-            return all(map(operator.is_, self._pick(gradients.arrays), self._trained))
-        return all(map(operator.is_, map(gradients.get, self._variables), self._trained))
+            return all(map(operator.is_, self._pick(gradients.arrays), self._filled))
+        return all(map(operator.is_, map(gradients.get, self._variables), self._filled))
 
 
 class Loader:
@@ -94,7 +94,7 @@ class Loader:
                 return own
         layout = peer.layout
         run = self._take(peer, layout.nbytes)
-        gather(self._connection.agreed.plan, layout, gradients, run.flats(layout))
+        fill(self._connection.agreed.plan, run.trained(layout), gradients)
         self._runtime.charge_pass("gather", layout.gradient_nbytes)
         return run
 

@@ -128,7 +128,8 @@ class Steps:
 
     def saw(self, step: int) -> None:
         """A ps has reached this step."""
-        self.step = self.local_step = max(self.step, step)
+        if step > self.step:
+            self.step = self.local_step = step
 
     def pushed(self, push: int, step: int) -> None:
         """The push of this number has its result, and the step ps this step."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import is_
+from sys import getrefcount
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ class PullMemory:
         """The bytes of each arena of a shard. They are kept here: nobody else may."""
         self.parts = [part for ps, layout in layouts.items() for part in layout.listed(self.arenas[ps])]
         """Those of all shards. They are kept here: give others views of them."""
-        self._references = sum(map(sys.getrefcount, self._runs.values()))
+        self._references = sum(map(getrefcount, self._runs.values()))
         """The reference count of all runs while nobody else refers to them; each view of a run refers to it."""
 
     def run(self, ps: int) -> Array:
@@ -50,10 +50,10 @@ class PullMemory:
     @property
     def is_free(self) -> bool:
         """Whether nobody else refers to its bytes: each array of values, and each slice of one, does."""
-        return sum(map(sys.getrefcount, self._runs.values())) == self._references
+        return sum(map(getrefcount, self._runs.values())) == self._references
 
 
-OWN_REFERENCES = next(map(sys.getrefcount, [object()]))
+OWN_REFERENCES = next(map(getrefcount, [object()]))
 """The reference count, in a `map`, of an object that only one list or dict has: as this Python counts it."""
 
 
@@ -67,7 +67,7 @@ class Recycled:
 
     def take(self, layouts: Mapping[int, ShardLayout]) -> PullMemory:
         """Memory with undefined bytes. It is the caller's for as long as the caller refers to it."""
-        for references, made in zip(map(sys.getrefcount, self._made), self._made, strict=True):  # counted first
+        for references, made in zip(map(getrefcount, self._made), self._made, strict=True):  # counted first
             if references == OWN_REFERENCES and made.is_free:
                 return made
         self._made = [*self._made[1 - self.KEPT :], PullMemory(layouts)]
@@ -340,7 +340,7 @@ class Pulls:
     def copied(self, lent: Sequence[Lent], memory: PullMemory, tree: Any) -> Any:
         """The nested arrays of a copy of these versions, which are released. `memory`, `tree`: as `prepared` returns
         them."""
-        for peer, request, _, (memories, _) in lent:
+        for peer, request, _, _, (memories, _) in lent:
             for _ in map(self._copy, memory.arenas[peer.ps], memories):
                 pass
             lane = peer.lane

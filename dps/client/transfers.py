@@ -195,7 +195,7 @@ class PullTransfer(Transfer):
         self.counter, self.step = counter, step
         if self._holds:
             peer.lane.reading.add(number)  # once more: Ctrl-C may have come when it was asked
-            self.hold = LentVersion((peer, number, counter, arrays))
+            self.hold = LentVersion((peer, number, counter, step, arrays))
             self.values = None  # also not pieces of an earlier answer
             return True
         self.values = run = self._take_run()
