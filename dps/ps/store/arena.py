@@ -290,7 +290,7 @@ class ArenaMemory:
         Returns False if the pass found NaN or infinity in the gradient; it looks for them if `looks_itself`."""
         buffers, current, bound = self.buffers, self.current, self._bound
         out, w, slots = buffers[index].given, buffers[current].given, self._ordered
-        if self._is_short and gradient.__class__ is not GradientSum and gradient.size == out.size:
+        if self._is_short and not isinstance(gradient, GradientSum) and gradient.size == out.size:
             return bound.apply(out, w, slots, (gradient,), 0, t, step, scale)  # type: ignore[union-attr]  # it is trained
         if self.by_rows:
             self._update_rows_of_parts(index, start, gradient, t, step, scale)
