@@ -9,7 +9,7 @@ from typing import Any, Self
 from dps.data.arrays import Arrays
 from dps.data.prefetching import Prefetch
 from dps.data.sources import ArraySource, FileSource, GeneratorSource
-from dps.data.stage import Cursor, Stage, State
+from dps.data.stage import Cursor, Stage, State, check_position
 from dps.data.stages import BatchStage, Map, Repeat, Shuffle, has_drawn_order, read_example, sharded, with_seeds_of
 from dps.errors import ConfigError
 from dps.process.telemetry import log, timed_read
@@ -203,13 +203,12 @@ class Dataset:
             The iterator.
 
         Raises:
-            ConfigError: A position of another dataset.
+            ConfigError: A position of another dataset, or what is none.
             DataError: The dataset cannot be read.
         """
         epoch, at, stage = self._epoch, None, self.stage
         if position is not None:
-            if not isinstance(position, dict) or position.keys() != {"epoch", "at"}:
-                raise ConfigError(f"position: got {position!r:.60}, wanted the position of an iterator")
+            check_position(position)
             epoch, at = position["epoch"], position["at"]
             stage = with_seeds_of(at, stage)
         iterator = Iterator(stage, epoch, at)

@@ -21,10 +21,12 @@ from dps.data.messages import (
     Want,
 )  # fmt: skip
 from dps.data.prefetching import PrefetchQueue
+from dps.data.stage import check_position
 from dps.errors import Aborted, ConfigError, DataError
 from dps.process.telemetry import FIRST_S, log
 from dps.queues.directory import ANNOUNCE_S, DIRECTORY, Announce
 from dps.queues.state import Action, Client, Ended, Given, QueueState
+from dps.training.definition import whole_number
 from dps.variables.items import pack
 
 if TYPE_CHECKING:
@@ -172,9 +174,14 @@ class Feed:
 
 def checked_position(position: Any) -> dict[str, Any]:
     """The position, if it is one of a feed; ConfigError otherwise."""
-    if not isinstance(position, dict) or position.keys() != {"from", "finished"} or "epoch" not in position["from"]:
+    is_one = isinstance(position, dict) and position.keys() == {"from", "finished"}
+    if not is_one or not isinstance(position["finished"], list):
         raise ConfigError(f"position: got {position!r:.60}, wanted the position of a dataset that is served")
-    return position
+    check_position(position["from"])
+    for number in position["finished"]:
+        whole_number("position: got finished batch ", number, 0)
+    found: dict[str, Any] = position
+    return found
 
 
 GRACE_S = 1.0

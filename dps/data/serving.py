@@ -120,7 +120,7 @@ def serve(
 
 def _own_position(position: dict[str, Any] | None, server: Server, tasks: int) -> dict[str, Any] | None:
     """This task's part of the positions of all tasks that serve. Blocks until the task has its number."""
-    if not isinstance(position, dict) or "from" in position or not all(":" in task for task in position):
+    if not isinstance(position, dict) or "from" in position or not all(":" in str(task) for task in position):
         return position
     server.wait_joined(server.runtime.now() + JOIN_S)
     if server.name not in position:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,10 @@ class ArraySource:
     name = "from_arrays"
 
     def __init__(self, arrays: Arrays) -> None:
-        self.arrays = arrays
+        self.arrays, self.numbers = arrays, {"next": arrays.rows, "rows": None}
 
     def open_cursor(self, epoch: int, at: State | None) -> ArrayCursor:
-        at = check_stage(at, self.name)
+        at = check_stage(at, self)
         if at is not None and at["rows"] != self.arrays.rows:
             raise ConfigError(f"position: got one of arrays with {at['rows']} rows, these have {self.arrays.rows}")
         return ArrayCursor(self.arrays.rows, 0 if at is None else at["next"])
@@ -50,12 +50,13 @@ class GeneratorSource:
 
     name = "from_generator"
     arrays = None
+    numbers: Mapping[str, int | None] = {"next": None}
 
     def __init__(self, function: Callable[[], Iterable[Any]]) -> None:
         self._function = function
 
     def open_cursor(self, epoch: int, at: State | None) -> GeneratorCursor:
-        at = check_stage(at, self.name)
+        at = check_stage(at, self)
         return GeneratorCursor(self._function, 0 if at is None else at["next"])
 
 
@@ -68,6 +69,7 @@ class GeneratorCursor:
         self._examples = call_guarded(lambda: iter(function()), self._what, self._progress_text)
         while self._next < first and len(self.read_block(first - self._next)):
             pass
+        check_long_enough(self._what, self._next, first)
 
     def _progress_text(self) -> str:
         return f" after {self._next} examples"
@@ -92,9 +94,10 @@ class FileSource:
 
     def __init__(self, paths: Sequence[str], read: Callable[[str], Iterable[Any]]) -> None:
         self._paths, self._read = list(paths), read
+        self.numbers = {"file": len(self._paths), "files": None, "example": None}
 
     def open_cursor(self, epoch: int, at: State | None) -> FileCursor:
-        at = check_stage(at, self.name)
+        at = check_stage(at, self)
         if at is not None and at["files"] != len(self._paths):
             raise ConfigError(f"position: got one of {at['files']} files, this dataset has {len(self._paths)}")
         file, skipped = (0, 0) if at is None else (at["file"], at["example"])
@@ -131,6 +134,7 @@ class FileCursor:
         skipped, self._skipped = self._skipped, 0
         while self._example < skipped and self._read_example():
             pass
+        check_long_enough(self._file_text(), self._example, skipped)
 
     def _read_example(self) -> list[Any]:
         examples = self._open
@@ -147,6 +151,12 @@ class FileCursor:
 
     def close(self) -> None:
         close_examples(self._open)
+
+
+def check_long_enough(what: str, there: int, skipped: int) -> None:
+    """Raise ConfigError if a source has fewer examples than a position says were read."""
+    if there < skipped:
+        raise ConfigError(f"position: got one after {skipped} examples, and {what} gives {there}")
 
 
 def close_examples(examples: object) -> None:

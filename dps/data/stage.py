@@ -6,11 +6,13 @@ is one reading of a stage: it gives the next elements, and says where it is as p
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
 from dps.errors import ConfigError
+from dps.training.definition import whole_number
 
 if TYPE_CHECKING:
     from dps.data.arrays import Arrays
@@ -40,6 +42,14 @@ class Stage(Protocol):
     """A part of a pipeline."""
 
     @property
+    def name(self) -> str:
+        """The name of the stage in states."""
+
+    @property
+    def numbers(self) -> Mapping[str, int | None]:
+        """The whole numbers from 0 in a state, and how large each can be; None: any."""
+
+    @property
     def arrays(self) -> Arrays | None:
         """The arrays of which cursors give row numbers; None where they give the elements themselves."""
 
@@ -47,14 +57,33 @@ class Stage(Protocol):
         """A cursor at the beginning of an epoch, or where the state of an earlier one says."""
 
 
-def check_stage(at: State | None, stage: str) -> State | None:
-    """The state, if it is of this kind of stage. Raises ConfigError for one of another pipeline."""
+def check_position(position: Any) -> None:
+    """ConfigError unless this may be the position of an iterator."""
+    if not isinstance(position, dict) or position.keys() != {"epoch", "at"} or position["at"] is None:
+        raise ConfigError(f"position: got {position!r:.60}, wanted the position of an iterator")
+    whole_number("position: got epoch ", position["epoch"], 0)
+
+
+def check_stage(at: State | None, stage: Any) -> State | None:
+    """The state, if it is of this kind of stage, and has the numbers that it has. Raises ConfigError for one of another
+    pipeline."""
     if at is None:
         return None
     found = at.get("stage") if isinstance(at, dict) else at
-    if found != stage:
-        raise ConfigError(f"position: got {found!r} where this dataset has {stage!r}; is it of another dataset?")
+    if found != stage.name:
+        raise ConfigError(
+            f"position: got {found!r:.60} where this dataset has {stage.name!r}; is it of another dataset?"
+        )
+    for number, most in stage.numbers.items():
+        got = f"position: {stage.name}: got {number}="
+        if whole_number(got, at.get(number), 0) > (at[number] if most is None else most):
+            raise ConfigError(f"{got}{at[number]}, wanted 0 to {most}; is it of another dataset?")
     return at
+
+
+def state_before(at: State | None) -> State | None:
+    """The part of a stage's state that is of the stage before."""
+    return None if at is None else at.get("of") or {"stage": "nothing"}
 
 
 class DerivedCursor:
@@ -76,11 +105,12 @@ class DerivedStage:
 
     name: ClassVar[str]
     cursor: ClassVar[type[Any]]
+    numbers: Mapping[str, int | None] = {}
     of: Stage
 
     def open_cursor(self, epoch: int, at: State | None) -> Cursor:
-        at = check_stage(at, self.name)
-        made: Cursor = self.cursor(self, self.of.open_cursor(epoch, at and at["of"]), at)
+        at = check_stage(at, self)
+        made: Cursor = self.cursor(self, self.of.open_cursor(epoch, state_before(at)), at)
         return made
 
 

@@ -11,7 +11,18 @@ import numpy as np
 
 from dps.data.arrays import Arrays, stack_examples
 from dps.data.sources import call_guarded, function_name
-from dps.data.stage import Block, Cursor, DerivedCursor, DerivedStage, Stage, State, check_stage, read_full_block
+from dps.data.stage import (
+    Block,
+    Cursor,
+    DerivedCursor,
+    DerivedStage,
+    Stage,
+    State,
+    check_stage,
+    read_full_block,
+    state_before,
+)
+from dps.errors import ConfigError
 
 
 def read_example(cursor: Cursor, arrays: Arrays | None) -> list[Any]:
@@ -87,9 +98,10 @@ class Repeat:
 
     def __init__(self, of: Stage, times: int | None) -> None:
         self.of, self.times, self.arrays = of, times, of.arrays
+        self.numbers = {"pass": None if times is None else times - 1}
 
     def open_cursor(self, epoch: int, at: State | None) -> RepeatCursor:
-        at = check_stage(at, self.name)
+        at = check_stage(at, self)
         return RepeatCursor(self, epoch * (self.times or 1), at)
 
 
@@ -98,7 +110,7 @@ class RepeatCursor(DerivedCursor):
 
     def __init__(self, stage: Repeat, first: int, at: State | None) -> None:
         self._first, self._pass = first, 0 if at is None else at["pass"]
-        super().__init__(stage, stage.of.open_cursor(first + self._pass, at and at["of"]), at)
+        super().__init__(stage, stage.of.open_cursor(first + self._pass, state_before(at)), at)
         self._empty = at is None
         """Whether this pass has given nothing yet: then there is nothing to repeat."""
 
@@ -143,6 +155,7 @@ class ShardStage(DerivedStage):
 
     def __init__(self, of: Stage, shards: int, shard: int) -> None:
         self.of, self.shards, self.shard, self.arrays = of, shards, shard, of.arrays
+        self.numbers = {"next": shards - 1}
 
 
 def sharded(stage: Stage, shards: int, shard: int) -> Stage:
@@ -213,10 +226,16 @@ class Shuffle:
     def __init__(self, of: Stage, size: int, seed: int, drawn: bool) -> None:
         """`drawn`: the program gave no seed. A position's is then as good, and later epochs have its orders, too."""
         self.of, self.size, self.seed, self.drawn, self.arrays = of, size, seed, drawn, of.arrays
+        self.numbers = {"seed": None, "filled": size, "given": None, "drained": size, "first": None}
 
     def open_cursor(self, epoch: int, at: State | None) -> ShuffleCursor:
-        at = check_stage(at, self.name)
-        of = self.of.open_cursor(epoch, at and at["of"])
+        at = check_stage(at, self)
+        if at is not None and (at["seed"] != self.seed or (at["given"] and at["filled"] != self.size)):
+            raise ConfigError(
+                f"position: shuffle: got one of seed {at['seed']} and a buffer of {at['filled']}, this dataset has "
+                f"{self.seed} and {self.size}; is it of another dataset?"
+            )
+        of = self.of.open_cursor(epoch, state_before(at))
         buffer = ShuffleBuffer(self.seed, epoch) if at is None else restore_buffer(of, at, epoch)
         return ShuffleCursor(self, of, at, buffer)
 
@@ -224,11 +243,11 @@ class Shuffle:
 def with_seeds_of(at: State | None, stage: Any) -> Any:
     """The stage with the seeds of a state in place of those that this process has drawn. The given one stays as it is:
     other datasets and iterators use it."""
-    at = check_stage(at, stage.name)
+    at = check_stage(at, stage)
     if at is None or not has_drawn_order(stage):
         return stage
     found = copy(stage)
-    found.of = with_seeds_of(at["of"], stage.of)
+    found.of = with_seeds_of(state_before(at), stage.of)
     if getattr(stage, "drawn", False):
         found.seed = at["seed"]
     return found
@@ -247,8 +266,13 @@ def restore_buffer(of: Cursor, at: State, epoch: int) -> ShuffleBuffer:
     buffer.exchange_elements(range(at["given"]))
     if at["drained"]:
         buffer.drain_elements(at["drained"])
-    again = read_full_block(of, buffer.read - at["first"]) if buffer.read > at["first"] else ()
-    buffer.held = [(number, again[number - at["first"]]) for number, _ in buffer.held]
+    first = at["first"]
+    again = read_full_block(of, buffer.read - first) if buffer.read > first else ()
+    if len(again) != buffer.read - first or any(number < first for number, _ in buffer.held):
+        raise ConfigError(
+            f"position: shuffle: got first={first} after {buffer.read} elements; is it of another dataset?"
+        )
+    buffer.held = [(number, again[number - first]) for number, _ in buffer.held]
     return buffer
 
 
@@ -261,7 +285,7 @@ class ShuffleCursor(DerivedCursor):
 
     def __init__(self, stage: Shuffle, of: Cursor, at: State | None, buffer: ShuffleBuffer) -> None:
         super().__init__(stage, of, at)
-        self._size, self._seed = stage.size, stage.seed if at is None else at["seed"]
+        self._size, self._seed = stage.size, stage.seed
         self._buffer = buffer
         self._noted = [(0, of.state()) if at is None else (at["first"], at["of"])]
         """Element numbers, and the states of the stage before when it was about to give these elements."""

@@ -261,6 +261,47 @@ def test_a_position_reads_few_examples_again() -> None:
     assert min(read) > 8000
 
 
+def entries(state: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The paths of all entries of a position."""
+    for key, value in state.items() if isinstance(state, dict) else ():
+        yield (*path, key)
+        yield from entries(value, (*path, key))
+
+
+@pytest.mark.parametrize("kind", ["arrays", "generator", "files"])
+def test_a_position_that_is_damaged_or_of_another_dataset_is_one_line(kind: str) -> None:
+    """It was a KeyError or TypeError from inside, or other elements without a word."""
+    dataset = source(kind, 20).shuffle(4).shard(2, 1).batch(2).repeat(3).prefetch(2)
+    iterator = dataset.iterator()
+    next(iterator)
+    position = json.loads(json.dumps(iterator.position))
+    missing = object()
+    for path in entries(position):
+        for value in (missing, None, -1, "x", 1.5, True, [1], {}, 10**4):
+            other = json.loads(json.dumps(position))
+            inner = other
+            for key in path[:-1]:
+                inner = inner[key]
+            if value is missing:
+                del inner[path[-1]]
+            else:
+                inner[path[-1]] = value
+            if value == 10**4 and path[-1] in ("epoch", "seed"):
+                continue  # another epoch, and another shuffle without a seed
+            with pytest.raises(dps.ConfigError, match="position: ") as caught:
+                next(dataset.iterator(other))
+            assert "\n" not in str(caught.value)
+    assert all_of(dataset.iterator(position)) == all_of(iterator)
+
+
+@pytest.mark.parametrize("other", [numbers(20).shuffle(5, seed=1), numbers(20).shuffle(4, seed=2)])
+def test_a_position_of_another_shuffle_is_refused(other: Dataset) -> None:
+    iterator = numbers(20).shuffle(4, seed=1).iterator()
+    next(iterator)
+    with pytest.raises(dps.ConfigError, match="position: shuffle: got "):
+        other.iterator(iterator.position)
+
+
 # -- prefetch ------------------------------------------------------------------------------------------------------
 
 

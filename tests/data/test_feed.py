@@ -81,6 +81,11 @@ def test_a_worker_that_is_not_known_is_told_so_and_a_wrong_position_refused() ->
         fed(1).request_batch(9, 0, 1, 1, [], "a")
     with pytest.raises(dps.ConfigError, match="wanted the position of a dataset that is served"):
         Feed("dataset", 1, {"epoch": 0})
+    for wrong in ({"from": 3, "finished": []}, {"from": {"epoch": -1, "at": None}, "finished": []},
+                  {"from": {"epoch": 0, "at": None}, "finished": 3},
+                  {"from": {"epoch": 0, "at": None}, "finished": [-1]}):  # fmt: skip
+        with pytest.raises(dps.ConfigError, match="^position: got "):
+            Feed("dataset", 1, wrong)
 
 
 class Machine(RuleBasedStateMachine):
