@@ -312,7 +312,7 @@ class Session:
             names: As of `pull`.
 
         Returns:
-            An iterator over what `pull` would return.
+            An iterator over what `pull` would return. Once it has raised an error, it raises it again.
 
         Raises:
             ConfigError: The run is in sync mode, where a step needs the values of the step before.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -317,7 +317,7 @@ class PsTraining:
         self._connection.caller.flush()
         return self._reply(operation, lambda t: self.reports.saw(self._pulls.finish(operation, t)), lambda: None)
 
-    def prefetched(self, names: Sequence[str] | None) -> Iterator[Any]:
+    def prefetched(self, names: Sequence[str] | None) -> Generator[Any, None, None]:
         """As Session.prefetch: values, each time sent for before those of the time before are handed out. Each turn
         blocks until its values are there."""
         ahead = self._pull_ahead(names)

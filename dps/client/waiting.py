@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial, wraps
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakSet
 
 from dps.client.connection import Connection
@@ -246,12 +246,43 @@ class ThreadGuard:
         """The function as a call of the session, for what a session hands out, such as a reply."""
         return partial(self.run, call, function)
 
-    def each(self, call: str, values: Iterator[T]) -> Iterator[T]:
+    def each(self, call: str, values: Generator[T, None, None]) -> Iterator[T]:
         """The same values; each `next` is a call of the session."""
-        end = object()
-        following = self.of(call, lambda: next(values, end))
-        while (value := following()) is not end:
-            yield value  # type: ignore[misc]
+        return EachTurn(self, call, values)
+
+
+class EachTurn(Iterator[Any]):
+    """The values of a generator; each `next` is a call of the session. What has ended them is raised again, because
+    they are not over."""
+
+    __slots__ = ("_call", "_error", "_guard", "_values")
+
+    def __init__(self, guard: ThreadGuard, call: str, values: Generator[Any, None, None]) -> None:
+        self._guard, self._call, self._values = guard, call, values
+        self._error: BaseException | None = None
+
+    def __next__(self) -> Any:
+        if self._error is not None:
+            self._raise_again(self._error)
+        try:
+            return self._guard.run(self._call, self._values.__next__)
+        except StopIteration:
+            raise
+        except BaseException as error:
+            if self._values.gi_frame is None:  # type: ignore[attr-defined]  # it has ended; else another thread is in a call
+                self._error = error
+            raise
+
+    def close(self) -> None:
+        """End the values. A second call does nothing."""
+        self._values.close()
+
+    def _raise_again(self, error: BaseException) -> NoReturn:
+        if isinstance(error, Exception):
+            raise error
+        raise RuntimeError(
+            f"{self._call}: {type(error).__name__} has ended these values; begin others with session.{self._call}()"
+        )
 
 
 def one_at_a_time(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:

@@ -53,18 +53,20 @@ class PrefetchCursor:
     def __init__(self, stage: Prefetch, of: Cursor, at: State | None) -> None:
         self._queue, self._of, self._state = PrefetchQueue(stage.count), of, of.state()
         self._begun = self._ended = False
+        self._error: Exception | None = None
+        """What has ended the reading: it is raised again, because the elements are not over."""
 
     def read_block(self, count: int) -> Block:
         if not self._begun:
             self._begun = True
             queue, of = self._queue, self._of  # the task refers to nothing of this cursor, which ends it when it goes
             runtime().spawn("prefetch", lambda: _read_ahead(of, queue))
-        if self._ended:
-            return []
-        block, self._state, error = self._queue.get()
-        self._ended = not len(block)
-        if error is not None:
-            raise error
+        block: Block = []
+        if not self._ended:
+            block, self._state, self._error = self._queue.get()
+            self._ended = not len(block)
+        if self._error is not None:
+            raise self._error
         return block
 
     def state(self) -> State:

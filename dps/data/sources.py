@@ -66,6 +66,8 @@ class GeneratorCursor:
     def __init__(self, function: Callable[[], Iterable[Any]], first: int) -> None:
         self._what = f"from_generator: {function_name(function)}"
         self._next = 0
+        self._error: DpsError | None = None
+        """What the generator has raised. It is over then, and its examples are not."""
         self._examples = call_guarded(lambda: iter(function()), self._what, self._progress_text)
         while self._next < first and len(self.read_block(first - self._next)):
             pass
@@ -75,7 +77,13 @@ class GeneratorCursor:
         return f" after {self._next} examples"
 
     def read_block(self, count: int) -> Block:
-        found = call_guarded(lambda: list(itertools.islice(self._examples, 1)), self._what, self._progress_text)
+        if self._error is not None:
+            raise self._error
+        try:
+            found = call_guarded(lambda: list(itertools.islice(self._examples, 1)), self._what, self._progress_text)
+        except DpsError as error:
+            self._error = error
+            raise
         self._next += len(found)
         return found
 

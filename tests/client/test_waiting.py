@@ -7,6 +7,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import dps
@@ -101,3 +102,35 @@ def test_a_timeout_that_is_no_number_of_seconds_is_told(timeout: Any) -> None:
         for call in calls:
             with pytest.raises(ValueError, match="timeout: got .*, wanted seconds"):
                 call()
+
+
+def prefetching(server: Any, error: type[BaseException]) -> list[str]:
+    """What the calls say after one that an error has ended."""
+    told: list[str] = []
+    with dps.Session(server, {"w": np.zeros(2)}, optimizer=dps.optim.SGD(1.0)) as session:
+        ahead, found = session.prefetch(), session._training._finish
+
+        def fail(pull: Any) -> Any:
+            raise error("broken")
+
+        next(ahead)
+        session._training._finish = fail  # type: ignore[method-assign]
+        for _ in range(3):
+            try:
+                next(ahead)
+            except BaseException as raised:
+                told.append(f"{type(raised).__name__}: {raised}")
+        session._training._finish = found  # type: ignore[method-assign]
+        assert next(session.prefetch())["w"].tolist() == [0, 0]
+        session.request_stop()
+        assert list(session.prefetch()) == []
+    return told
+
+
+def test_an_error_is_no_end_of_prefetched_values() -> None:
+    """The next turn ended the loop, as if the session were to stop."""
+    run = dps.simulate(prefetching, dps.DeadlineExceeded)
+    assert run.results == [["DeadlineExceeded: broken"] * 3], run.errors
+    run = dps.simulate(prefetching, KeyboardInterrupt)
+    ended = "RuntimeError: prefetch: KeyboardInterrupt has ended these values; begin others with session.prefetch()"
+    assert run.results == [["KeyboardInterrupt: broken", ended, ended]], run.errors

@@ -334,7 +334,8 @@ def test_an_error_comes_through_a_prefetch_in_its_place() -> None:
     assert [next(iterator), next(iterator)] == [0, 1]
     with pytest.raises(dps.DataError, match=r"failing raised KeyError after 2 examples: 'no such word'"):
         next(iterator)
-    assert next(iterator, None) is None
+    with pytest.raises(dps.DataError, match="failing raised KeyError after 2 examples"):
+        next(iterator)  # it has not ended
 
 
 def test_prefetch_is_a_task_of_a_simulated_process() -> None:
@@ -423,3 +424,21 @@ def test_a_dataset_of_one_element_has_the_arrays_as_they_are() -> None:
     assert plain(list(dps.data.from_tensors((x, y)))) == plain(list(dps.data.from_tensors(x, y)))
     with pytest.raises(ConfigError, match="from_tensors: got no arrays, wanted at least one"):
         dps.data.from_tensors()
+
+
+@pytest.mark.parametrize(
+    "after", [lambda d: d, lambda d: d.prefetch(2), lambda d: d.prefetch(1).shuffle(2, seed=1).batch(2).prefetch(1)]
+)
+def test_an_error_is_no_end_of_the_elements(after: Step) -> None:
+    """The next call ended the pass, as if the elements were over."""
+
+    def failing() -> Iterator[int]:
+        yield from range(3)
+        raise KeyError("no such word")
+
+    iterator = iter(after(dps.data.from_generator(failing)))
+    with pytest.raises(dps.DataError, match="no such word"):
+        list(iterator)
+    for _ in range(2):
+        with pytest.raises(dps.DataError, match="no such word"):
+            next(iterator)
