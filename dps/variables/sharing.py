@@ -17,14 +17,7 @@ def tied(leaves: Iterable[tuple[str, Any]]) -> dict[str, str]:
     Raises ConfigError for leaves that share memory in another way. Arrays that cannot be written, such as those of JAX,
     share nothing. Arrays of numpy are not tied: two variables often begin as one array of zeros.
     """
-    named, made = list[tuple[str, Any]](), dict[int, str]()
-    for name, leaf in leaves:
-        named.append((name, leaf.value if isinstance(leaf, Variable) else leaf))
-        if isinstance(leaf, Variable) and leaf.init is not None and (first := made.setdefault(id(leaf), name)) != name:
-            raise ConfigError(
-                f"params: {first} and {name} are one dps.Variable, whose rows the ps make; give each a dps.Variable of "
-                f"its own, or leave {name} out and use {first} in its place"
-            )
+    named = [(name, leaf.value if isinstance(leaf, Variable) else leaf) for name, leaf in leaves]
     found, by_name = dict[str, str](), dict(named)
     for first, other, whole in shared(named):
         tensors = is_tensor(by_name[first]) and is_tensor(by_name[other])

@@ -9,7 +9,6 @@ import pytest
 
 import dps
 from dps.errors import ConfigError
-from dps.process.record import replace
 from dps.variables.planning import plan_of
 from dps.variables.sharing import is_same, overlaps_itself, shared, tied
 from dps.variables.tree import leaves
@@ -28,19 +27,6 @@ def test_one_array_of_numpy_is_not_two_variables() -> None:
     assert text == "params: one and deep/0 are one array; give each its own memory (.copy()), or leave one out"
     assert "are one array" in refused(WHOLE, WHOLE[:])
     assert "are one array" in refused(dps.Variable(WHOLE), WHOLE)
-
-
-def test_one_variable_that_the_ps_make_is_not_two_of_them() -> None:
-    """It was two tables, of which each got half of the gradients of tied weights."""
-    for leaf in (
-        dps.Variable(keys="int64", dim=2, capacity=10, init=dps.init.Zeros()),
-        dps.Variable(shape=(4, 2), init=dps.init.Normal(0.1), sparse=True),
-    ):
-        assert refused(leaf, leaf) == (
-            "params: one and deep/0 are one dps.Variable, whose rows the ps make; give each a dps.Variable of its own, "
-            "or leave deep/0 out and use one in its place"
-        )
-        plan_of({"one": leaf, "deep": [replace(leaf)]}, dps.optim.SGD(0.1), [0], None, None)
 
 
 @pytest.mark.parametrize(
