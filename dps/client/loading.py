@@ -102,11 +102,7 @@ class Loader:
         """A run of at least `nbytes` that no push in flight uses. Its bytes are undefined."""
         runs = self._runs[peer.ps]
         for run in runs:
-            if (
-                (run.reader is None or run.reader.complete)
-                and run.nbytes >= nbytes
-                and (run.memory is not None or not peer.lane.on)
-            ):
+            if not run.in_use and run.nbytes >= nbytes and (run.memory is not None or not peer.lane.on):
                 return run
         made = CargoMemory(self._runtime, peer.lane, nbytes)
         self._runs[peer.ps] = [run for run in runs if run.in_use] + [made]  # the idle ones are too small

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from operator import is_
 from sys import getrefcount
@@ -68,7 +68,7 @@ class Recycled:
     def take(self, layouts: Mapping[int, ShardLayout]) -> PullMemory:
         """Memory with undefined bytes. It is the caller's for as long as the caller refers to it."""
         for references, made in zip(map(getrefcount, self._made), self._made, strict=True):  # counted first
-            if references == OWN_REFERENCES and made.is_free:
+            if references == OWN_REFERENCES and made.is_free and made.arenas.keys() == layouts.keys():
                 return made
         self._made = [*self._made[1 - self.KEPT :], PullMemory(layouts)]
         return self._made[-1]
@@ -97,7 +97,8 @@ class PullOp(Operation):
 
     def __init__(
         self, connection: Connection, names: list[str] | None, conditional: bool,
-        launch: Callable[[bool], dict[int, Pull]], take: Callable[[], PullMemory], hold: bool, behind: PushOp | None,
+        launch: Callable[[bool], dict[int, Pull]], take: Callable[[Collection[int]], PullMemory], hold: bool,
+        behind: PushOp | None,
     ) -> None:  # fmt: skip
         self.names, self.conditional = names, conditional
         self._connection, self._launch, self._take, self._hold = connection, launch, take, hold
@@ -163,7 +164,7 @@ class PullOp(Operation):
     def run(self, ps: int) -> Array:
         """Memory for the values of a shard."""
         if self._memory is None:
-            self._memory = self._take()
+            self._memory = self._take({*self.transfers, *self._messages})
         return self._memory.run(ps)
 
     def values(self, assembly: Assembly) -> Any:
@@ -279,7 +280,10 @@ class Pulls:
                 return {ps: changed(pull, **own) for ps, pull in made.items()}
             return made if averages else self._with_step_ps(made)
 
-        take = partial(self._recycled.take, self._connection.agreed.plan.layouts)
+        def take(asked: Collection[int]) -> PullMemory:  # of the other ps nothing is asked, and their shards may be huge
+            layouts = self._connection.agreed.plan.layouts
+            return self._recycled.take({ps: layout for ps, layout in layouts.items() if ps in asked})
+
         return PullOp(self._connection, wanted, newer_than is not None, launch, take, hold, behind)
 
     def places(self, out: Any, names: Sequence[str] | None) -> dict[str, Array]:
@@ -341,8 +345,8 @@ class Pulls:
         """The nested arrays of a copy of these versions, which are released. `memory`, `tree`: as `prepared` returns
         them."""
         for peer, request, _, _, (memories, _) in lent:
-            for _ in map(self._copy, memory.arenas[peer.ps], memories):
-                pass
+            for target, values in zip(memory.arenas[peer.ps], memories, strict=True):
+                self._copy(target, values)
             lane = peer.lane
             if lane.reading or lane.tells_at_once:  # else the next message tells that this version is not read
                 lane.release(request, peer.layout.nbytes)

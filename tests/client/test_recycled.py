@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+import dps
 from dps.client.assembly import Assembly
 from dps.client.pulling import PullMemory, Recycled
 from dps.variables.plan import Plan, VariableSpec, make_plan
 from dps.variables.tree import Nesting, nested
+from tests.in_process import cluster
 from tests.variables.models import SGD
 
 
@@ -160,3 +162,24 @@ def test_memory_with_scalars_and_empty_arrays_is_free_when_nobody_has_any_of_it(
         assert not memory.is_free and leaf.shape == spec.shape
         del leaf
         assert memory.is_free
+
+
+def test_a_pull_of_some_names_has_memory_of_their_ps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[dict[int, int]] = []
+    make = PullMemory.__init__
+
+    def watch(self: PullMemory, layouts: Any) -> None:
+        sizes.append({ps: layout.nbytes for ps, layout in layouts.items()})
+        make(self, layouts)
+
+    params = {"a": np.zeros(1000, np.float32), "huge": np.ones(1_000_000, np.float32)}
+    with (
+        cluster(ps=2, transport="inproc") as (server,),
+        dps.Session(server, params, optimizer=dps.optim.SGD(1.0)) as session,
+    ):
+        monkeypatch.setattr(PullMemory, "__init__", watch)
+        for _ in range(2):
+            assert session.pull(["a"])["a"].tolist() == [0.0] * 1000
+        assert sizes and all(sum(made.values()) < 10_000 for made in sizes), sizes
+        assert session.pull()["huge"].tolist() == params["huge"].tolist()
+        assert sum(sizes[-1].values()) > 4_000_000
