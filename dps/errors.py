@@ -229,6 +229,15 @@ def checked_seconds(timeout: object, usual: float) -> float:
     return given
 
 
+def positive_seconds(got: str, timeout: object, usual: float) -> float:
+    """As `checked_seconds`, of a timeout that has to be above 0. `got` begins the message, such as "remote: timeout: got
+    "."""
+    seconds = checked_seconds(timeout, usual)
+    if not seconds > 0:
+        raise ConfigError(f"{got}{timeout!r}, wanted seconds above 0, or dps.FOREVER")
+    return seconds
+
+
 def advised(refusal: str) -> str:
     """Why a push was refused, with what to try where a gradient is not finite."""
     advice = "nothing was applied; lower the learning rate, clip gradients, or look for a 0/0 or log(0) in the loss"

@@ -12,7 +12,7 @@ from dps.calls.functions import RESOURCE, SESSION, VALUE, pack_arguments, unpack
 from dps.client.session import Session
 from dps.coordinator.dispatcher import Dispatcher
 from dps.coordinator.schedule import CallSchedule, ScheduledCall
-from dps.errors import Cancelled, ConfigError, DeadlineExceeded, TaskLost, checked_seconds
+from dps.errors import Cancelled, ConfigError, DeadlineExceeded, TaskLost, checked_seconds, positive_seconds
 from dps.process import config
 from dps.process.functions import import_path
 from dps.process.telemetry import LogThrottle, log
@@ -192,8 +192,7 @@ class Coordinator:
     ) -> None:  # fmt: skip
         queue_size = whole_number("Coordinator: got queue_size=", queue_size, 1)
         ps_errors = whole_number("Coordinator: got ps_errors=", ps_errors, 0)
-        if not (seconds := checked_seconds(timeout, 60.0)) > 0:
-            raise ConfigError(f"Coordinator: got timeout={timeout!r}, wanted seconds above 0, or dps.FOREVER")
+        seconds = positive_seconds("Coordinator: got timeout=", timeout, 60.0)
         self._own_server = isinstance(target, str)
         self._server = Server.client(target, keys) if isinstance(target, str) else target
         runtime = self._server.runtime

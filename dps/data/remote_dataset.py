@@ -13,7 +13,7 @@ from dps.actors.caller import Caller
 from dps.actors.ref import Ref
 from dps.data.messages import AskPosition, PositionIs, feed_name
 from dps.data.stream import Stream
-from dps.errors import Aborted, ConfigError, DeadlineExceeded, TaskLost, checked_seconds
+from dps.errors import Aborted, ConfigError, DeadlineExceeded, TaskLost, positive_seconds
 from dps.hooks.hook import Hook
 from dps.messages.replies import Push
 from dps.process.telemetry import log, timed_read
@@ -380,9 +380,7 @@ def remote(
         raise ConfigError(f"remote: prefetch: got {prefetch}, wanted 0 to {MOST_AHEAD}")
     if tasks is not None:
         whole_number("remote: tasks: got ", tasks, 1)
-    if not (seconds := checked_seconds(timeout, 60.0)) > 0:
-        raise ConfigError(f"remote: timeout: got {timeout!r}, wanted seconds above 0, or dps.FOREVER")
-    return RemoteDataset(server, name, prefetch, tasks, seconds)
+    return RemoteDataset(server, name, prefetch, tasks, positive_seconds("remote: timeout: got ", timeout, 60.0))
 
 
 def check_served(call: str, server: object, name: object) -> None:

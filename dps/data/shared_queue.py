@@ -9,7 +9,7 @@ from dps.actors.answers import Done, Failed, Waiting
 from dps.actors.caller import Caller
 from dps.actors.ref import Ref
 from dps.actors.requests import Request
-from dps.errors import ConfigError, DeadlineExceeded, QueueClosed, TaskLost, checked_seconds
+from dps.errors import ConfigError, DeadlineExceeded, QueueClosed, TaskLost, checked_seconds, positive_seconds
 from dps.process.telemetry import log
 from dps.queues.messages import (
     QUEUES,
@@ -295,6 +295,4 @@ def queue(server: Server, name: str, capacity: int | None = None, timeout: float
         raise ConfigError(f"queue: got {server!r:.60} and {name!r:.60}, wanted this process's dps.Server and a name")
     if capacity is not None:
         capacity = whole_number(f"queue {name!r}: got capacity ", capacity, 1)
-    if not (seconds := checked_seconds(timeout, 60.0)) > 0:
-        raise ConfigError(f"queue {name!r}: got timeout {timeout!r}, wanted seconds above 0, or dps.FOREVER")
-    return Queue(server, name, capacity, seconds)
+    return Queue(server, name, capacity, positive_seconds(f"queue {name!r}: got timeout ", timeout, 60.0))
