@@ -230,8 +230,7 @@ def checked_seconds(timeout: object, usual: float) -> float:
 
 
 def positive_seconds(got: str, timeout: object, usual: float) -> float:
-    """As `checked_seconds`, of a timeout that has to be above 0. `got` begins the message, such as "remote: timeout: got
-    "."""
+    """As `checked_seconds`, of a timeout that has to be above 0. `got` begins the message, as "queue: got timeout "."""
     seconds = checked_seconds(timeout, usual)
     if not seconds > 0:
         raise ConfigError(f"{got}{timeout!r}, wanted seconds above 0, or dps.FOREVER")

@@ -31,6 +31,7 @@ class PullMemory:
 
     def __init__(self, layouts: Mapping[int, ShardLayout]) -> None:
         """Its bytes are undefined at first."""
+        self.layouts = layouts
         self._runs = {ps: np.empty(layout.nbytes, np.uint8) for ps, layout in layouts.items()}
         self.arenas = {ps: layout.memories(self._runs[ps]) for ps, layout in layouts.items()}
         """The bytes of each arena of a shard. They are kept here: nobody else may."""
@@ -68,7 +69,7 @@ class Recycled:
     def take(self, layouts: Mapping[int, ShardLayout]) -> PullMemory:
         """Memory with undefined bytes. It is the caller's for as long as the caller refers to it."""
         for references, made in zip(map(getrefcount, self._made), self._made, strict=True):  # counted first
-            if references == OWN_REFERENCES and made.is_free and made.arenas.keys() == layouts.keys():
+            if references == OWN_REFERENCES and made.layouts == layouts and made.is_free:
                 return made
         self._made = [*self._made[1 - self.KEPT :], PullMemory(layouts)]
         return self._made[-1]
@@ -280,7 +281,7 @@ class Pulls:
                 return {ps: changed(pull, **own) for ps, pull in made.items()}
             return made if averages else self._with_step_ps(made)
 
-        def take(asked: Collection[int]) -> PullMemory:  # of the other ps nothing is asked, and their shards may be huge
+        def take(asked: Collection[int]) -> PullMemory:  # not of other ps, whose shards may be huge
             layouts = self._connection.agreed.plan.layouts
             return self._recycled.take({ps: layout for ps, layout in layouts.items() if ps in asked})
 
