@@ -119,7 +119,7 @@ class LocalTraining(PsTraining):
 
     def lookup(self, name: Any, rows: Any, timeout: float | None, out: Any) -> Any:
         """As Session.lookup, of the own copy."""
-        self._lookups.prepare(name, rows, out).drop()  # it checks all, and nothing is sent
+        self._lookups.check(name, rows, out)
         return self.ready(timeout).lookup(name, rows, out)
 
     def lookup_async(self, name: Any, rows: Any, out: Any) -> Reply[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from dps.transport.dtypes import wire_name
 from dps.transport.message import Message, changed
 from dps.transport.wire import Array
 from dps.variables.layout import check_rows, row_numbers
-from dps.variables.plan import Part
+from dps.variables.plan import Part, Plan, VariableSpec
 from dps.variables.rowlists import RowList, range_of, within
 from dps.variables.tables import TablePart, key_numbers
 from dps.variables.tree import described
@@ -36,27 +36,27 @@ class Lookups:
     def prepare(
         self, wanted: str | Mapping[str, Any], rows: Any, out: Array | Mapping[str, Array] | None
     ) -> LookupOp:  # fmt: skip
-        """A lookup of rows of a variable, or of several at one time. All is checked, and nothing is sent.
-
-        Raises ValueError for what is no variable, no row of it, or no array to hold the rows, and TypeError for
-        arguments of the two forms mixed."""
+        """A lookup of rows of a variable, or of several at one time. Raises as `check`; nothing is sent."""
         self._waiter.check_open()
         connection = self._connection
         first = self._pulls.start([], None, after=False) if connection.agreed.mode.asks_step_ps_first else None
-        if isinstance(wanted, str):
-            operation = LookupOp(connection, {wanted: _table(connection, wanted, rows, out)}, first, several=False)
-        else:
-            if rows is not None or not isinstance(out, Mapping | None):
-                raise TypeError("lookup takes (name, rows, out=array) or ({name: rows}, out={name: array}), not a mix")
-            places = out or {}
-            strange = sorted(set(places) - set(wanted))
-            if strange:
-                raise ValueError(f"lookup: out has {strange}, wanted some of {list(wanted)}, which are looked up")
-            tables = {name: _table(connection, name, of, places.get(name)) for name, of in wanted.items()}
-            if len(places) > 1:
-                _check_apart(places)
-            operation = LookupOp(connection, tables, first, several=True)
-        return operation
+        asked = _by_name(wanted, rows, out)
+        tables = {name: _table(connection, name, *of) for name, of in asked.items()}
+        _check_apart(asked)
+        return LookupOp(connection, tables, first, several=not isinstance(wanted, str))
+
+    def check(self, wanted: str | Mapping[str, Any], rows: Any, out: Array | Mapping[str, Array] | None) -> None:
+        """Raise ValueError for what is no variable, no row of it, or no array to hold the rows, and TypeError for
+        arguments of the two forms mixed."""
+        self._waiter.check_open()
+        asked, plan = _by_name(wanted, rows, out), self._connection.agreed.plan
+        for name, (of, place) in asked.items():
+            found = _fitting(plan, name, of, place)
+            if found.spec is None:
+                key_numbers(name, found.indices)
+            else:
+                check_rows(found.spec, found.indices.reshape(-1))
+        _check_apart(asked)
 
     def finish(self, operation: LookupOp, timeout: float | None) -> Any:
         """Wait for a lookup; the rows. Raises DeadlineExceeded."""
@@ -65,44 +65,78 @@ class Lookups:
         return operation.result()
 
 
-def _check_apart(places: Mapping[str, Array]) -> None:
+def _by_name(wanted: str | Mapping[str, Any], rows: Any, out: Any) -> dict[str, tuple[Any, Any]]:
+    """The rows of each variable, and the array for them or None. Raises as `Lookups.check`."""
+    if isinstance(wanted, str):
+        return {wanted: (rows, out)}
+    if rows is not None or not isinstance(out, Mapping | None):
+        raise TypeError("lookup takes (name, rows, out=array) or ({name: rows}, out={name: array}), not a mix")
+    places = out or {}
+    strange = sorted(set(places) - set(wanted))
+    if strange:
+        raise ValueError(f"lookup: out has {strange}, wanted some of {list(wanted)}, which are looked up")
+    return {name: (of, places.get(name)) for name, of in wanted.items()}
+
+
+def _check_apart(asked: Mapping[str, tuple[Any, Any]]) -> None:
     """ValueError if rows of two names would be written to the same memory of the caller's arrays."""
+    places = [(name, place) for name, (_, place) in asked.items() if place is not None] if len(asked) > 1 else []
+    if len(places) < 2:
+        return
     from dps.variables.sharing import shared  # here: `import dps` stays quick
 
-    for name, other, _ in shared([*places.items()]):
+    for name, other, _ in shared(places):
         raise ValueError(f"lookup: out has one memory for {name} and {other}; give each an array of its own")
 
 
-def _table(connection: Connection, name: str, rows: Any, out: Any) -> _Table:
-    plan = connection.agreed.plan
+class _Fitting(NamedTuple):
+    """The rows of one variable, as they are asked for."""
+
+    indices: Array
+    """Row numbers, or the keys of a keyed table, in the caller's shape."""
+    dtype: str
     row: tuple[int, ...]
+    """The shape of a row."""
+    parts: Sequence[Part | TablePart]
+    spec: VariableSpec | None
+    """None: it is a keyed table, which has a row for each key. Else row numbers may be out of range."""
+
+
+def _fitting(plan: Plan, name: str, rows: Any, out: Any) -> _Fitting:
+    """The rows of a variable, and what is known of it. ValueError for what is none, and for arrays that do not fit."""
     if name in plan.tables_by_name:
-        indices = row_numbers(rows, f"keys of {name}")
         index = plan.tables_by_name[name]
-        parts: Sequence[Part | TablePart] = plan.table_parts[index]
-        table = plan.table_of(index)
-        dtype, row = table.dtype, (table.dim,)
-        found = connection.row_lists.of_keys(key_numbers(name, indices))
+        table, keys = plan.table_of(index), row_numbers(rows, f"keys of {name}")
+        found = _Fitting(keys, table.dtype, (table.dim,), plan.table_parts[index], None)
     elif name in plan.by_name:
-        indices, spec = row_numbers(rows, "rows"), plan.variables[plan.by_name[name]]
+        index = plan.by_name[name]
+        spec, indices = plan.variables[index], row_numbers(rows, "rows")
         if not spec.shape:
             raise ValueError(f"lookup: {name} is a scalar, which has no rows; use pull")
-        parts, dtype, row = plan.parts_of[plan.by_name[name]], spec.dtype, spec.shape[1:]
+        found = _Fitting(indices, spec.dtype, spec.shape[1:], plan.parts_of[index], spec)
+    else:
+        raise ValueError(f"lookup: no variable {name!r}; there are {[*plan.by_name, *plan.tables_by_name][:10]}")
+    if out is not None:
+        _check_out(out, found.indices.shape, found.row, found.dtype)
+    return found
+
+
+def _table(connection: Connection, name: str, rows: Any, out: Any) -> _Table:
+    indices, dtype, row, parts, spec = _fitting(connection.agreed.plan, name, rows, out)
+    if spec is None:
+        found = connection.row_lists.of_keys(key_numbers(name, indices))
+    else:
         found = connection.row_lists.of(indices.reshape(-1))
         lowest, highest = found.ends()
         if lowest < 0 or highest >= spec.shape[0]:
             check_rows(spec, indices.reshape(-1))
-    else:
-        raise ValueError(f"lookup: no variable {name!r}; there are {[*plan.by_name, *plan.tables_by_name][:10]}")
-    flat = _flat_out(out, len(found.asked), indices.shape, row, dtype)
+    flat_shape = len(found.asked), *row
+    flat = np.empty(flat_shape, dtype) if out is None else out.reshape(flat_shape)
     return _Table(connection, parts, dtype, found, flat, (*indices.shape, *row), out)
 
 
-def _flat_out(out: Any, n: int, asked: tuple[int, ...], row: tuple[int, ...], dtype: str) -> Array:
-    """Memory for `n` rows, one after the other: new, or the caller's array, which was asked for rows in this shape.
-    ValueError for an array that does not fit."""
-    if out is None:
-        return np.empty((n, *row), dtype)
+def _check_out(out: Any, asked: tuple[int, ...], row: tuple[int, ...], dtype: str) -> None:
+    """ValueError unless the caller's array has room for the rows that were asked for in this shape."""
     shape = (*asked, *row)
     if not isinstance(out, np.ndarray) or out.shape != shape or wire_name(out.dtype) != dtype:
         raise ValueError(f"lookup: out is {described(out)}; wanted an array of {np.dtype(dtype)} {shape}")
@@ -110,7 +144,6 @@ def _flat_out(out: Any, n: int, asked: tuple[int, ...], row: tuple[int, ...], dt
         raise ValueError(f"lookup: out for rows of shape {asked} has to be C-contiguous")
     if not out.flags.carray:
         check_fillable("lookup: out", out)
-    return out.reshape(n, *row)
 
 
 class LookupOp(Operation):

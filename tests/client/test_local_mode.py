@@ -327,6 +327,21 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(call: Any, words: str)
         assert session.push({"w": np.ones(1)}).step == 0 and session.pull()["w"].tolist() == [-1]
 
 
+def test_a_lookup_of_the_own_copy_sorts_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lookup at the ps was prepared and dropped, only to check the arguments."""
+    rows = np.arange(2000)[::-1].copy()
+    with (
+        dps.Server.create_local_server() as server,
+        dps.Session(server, {"w": np.arange(2000.0)}, optimizer=dps.optim.SGD(1.0), update=dps.Local(2)) as session,
+    ):
+        session.pull()
+        monkeypatch.setattr("dps.variables.rowlists._sorted", None)
+        assert session.lookup("w", rows).tolist() == rows.tolist()
+        assert session.lookup({"w": rows}, out={"w": np.empty(2000)})["w"].tolist() == rows.tolist()
+        with pytest.raises(ValueError, match="row 2000 of w is out of range"):
+            session.lookup("w", rows + 1)
+
+
 def test_a_schedule_of_the_own_optimizer_counts_the_workers_steps_and_one_of_the_outer_counts_rounds() -> None:
     inner, outer = dps.optim.Piecewise([1, 4], [1.0, 10.0, 100.0]), dps.optim.Piecewise([0], [1.0, 0.5])
     with (
