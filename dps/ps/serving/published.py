@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -139,7 +138,7 @@ class PublishedVersions:
                 f"has {now}: pull that, or publish again"
             )
         if packed is None:
-            hold = Hold(copy.counter, copy.at_step, copy.arrays, [], (), threading.Lock())
+            hold = Hold(copy.counter, copy.at_step, copy.arrays, [])
             shard.reading.send_copy(sender, pull, hold)
         elif packed.key in copy.packed:
             self._send(copy, sender, packed.key, pull.base)

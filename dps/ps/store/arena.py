@@ -39,7 +39,7 @@ def rows_of(part: Part) -> int:
 
 
 class ArenaMemory:
-    """Values and slots of one arena. Only the ps's thread writes; the store's lock guards indices and leases.
+    """Values and slots of one arena. Only the ps's thread writes them, and takes leases; any thread may release one.
 
     More than 12 attributes: half of them are facts of the optimizer and sizes, found once, that each push asks for.
 

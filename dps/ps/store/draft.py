@@ -94,13 +94,13 @@ class Draft:
             in_blocks = runtime.tuning.block_nbytes > 0
             for number, index in self.targets.items():
                 memory, gradient = arenas[number], run[number]
-                if memory.optimizer is None:  # only values are set there
-                    continue
-                if isinstance(gradient, GradientPieces):
-                    self._write_pieces(memory, number, gradient)
-                elif memory.is_plain and not in_blocks:
+                if memory.is_plain and not in_blocks and not isinstance(gradient, GradientPieces):
                     good &= memory.update(index, 0, gradient, memory.applied.together + 1, self.step - 1, self._scale)
                     runtime.charge_pass("update", memory.arena.nbytes, len(memory.slots))
+                elif memory.optimizer is None:  # only values are set there
+                    continue
+                elif isinstance(gradient, GradientPieces):
+                    self._write_pieces(memory, number, gradient)
                 elif not (memory.counts and memory.counts_differ):
                     good &= self._run_pass(memory, number, 0, gradient, memory.applied.count_of(0) + 1)
                 else:

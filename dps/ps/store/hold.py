@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from dps.transport.endpoint import Memory
 from dps.transport.wire import Array
 
+_counting = threading.Lock()
+"""Guards the lease counts of buffers: the ps's thread takes leases, and any thread may release them."""
+
 
 @dataclass(slots=True)
 class Buffer:
@@ -38,24 +41,24 @@ class Hold:
     """One version of a shard, for a reader: an answer in flight, or a reader on this machine that reads in place.
     Nobody writes to its values until `release`, which any thread may call."""
 
-    __slots__ = ("__weakref__", "_buffers", "_lock", "arrays", "counter", "memories", "step")
+    __slots__ = ("__weakref__", "_buffers", "arrays", "counter", "memories", "step")
 
     def __init__(
-        self, counter: int, step: int, arrays: list[Array], memories: list[list[int]], buffers: Sequence[Buffer],
-        lock: threading.Lock,
+        self, counter: int, step: int, arrays: Sequence[Array], memories: list[list[int]],
+        buffers: Sequence[Buffer] = (),
     ) -> None:  # fmt: skip
         """`arrays`: the values of each arena, read-only. `memories`: the names by which processes on this machine
-        attach them. `buffers`: those to hold, guarded by `lock`, which the caller holds; none if the arrays are
-        copies."""
+        attach them. `buffers`: those to hold; none if the arrays are copies. For the ps's thread."""
         self.counter, self.step, self.arrays, self.memories = counter, step, arrays, memories
-        self._buffers, self._lock = buffers, lock
-        for buffer in buffers:
-            buffer.leases += 1
+        self._buffers = buffers
+        with _counting:
+            for buffer in buffers:
+                buffer.leases += 1
 
     def release(self, abandon: bool = False) -> None:
         """Release the buffers; a second call does nothing. `abandon`: the reader was given up and may still read, so
         these buffers are never written again, and new memory takes their place."""
-        with self._lock:
+        with _counting:
             buffers, self._buffers = self._buffers, ()
             for buffer in buffers:
                 buffer.leases -= 1

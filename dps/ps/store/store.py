@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -43,7 +42,6 @@ class Store:
         self.on_device = any(memory.on_device for memory in self.arenas)
         self.counter = 0
         self.step = 0
-        self._lock = threading.Lock()
 
     # -- reading ----------------------------------------------------------------------------------------------
 
@@ -66,29 +64,27 @@ class Store:
         might have to make a third buffer; only for large shards.
         """
         numbers = range(len(self.arenas)) if arenas is None else arenas
-        with self._lock:
-            memories, sparing = [self.arenas[number] for number in numbers], sparing and self.is_large
-            if not all(memory.may_lease(sparing) for memory in memories):
-                return None
-            buffers = [memory.buffers[memory.current] for memory in memories]
-            values = [NOTHING] * len(self.arenas)
-            for number, buffer in zip(numbers, buffers, strict=True):
-                values[number] = _read_only(buffer.values)
-            return Hold(self.counter, self.step, values, [], buffers, self._lock)
+        memories, sparing = [self.arenas[number] for number in numbers], sparing and self.is_large
+        if not all(memory.may_lease(sparing) for memory in memories):
+            return None
+        buffers = [memory.buffers[memory.current] for memory in memories]
+        values = [NOTHING] * len(self.arenas)
+        for number, buffer in zip(numbers, buffers, strict=True):
+            values[number] = _read_only(buffer.values)
+        return Hold(self.counter, self.step, values, [], buffers)
 
     def hold_shared(self) -> Hold | None:
         """`hold` of all arenas for others on this machine, by the names of its memories; None, too, if they cannot read
         all of it in place."""
         buffers, names = [], []
-        with self._lock:
-            for memory in self.arenas:
-                buffer = memory.buffers[memory.current]
-                shared = buffer.memory
-                if shared is None or not memory.may_lease():
-                    return None
-                buffers.append(buffer)
-                names.append(shared.name)
-            return Hold(self.counter, self.step, [], names, buffers, self._lock)
+        for memory in self.arenas:
+            buffer = memory.buffers[memory.current]
+            shared = buffer.memory
+            if shared is None or not memory.may_lease():
+                return None
+            buffers.append(buffer)
+            names.append(shared.name)
+        return Hold(self.counter, self.step, (), names, buffers)
 
     def hold_draft(self, draft: Draft) -> Hold | None:
         """Hold the version that a reversible draft will be, for those who know which ranges of it are written.
@@ -97,22 +93,21 @@ class Store:
         third is not for this. And None on a GPU."""
         if self.on_device:
             return None
-        with self._lock:
-            if any(a.buffers[a.current].leases for a in self.arenas):
-                return None
-            if not all(self.arenas[a].may_lease(True, index) for a, index in draft.targets.items()):
-                return None
-            buffers = [memory.buffers[draft.targets.get(a, memory.current)] for a, memory in enumerate(self.arenas)]
-            arrays = [_read_only(b.values) for b in buffers]
-            return Hold(draft.counter, draft.step, arrays, [], buffers, self._lock)
+        if any(a.buffers[a.current].leases for a in self.arenas):
+            return None
+        if not all(self.arenas[a].may_lease(True, index) for a, index in draft.targets.items()):
+            return None
+        buffers = [memory.buffers[draft.targets.get(a, memory.current)] for a, memory in enumerate(self.arenas)]
+        arrays = [_read_only(b.values) for b in buffers]
+        return Hold(draft.counter, draft.step, arrays, [], buffers)
 
     def copy(self) -> Hold:
         """A copy of the current version, if it cannot be held. For the ps's thread."""
-        return Hold(self.counter, self.step, [a.values.copy() for a in self.arenas], [], (), self._lock)
+        return Hold(self.counter, self.step, [a.values.copy() for a in self.arenas], [])
 
     def averages(self) -> Hold:
         """Copies of the current moving averages, or of the values if no averages are kept. For the ps's thread."""
-        return Hold(self.counter, self.step, [a.averaged() for a in self.arenas], [], (), self._lock)
+        return Hold(self.counter, self.step, [a.averaged() for a in self.arenas], [])
 
     @property
     def may_grow(self) -> bool:
@@ -240,18 +235,16 @@ class Store:
         such draft is open, or no free buffer would remain for others.
         """
         written = self._trained if parts is None and not values else self._written(parts, values)
-        with self._lock:
-            if reversible:
-                free = {a: memory.reversible_target() for a, memory in written.items()}
-                targets = {a: index for a, index in free.items() if index is not None}
-                if len(targets) < len(free):
-                    return None
-            else:
-                targets = {a: memory.target() for a, memory in written.items()}
-            if reversible:
-                for a, index in targets.items():
-                    buffer = self.arenas[a].buffers[index]
-                    buffer.drafted, buffer.missed = True, None
+        if reversible:
+            free = {a: memory.reversible_target() for a, memory in written.items()}
+            targets = {a: index for a, index in free.items() if index is not None}
+            if len(targets) < len(free):
+                return None
+            for a, index in targets.items():
+                buffer = self.arenas[a].buffers[index]
+                buffer.drafted, buffer.missed = True, None
+        else:
+            targets = {a: memory.target() for a, memory in written.items()}
         if written is not self._trained:
             for a, index in targets.items():
                 if index != self.arenas[a].current and (parts is not None or a not in self._trained):
@@ -267,21 +260,20 @@ class Store:
 
     def end_draft(self, draft: Draft, published: bool) -> None:
         """End a draft: the version that it wrote becomes the current one, or is dropped."""
-        with self._lock:
-            if draft.reversible:
-                for a, index in draft.targets.items():
-                    self.arenas[a].buffers[index].drafted = False
-            if not published:
-                return
-            of_all, arenas = draft.parts is None, self.arenas
-            for a, index in draft.targets.items():
-                memory = arenas[a]
-                if of_all and memory.optimizer is not None:
-                    memory.applied.together += 1
-                    memory.wrote(index, None)
-                else:
-                    memory.wrote_parts(index, draft.parts or (), draft.values)
-            self.counter, self.step = draft.counter, draft.step
+        arenas, targets = self.arenas, draft.targets
+        if draft.reversible:
+            for a, index in targets.items():
+                arenas[a].buffers[index].drafted = False
+        if not published:
+            return
+        for a, index in targets.items():
+            memory = arenas[a]
+            if draft.parts is None and memory.optimizer is not None:
+                memory.applied.together += 1
+                memory.wrote(index, None)
+            else:
+                memory.wrote_parts(index, draft.parts or (), draft.values)
+        self.counter, self.step = draft.counter, draft.step
 
     def _put_together(
         self, run: Sequence[Array | GradientPieces | GradientSum]
