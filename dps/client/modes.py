@@ -99,6 +99,9 @@ class LocalClientMode(SyncClientMode):
     def enters(self, brings_plan: bool, averages: bool) -> bool:
         return brings_plan and averages
 
+    def check_prefetch(self) -> None:
+        raise ConfigError("prefetch in local mode: a worker's values are in its own copy already; use pull or step")
+
     def training(self, parts: SessionParts) -> PsTraining:
         from dps.client.local import DrivingTraining, LocalTraining
 

@@ -315,7 +315,7 @@ class Session:
             An iterator over what `pull` would return. Once it has raised an error, it raises it again.
 
         Raises:
-            ConfigError: The run is in sync mode, where a step needs the values of the step before.
+            ConfigError: The run is in sync mode, where a step needs the values of the step before, or in local mode.
 
         Example:
             ```pycon

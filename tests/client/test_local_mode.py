@@ -299,7 +299,7 @@ def test_all_calls_of_a_session_are_there() -> None:
         out = {"table": np.empty((3, 2)), "b": {"v": np.empty(2)}, "seen": np.empty(1)}
         assert session.pull(out=out)["table"].tolist() == [[-1, 0], [-1, 0], [3, 4]]
         assert session.pull_async(["b/v"]).result()["b"]["v"].tolist() == [-2, -2]
-        with pytest.raises(ConfigError, match="sync mode"):
+        with pytest.raises(ConfigError, match="local mode"):
             next(iter(session.prefetch()))
 
 
