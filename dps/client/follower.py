@@ -195,7 +195,7 @@ class Follower:
         """Fetch each newer version until the follower is closed. Raises DpsError when the run has ended."""
         from dps.client.session import publications
 
-        source = publications(session)
+        source, missed = publications(session), 0
         source.check_names(self._names)
         while not self._stop:
             newest = source.newer(*self._seen, lambda: self._stop)
@@ -207,8 +207,10 @@ class Follower:
                 self._bases = {}
             elif newest.number <= number:
                 continue
+            if newest.number == missed:
+                self._pause()
             published = Published(newest.run, newest.number, newest.label, newest.step)
-            found = self._fetch(source, published)
+            found, missed = self._fetch(source, published), newest.number
             if found is not None:
                 self._ready.append(_Version(published, found[0], source.plan, newest.age_s, told_at))
                 self._seen = newest.run, newest.number
@@ -222,7 +224,6 @@ class Follower:
             return source.fetch(published.number, self._form, self._names, self._timeout, self._bases)
         except ValueError as error:
             self._tell(error)
-            self._pause()
             return None
 
     def _tell(self, error: Exception) -> None:

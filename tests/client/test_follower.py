@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import dps
+from dps.client.publishing import Publications
 from dps.errors import ConfigError
 from dps.ps.serving.reading import ShardReads
 from dps.transport.dtypes import dtype_of
@@ -84,6 +85,47 @@ def test_a_follower_that_slept_takes_the_newest_version(session: Any) -> None:
             session.publish()
         assert swapped(weights, number=50).number == 50
         assert list(weights.values or ()) == ["b"] and (weights.values or {})["b"].dtype == dtype_of("bfloat16")
+
+
+def test_a_version_that_a_newer_one_has_replaced_is_not_waited_for(
+    session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A follower is slower than a program that publishes all the time, and comes too late for five versions."""
+    pauses: list[int] = []
+    fetch, asked = Publications.fetch, list[int]()
+
+    def publish() -> None:
+        push(session)
+        session.publish()
+
+    def late(self: Any, number: int, *about: Any) -> Any:
+        asked.append(number)
+        if number <= 5:
+            publish()
+        return fetch(self, number, *about)
+
+    monkeypatch.setattr(Publications, "fetch", late)
+    monkeypatch.setattr(dps.Follower, "_pause", lambda self: pauses.append(1))
+    with dps.Follower(session._server.target) as weights:
+        publish()
+        assert swapped(weights).number == 6 and weights.failures == 5
+    assert asked == [1, 2, 3, 4, 5, 6] and not pauses
+
+
+def test_a_version_that_no_ps_keeps_is_asked_for_after_a_pause(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[int] = []
+    fetch = Publications.fetch
+
+    def lacks(self: Any, number: int, *about: Any) -> Any:
+        return fetch(self, number + 1 if len(pauses) < 2 else number, *about)
+
+    monkeypatch.setattr(Publications, "fetch", lacks)
+    monkeypatch.setattr(dps.Follower, "_pause", lambda self: pauses.append(1))
+    push(session)
+    session.publish()
+    with dps.Follower(session._server.target) as weights:
+        assert swapped(weights).number == 1
+    assert len(pauses) == 2 and weights.failures == 2
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", None])
