@@ -59,31 +59,46 @@ class Finder:
         return [Ref(address, feed_name(self._name)) for address in answer.addresses], answer.tasks
 
 
-_last: ContextVar[Finishing | None] = ContextVar("dps_last_taken", default=None)
-"""The hook of the pass from which the running thread has taken its last batch."""
+_taken_from: ContextVar[frozenset[Finishing]] = ContextVar("dps_taken_from", default=frozenset())
+"""The hooks of the passes from which the running thread has taken batches."""
 
 
 class Finishing(Hook):
     """The hook of one pass. It acts only if the push is certainly one of the batch in use: the thread that pushes took
-    the batch, and the push began after that, with no other one in flight."""
+    the batch, has none of another pass in use, and the push began after that, with no other one in flight."""
 
     def __init__(self, confirm: Callable[[], None]) -> None:
         """`confirm`: a method of the pass; a pass that is dropped ends."""
         self._confirm = WeakMethod(confirm)
         self._in_flight, self._certain = 0, False
+        self._in_use = False
+        """Whether the loop has a batch. One that a push has confirmed counts: the next push may be of it, too."""
+
+    def is_in_use(self) -> bool:
+        """Whether a push may be one of a batch of the pass."""
+        return self._in_use and self._confirm() is not None
+
+    def release_batch(self) -> None:
+        """The loop is done with its batch, or over."""
+        self._in_use = False
 
     def record_batch(self) -> None:
         """The loop has got another batch."""
         self._certain = self._in_flight == 0
-        _last.set(self)
+        self._in_use = True
+        _taken_from.set(frozenset(hook for hook in _taken_from.get() if hook.is_in_use()) | {self})
 
     def before_run(self, session: Any) -> None:
         self._in_flight += 1
+        taken = _taken_from.get()
+        if self in taken and any(hook.is_in_use() for hook in taken if hook is not self):
+            self._certain = False  # the push may be of the other pass
 
     def after_run(self, session: Any, push: Push, loss: Any) -> None:
         self._in_flight -= 1
         confirm = self._confirm()
-        if push.accepted and self._certain and not self._in_flight and _last.get() is self and confirm is not None:
+        certain = self._certain and not self._in_flight and self in _taken_from.get()
+        if push.accepted and certain and confirm is not None:
             confirm()
 
 
@@ -160,6 +175,7 @@ class RemotePass:
 
         Call it where batches are used for anything but pushes of a `dps.Session`, and much is done before the next one.
         """
+        self._finishing.release_batch()
         if self._using is not None and not self._closed:
             stream, number = self._using
             self._using = None
@@ -276,6 +292,7 @@ class RemotePass:
 
     def _end_pass(self) -> None:
         self._closed = True
+        self._finishing.release_batch()
         with contextlib.suppress(ValueError):  # a pass that could not begin is not there
             self._server.home().hooks.remove(self._finishing)
 
@@ -299,7 +316,8 @@ class RemoteDataset:
     A worker asks for batches ahead, under a credit: it does not wait while there is data, and a slow worker holds up no
     other. A batch is finished when a push of it is accepted, or when the loop asks for the next one. The push is one of
     a session of the same server, in the thread of the loop; of several pushes for one batch the first accepted one
-    counts. What a worker has not finished when it dies, or when its loop ends, goes to another worker; an epoch ends
+    counts. While a thread has batches of two loops at once (of `zip`, say), a push finishes none: it may be of either.
+    What a worker has not finished when it dies, or when its loop ends, goes to another worker; an epoch ends
     for all when all of its batches are finished.
 
     Made by `dps.data.remote`.

@@ -112,3 +112,66 @@ def test_a_dataset_task_that_is_gone_holds_no_push_up(caplog: pytest.LogCaptureF
             assert session.push({"w": batch}).accepted
             del batches  # `close` would wait for the task to hear of it
     assert "dataset:0 (" in caplog.text and "has not confirmed that a batch is finished; it may be given" in caplog.text
+
+
+class Passes:
+    """Two passes of one thread, "a" and "b". Each hook hears of all pushes."""
+
+    def __init__(self) -> None:
+        self.counts = {name: Pass() for name in "ab"}
+        self.hooks = {name: Finishing(of.confirm) for name, of in self.counts.items()}
+
+    def play(self, events: str) -> str:
+        """The passes whose batches are confirmed after these events, in no order but that of their names: a taken batch
+        is the name of its pass, the end of a pass or `done()` the same with a minus."""
+        for event in events.split():
+            if event in self.hooks:
+                self.hooks[event].record_batch()
+            elif event[0] == "-":
+                self.hooks[event[1]].release_batch()
+            else:
+                for hook in self.hooks.values():
+                    if event == "begin":
+                        hook.before_run(None)
+                    else:
+                        hook.after_run(None, ACCEPTED, None)
+        return "".join(name * of.confirmed for name, of in self.counts.items())
+
+
+@pytest.mark.parametrize(
+    ("events", "confirmed"),
+    [
+        ("a b begin accepted", ""),  # zip: the push may be of either
+        ("a b begin accepted begin accepted", ""),
+        ("a begin accepted b begin accepted", "a"),  # the second push may be another one of the first batch
+        ("a begin b accepted", "a"),  # it began when the thread had that batch alone
+        ("a b -b begin accepted", "a"),  # an evaluation that is over
+        ("a begin accepted -a b begin accepted", "ab"),  # one pass after the other
+        ("a b begin -b accepted", ""),  # a push that began with both
+        ("a b begin -b accepted a begin accepted", "a"),
+    ],
+)
+def test_a_push_of_a_thread_with_batches_of_two_passes_finishes_none(events: str, confirmed: str) -> None:
+    assert Passes().play(events) == confirmed
+
+
+def test_two_loops_at_once_finish_their_batches_when_they_ask_for_the_next() -> None:
+    with dps.Server.create_local_server() as server:
+        numbers = dps.data.from_arrays(np.arange(6.0)).batch(2)
+        serving = [dps.data.serve(numbers, server, name) for name in ("first", "second")]
+
+        def finished() -> list[Any]:
+            return [each.stats()["finished"] for each in serving]
+
+        with dps.Session(server, {"w": np.zeros(2)}, optimizer=dps.optim.SGD(1.0)) as session:
+            first, second = iter(dps.data.remote(server, "first")), iter(dps.data.remote(server, "second"))
+            batch = next(first)
+            next(second)
+            session.push({"w": batch})  # of the first, which the second must not take for its own
+            assert finished() == [0, 0]
+            second.done()
+            session.push({"w": next(first)})
+            assert finished()[0] == 2
+            second.close()
+            session.push({"w": next(first)})
+            assert next(first, None) is None and finished()[0] == 3
