@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -77,8 +78,10 @@ class PrefetchCursor:
         if not self._begun:
             self._of.close()
 
-    def __del__(self) -> None:
-        self._queue.close()
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # When the interpreter ends, the task stands still, and may have the lock for ever; the name `sys` may be gone.
+        if not is_finalizing():
+            self._queue.close()
 
 
 class Prefetch(DerivedStage):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Self
@@ -296,8 +297,9 @@ class RemotePass:
         with contextlib.suppress(ValueError):  # a pass that could not begin is not there
             self._server.home().hooks.remove(self._finishing)
 
-    def __del__(self) -> None:
-        if not self._closed:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # When the interpreter ends, modules are gone (also the name `sys`), and the sockets end with the process.
+        if not self._closed and not is_finalizing():
             self._end_pass()
             for stream in self._streams:
                 self._caller.post(stream.to, stream.end_stream())

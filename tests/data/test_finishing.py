@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -175,3 +177,31 @@ def test_two_loops_at_once_finish_their_batches_when_they_ask_for_the_next() -> 
             second.close()
             session.push({"w": next(first)})
             assert next(first, None) is None and finished()[0] == 3
+
+
+ENDS = """
+import builtins, sys, threading
+import numpy as np, dps
+server = dps.Server.create_local_server()
+dps.data.serve(dps.data.from_arrays(np.arange(80.0)).batch(2), server)
+batches = iter(dps.data.remote(server))
+{}
+"""
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "builtins.batches = batches; next(batches)",
+        "server.me = server, batches; next(batches)",
+        "rest = (batch for batch in batches); next(rest)",
+        "sys.modules['kept'] = batches; next(batches)",
+        "threading.Thread(target=lambda: next(batches)).start()",
+        "for batch in batches: sys.exit()",
+    ],
+)
+def test_a_program_that_ends_amid_a_pass_ends_without_a_word(ending: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", ENDS.format(ending)], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
