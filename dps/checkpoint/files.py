@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -29,6 +30,12 @@ JOURNAL_FILE = "journal.json"
 LOCK_FILE = "run.lock"
 
 _FOLDER = re.compile(r"step-([0-9]{12,18})-epoch-([0-9]{6,18})(?:-values-([0-9]{6,18}))?")
+
+
+def is_path(path: object) -> bool:
+    """Whether the operating system can have a path: text, or a PathLike of text, that is not empty and has no NUL."""
+    found = os.fspath(path) if isinstance(path, str | os.PathLike) else ""
+    return isinstance(found, str) and found != "" and "\0" not in found
 
 
 def join(folder: str, name: str) -> str:

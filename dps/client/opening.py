@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from dps.checkpoint.files import is_path
 from dps.client.connection import Connection
 from dps.cluster.placement import describe
 from dps.errors import ConfigError, DpsError, HookError
@@ -104,8 +105,8 @@ def run_settings(
     if update is not None:
         settings["update"] = to_wire(parse(update) if isinstance(update, str) else update)
     if checkpoint_dir is not None:
-        if not isinstance(checkpoint_dir, str | os.PathLike) or not os.fspath(checkpoint_dir):
-            raise ConfigError(f"checkpoint_dir: got {checkpoint_dir!r}, wanted a path, or None for no checkpoints")
+        if not is_path(checkpoint_dir):
+            raise ConfigError(f"checkpoint_dir: got {checkpoint_dir!r:.80}, wanted a path, or None for no checkpoints")
         settings["checkpoint_dir"] = os.fspath(checkpoint_dir)
     if check_finite is not None:
         settings |= {"check_finite": bool(check_finite), "keep": keep}

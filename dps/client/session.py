@@ -752,11 +752,12 @@ class Session:
         The newest value of a name counts.
 
         Args:
-            name: What the number is; not one of the names that each row has, such as "step" and "loss".
+            name: What the number is, in one line; not one of the names that rows have, such as "step" and "loss".
             value: A number, or an array or tensor of one element.
 
         Raises:
-            ConfigError: A name that each row has, or a value that is no number (also a ValueError).
+            ConfigError: A name that rows have, that is blank or has control characters, or a value that is no number
+                (also a ValueError).
 
         Example:
             ```python

@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 from dps.errors import ConfigError
 
-RESERVED = ("wall_time", "step", "worker", "loss", "staleness", "accepted", "steps_per_s", "examples_per_s", "event")
-"""Columns that every row of a summary has."""
+RESERVED = (
+    "wall_time", "step", "worker", "loss", "staleness", "accepted", "steps_per_s", "examples_per_s", "event", "hparams",
+)  # fmt: skip
+"""Columns that rows of a summary have by themselves."""
 
 TOTALS = "training_totals"
 """The variable in which `fit` sums losses and metrics over workers. What is pushed for it is no gradient."""
+
+NO_NAME = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""Control characters, ends of lines, and halves of a surrogate pair, which UTF-8 cannot represent."""
+
+
+def is_name(name: object) -> bool:
+    """Whether a log, rows of JSON and event files can have this name: text in one line that is not blank."""
+    return isinstance(name, str) and bool(name.strip()) and NO_NAME.search(name) is None
+
+
+def check_scalar_name(name: object, own: tuple[str, ...] = ()) -> None:
+    """Raise ConfigError unless a program may report a scalar of this name. `own`: columns that it may set itself."""
+    if not is_name(name):
+        raise ConfigError(
+            f"summary: got the name {name!r:.80}, wanted text in one line, without control characters, such as "
+            "'accuracy'"
+        )
+    if name in RESERVED and name not in own:
+        raise ConfigError(f"summary: got the name {name!r}, wanted one beside {', '.join(RESERVED)}")
 
 
 def as_number(value: Any, what: str) -> float:
@@ -26,8 +48,11 @@ def as_number(value: Any, what: str) -> float:
     if math.prod(shape) != 1:
         raise ValueError(f"got an array of shape {shape} for {what}, wanted one number, such as its mean")
     try:
-        if not isinstance(value, str | bytes | bytearray):
-            return float(value.item() if hasattr(value, "item") else value)
+        number = value.item() if hasattr(value, "item") else value
+        if not isinstance(number, str | bytes | bytearray):
+            return float(number)
+    except OverflowError:
+        raise ValueError(f"got a whole number that no float can represent for {what}, wanted one below 1e308") from None
     except (TypeError, ValueError):
         pass
     raise TypeError(f"got {value!r:.80} for {what}, wanted a number")
@@ -41,9 +66,10 @@ class Scalars:
         self._values: dict[str, tuple[int, float]] = {}
 
     def store_value(self, name: str, value: Any) -> None:
-        """Store a value. Raises ValueError for a reserved name, or for a value that is not a number."""
-        if not isinstance(name, str) or not name or name in RESERVED:
-            raise ConfigError(f"summary: got the name {name!r}, wanted one beside {', '.join(RESERVED)}")
+        """Store a value. Raises ConfigError for a name that is reserved or that files cannot have, and for a value that
+        is not a number."""
+        if not isinstance(name, str) or name not in self._values:
+            check_scalar_name(name)
         try:
             number = as_number(value, name)
         except (TypeError, ValueError) as error:

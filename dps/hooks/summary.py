@@ -8,10 +8,11 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+from dps.checkpoint.files import is_path
 from dps.checkpoint.storage import Storage
 from dps.errors import CheckpointError, ConfigError
 from dps.hooks.hook import Hook
-from dps.hooks.scalars import RESERVED, as_number
+from dps.hooks.scalars import as_number, check_scalar_name, is_name
 from dps.hooks.timer import Timer
 from dps.messages.replies import Push
 from dps.process.telemetry import log
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
 STALENESS, GRADIENT_NORM = "pushes/staleness", "pushes/gradient_norm"
 """Names of histograms. They differ from those of scalars: TensorBoard shows one kind under a name."""
+
+
+MOST = 1 << 1023
+"""Whole numbers from here on are written as text: the largest float, as event files have numbers, is below twice it."""
 
 
 class SummaryFile(Protocol):
@@ -60,11 +65,20 @@ def hyperparameters(given: Mapping[str, Any], who: str) -> dict[str, bool | floa
     """
     if not isinstance(given, Mapping) or not all(isinstance(name, str) and name for name in given):
         raise ConfigError(f"{who}: got hparams={given!r:.80}, wanted a dict of values by name, such as vars(args)")
-    found: dict[str, bool | float | str] = {}
-    for name, value in given.items():
-        plain = value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
-        found[name] = plain if isinstance(plain, bool | int | float | str) else str(plain)
-    return found
+    if bad := [name for name in given if not is_name(name)]:
+        raise ConfigError(
+            f"{who}: got the name {bad[0]!r:.80} in hparams, wanted text in one line, without control characters"
+        )
+    return {name: _plain(value) for name, value in given.items()}
+
+
+def _plain(value: Any) -> bool | float | str:
+    """A hyperparameter as JSON and event files have it. What no file can have is written out, such as "\\udc80"."""
+    plain = value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
+    if isinstance(plain, bool | float) or (isinstance(plain, int) and abs(plain) < MOST):
+        return plain
+    text = plain if isinstance(plain, str) else str(plain)
+    return text.encode(errors="backslashreplace").decode()
 
 
 class SummaryWriter:
@@ -80,6 +94,7 @@ class SummaryWriter:
         tensorboard: Whether to write an event file for TensorBoard, too (needs dps[tensorboard]).
 
     Raises:
+        ConfigError: A directory that is no path, or a name that is no part of a file's name.
         MissingExtra: `tensorboard` without the extra.
 
     Example:
@@ -94,6 +109,10 @@ class SummaryWriter:
     """
 
     def __init__(self, directory: str | os.PathLike[str], name: str = "evaluator:0", tensorboard: bool = False) -> None:
+        if not is_path(directory):
+            raise ConfigError(f"SummaryWriter: got directory={directory!r:.80}, wanted the path of a folder")
+        if not is_name(name) or "/" in name:
+            raise ConfigError(f"SummaryWriter: got name={name!r:.80}, wanted who writes, such as 'evaluator:0'")
         self._name, self._failing = name, False
         folder, storage = os.fspath(directory), runtime().storage
         self._files: list[SummaryFile] = [JsonLines(storage, f"{folder}/summaries.jsonl")]
@@ -111,12 +130,12 @@ class SummaryWriter:
             **scalars: Numbers by name; arrays and tensors of one element are allowed, too.
 
         Raises:
-            ConfigError: A reserved name, such as `worker` or `event`, or a value that is not a number.
+            ConfigError: A reserved name, such as `worker` or `event`, one that is blank or has control characters, or a
+                value that is not a number.
         """
         row: dict[str, Any] = {"step": step, "worker": self._name}
         for name, value in scalars.items():
-            if name in RESERVED and name != "loss":
-                raise ConfigError(f"summary: got the name {name!r}, wanted none of {', '.join(RESERVED)}")
+            check_scalar_name(name, own=("loss",))
             try:
                 row[name] = as_number(value, name)
             except (TypeError, ValueError) as error:

@@ -119,11 +119,37 @@ def test_the_newest_value_of_each_scalar_that_is_new_is_in_the_next_row_of_every
         ("", 1, "got the name ''"),
         ("a", "much", "got 'much' for a"),
         ("a", [1], "a"),
+        ("a\nb", 1, r"got the name 'a\\nb', wanted text in one line"),
+        (" ", 1, "got the name ' '"),
+        ("a\0", 1, "got the name"),
+        ("\ud800", 1, "got the name"),
+        ("a\u2028b", 1, "got the name"),
+        (b"a", 1, "got the name b'a'"),
+        (["a"], 1, "got the name"),
+        ("hparams", 1, "got the name 'hparams'"),  # the row of the start has a dict there
+        pytest.param("a", 10**400, "got a whole number that no float can represent for a", id="too large"),
+        ("a", np.array("1"), "wanted a number"),
     ],
 )
 def test_scalars_that_make_no_sense_are_told(name: str, value: Any, words: str) -> None:
     with cluster(1, 1, "inproc") as (server,), session(server) as s, pytest.raises(ValueError, match=words):
         s.summary(name, value)
+
+
+def test_a_writer_refuses_names_and_folders_that_no_file_can_have(tmp_path: Path) -> None:
+    summaries = dps.SummaryWriter(tmp_path, tensorboard=True)
+    for name in ("", "a\nb", "\ud800", "hparams", "worker"):
+        with pytest.raises(ConfigError, match="summary: got the name"):
+            summaries.write(1, **{name: 1.0})
+    for directory in ("", b"logs", "a\0b", None, 3):
+        with pytest.raises(ConfigError, match="SummaryWriter: got directory=.*wanted the path of a folder"):
+            dps.SummaryWriter(directory)  # type: ignore[arg-type]
+    for name in ("", "a/b", "\n", 3):
+        with pytest.raises(ConfigError, match="SummaryWriter: got name="):
+            dps.SummaryWriter(tmp_path, name)  # type: ignore[arg-type]
+    summaries.write(1, **{"Genauigkeit in %, 精度": 0.5, "loss": 1})
+    (line,) = (tmp_path / "summaries.jsonl").read_text().splitlines()
+    assert json.loads(line)["Genauigkeit in %, 精度"] == 0.5
 
 
 # -- who writes, and where ------------------------------------------------------------------------------------------
@@ -344,6 +370,20 @@ def test_hyperparameters_are_in_the_row_of_the_start(tmp_path: Path) -> None:
     _, storage = simulated(loop, 1, [dps.SummarySaver("log", steps=1, hparams={"rate": 0.5, "most": math.inf})])
     started, row = rows(storage)
     assert started["hparams"] == {"rate": 0.5, "most": None} and "hparams" not in row
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\0", "\ud800", " "])
+def test_a_name_of_a_hyperparameter_that_files_cannot_have_is_told(name: str) -> None:
+    with pytest.raises(ConfigError, match="SummarySaver: got the name .* in hparams, wanted text in one line"):
+        dps.SummarySaver("log", hparams={"rate": 1, name: 2})
+
+
+def test_a_hyperparameter_that_files_cannot_have_is_written_out(tmp_path: Path) -> None:
+    given = {"path": "/data/\udcff", "seed": 10**400, "shape": np.array([1, 2]), "many": -(2**200)}
+    with cluster(1, 1, "inproc") as (server,):
+        loop(server, 1, [dps.SummarySaver(str(tmp_path), tensorboard=True, hparams=given)])
+    started = json.loads((tmp_path / "summaries.jsonl").read_text().splitlines()[0])
+    assert started["hparams"] == {"path": "/data/\\udcff", "seed": str(10**400), "shape": "[1 2]", "many": -(2**200)}
 
 
 @pytest.mark.parametrize("given", [[("rate", 1)], {1: 2}, {"": 1}, "rate"])
