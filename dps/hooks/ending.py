@@ -97,7 +97,8 @@ class NanGuard(Hook):
 class FinalOps(Hook):
     """Call a function with the session when the loop has ended well, and keep what it returns.
 
-    The result is in `final_ops_values`; it is None before, and where the loop ended with an error.
+    The result is in `final_ops_values`; it is None before, and where the loop ended with an error. Each session begins
+    with None.
 
     Args:
         final_ops: A function of the session, such as an evaluation of the last values.
@@ -120,6 +121,9 @@ class FinalOps(Hook):
             raise ConfigError(f"FinalOps: got {final_ops!r:.80}, wanted a function of the session")
         self._function = final_ops
         self.final_ops_values: Any = None
+
+    def begin(self) -> None:
+        self.final_ops_values = None
 
     def end(self, session: Loop) -> None:
         self.final_ops_values = self._function(session)

@@ -44,7 +44,7 @@ class Hook:
     """How many examples one push stands for, or None if this hook was not told."""
 
     def begin(self) -> None:
-        """Called before the session opens."""
+        """Called before the session opens. The hooks of dps begin anew here, so that a second session may use them."""
 
     def after_create_session(self, session: Any) -> None:
         """Called once, when the session is open and values are restored or initialised.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dps.errors import ConfigError
 from dps.hooks.hook import Hook
-from dps.hooks.scalars import as_number
+from dps.hooks.scalars import ScalarReader, as_number
 from dps.hooks.timer import Timer
 from dps.messages.replies import Push
 from dps.process.telemetry import log
@@ -54,10 +54,14 @@ class LogMetrics(Hook):
         self._timer = Timer(100 if steps is None and seconds is None else steps, seconds, "LogMetrics")
         if metrics is not None and not callable(metrics):
             raise ConfigError(f"LogMetrics: got metrics={metrics!r:.80}, wanted a function of the session")
-        self.batch, self._pushes, self._seen = batch, 0, 0
+        self.batch, self._pushes, self._reader = batch, 0, ScalarReader()
         self._metrics, self._at_end = metrics, at_end
         self._last: tuple[Push, Any] | None = None
         """The last push and its loss, while no line has them and the end may want one."""
+
+    def begin(self) -> None:
+        self._timer.reset()
+        self._pushes, self._last = 0, None
 
     def after_run(self, session: Loop, push: Push, loss: Any) -> None:
         self._pushes += 1
@@ -82,9 +86,9 @@ class LogMetrics(Hook):
         text = "" if loss is None else f", loss {as_number(loss, 'loss'):.4f}"
         if self.batch is not None and since is not None and since[1] > 0:
             text += f", {self._pushes * self.batch / since[1]:,.0f} examples/s"
-        scalars = session.scalars.values_since(self._seen)
+        scalars = self._reader.take_new(session.scalars)
         text += "".join(f", {name} {value:.4g}" for name, value in scalars.items())
-        self._pushes, self._seen = 0, session.scalars.count
+        self._pushes = 0
         log.info("%s: step %d%s, staleness %d", session.name, push.step, text, push.staleness)
 
     def rolled_back(self, session: Loop, step: int, lost: int) -> None:
@@ -113,6 +117,10 @@ class StepCounter(Hook):
     def __init__(self, steps: int | None = None, seconds: float | None = None) -> None:
         self._timer = Timer(100 if steps is None and seconds is None else steps, seconds, "StepCounter")
         self.steps_per_s: float | None = None
+
+    def begin(self) -> None:
+        self._timer.reset()
+        self.steps_per_s = None
 
     def after_run(self, session: Loop, push: Push, loss: Any) -> None:
         if self._timer.is_due(push.step):

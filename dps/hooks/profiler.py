@@ -70,11 +70,20 @@ class Profiler(Hook):
         if isinstance(length, bool) or not isinstance(length, int) or length < 1:
             raise ConfigError(f"Profiler: got length={length!r}, wanted the pushes of one trace, a whole number from 1")
         self._directory, self._length, self._all_tasks = directory, length, all_tasks
+        self._folder = ""
+        """That of the session."""
         self._trace: ChromeTrace | RunTrace | None = None
 
+    def begin(self) -> None:
+        if isinstance(self._trace, ChromeTrace):  # of a session that an error ended
+            self._trace.restore_calls()
+        elif self._trace is not None:
+            self._trace.stop()
+        self._trace = None
+
     def after_create_session(self, session: Loop) -> None:
-        self._directory = self._directory or session.checkpoint_dir
-        if not self._directory:
+        self._folder = str(self._directory or session.checkpoint_dir or "")
+        if not self._folder:
             raise ConfigError("Profiler has no directory and the run no checkpoint_dir; give one of them")
         self._begin_trace(session, session.global_step)
 
@@ -106,14 +115,13 @@ class Profiler(Hook):
     def _begin_trace(self, session: Loop, step: int) -> None:
         if self._timer is not None:
             self._timer.record_firing(step)
-        assert self._directory is not None
-        self._trace = RunTrace(session, self._directory, self._length) if self._all_tasks else ChromeTrace(session)
+        self._trace = RunTrace(session, self._folder, self._length) if self._all_tasks else ChromeTrace(session)
 
     def _write_trace(self, session: Loop, step: int) -> None:
-        assert isinstance(self._trace, ChromeTrace) and self._directory is not None
+        assert isinstance(self._trace, ChromeTrace)
         self._trace.restore_calls()
         data, self._trace = json.dumps(self._trace.as_json(), allow_nan=False).encode(), None
-        write(session, self._directory, step, data)
+        write(session, self._folder, step, data)
 
 
 def write(session: Loop, directory: str, step: int, data: bytes) -> None:
@@ -201,9 +209,13 @@ class RunTrace:
             log.warning("%s: the trace lacks a task: %s", session.name, why)
         write(session, self._directory, made.first + made.steps, as_bytes(made.trace))
 
-    def finish(self) -> None:
-        """The loop ends: so does the trace. Blocks until it is written."""
+    def stop(self) -> None:
+        """The trace is to end. Does not wait."""
         self._stopped = True
         if self._gathering is not None:
             self._gathering.stopped = True
+
+    def finish(self) -> None:
+        """The loop ends: so does the trace. Blocks until it is written."""
+        self.stop()
         self.thread.join(END_S)

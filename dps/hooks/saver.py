@@ -49,6 +49,7 @@ class CheckpointSaver(Hook):
         """The step of the last checkpoint that this hook asked for."""
 
     def begin(self) -> None:
+        self._saved = None
         for listener in self._listeners:
             listener.begin()
 

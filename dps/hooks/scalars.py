@@ -80,3 +80,19 @@ class Scalars:
     def values_since(self, count: int) -> dict[str, float]:
         """The values that were stored after the first `count` ones, by name."""
         return {name: value for name, (number, value) in self._values.items() if number > count}
+
+
+class ScalarReader:
+    """Gives each new value of a session's scalars once, of one session after the other."""
+
+    def __init__(self) -> None:
+        self._scalars: Scalars | None = None
+        self._seen = 0
+
+    def take_new(self, scalars: Scalars) -> dict[str, float]:
+        """The newest value of each name that has a new one."""
+        if scalars is not self._scalars:
+            self._scalars, self._seen = scalars, 0
+        found = scalars.values_since(self._seen)
+        self._seen = scalars.count
+        return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,7 +13,7 @@ from dps.checkpoint.files import is_path
 from dps.checkpoint.storage import Storage
 from dps.errors import CheckpointError, ConfigError
 from dps.hooks.hook import Hook
-from dps.hooks.scalars import as_number, check_scalar_name, is_name
+from dps.hooks.scalars import ScalarReader, as_number, check_scalar_name, is_name
 from dps.hooks.timer import Timer
 from dps.messages.replies import Push
 from dps.process.telemetry import log
@@ -219,7 +220,9 @@ class SummarySaver(Hook):
             EventFile.check_installed()
         self._directory = directory
         self.batch, self._tensorboard, self._all_workers = batch, tensorboard, all_workers
-        self._pushes, self._seen = 0, 0
+        self._pushes, self._reader = 0, ScalarReader()
+        self._watched: Any = lambda: None
+        """Returns the loop whose norms the histograms have, or None."""
         self._histograms: dict[str, Histogram] = {}
         """Those of the pushes since the last row."""
         self._clear_histograms()
@@ -230,6 +233,11 @@ class SummarySaver(Hook):
 
             self._histograms = {name: Histogram() for name in (STALENESS, GRADIENT_NORM)}
 
+    def begin(self) -> None:
+        self._timer.reset()
+        self._pushes = 0
+        self._clear_histograms()
+
     def after_create_session(self, session: Loop) -> None:
         folder = self._directory or session.checkpoint_dir
         if not folder:
@@ -239,7 +247,8 @@ class SummarySaver(Hook):
             folder = f"{folder}/{session.name.replace(':', '-')}"
         self._writer = SummaryWriter(folder, session.name, self._tensorboard)
         self._write_event(session, "started", session.global_step, {"hparams": self._hparams} if self._hparams else {})
-        if self._tensorboard:
+        if self._tensorboard and self._watched() is not session:  # `fit` opens a session's hooks each time
+            self._watched = weakref.ref(session)
             session.watch_gradient_norms(lambda norm: self._histograms[GRADIENT_NORM].add(norm))
 
     def after_run(self, session: Loop, push: Push, loss: Any) -> None:
@@ -257,8 +266,8 @@ class SummarySaver(Hook):
             row["steps_per_s"] = since[0] / since[1]
             if self.batch is not None:
                 row["examples_per_s"] = self._pushes * self.batch / since[1]
-        row |= session.scalars.values_since(self._seen)
-        self._pushes, self._seen = 0, session.scalars.count
+        row |= self._reader.take_new(session.scalars)
+        self._pushes = 0
         self._write_row(session, row, self._histograms)
         self._clear_histograms()
 

@@ -23,6 +23,10 @@ class Timer:
         self._step: int | None = None
         self._time = 0.0
 
+    def reset(self) -> None:
+        """Forget when it fired: a session begins."""
+        self._step = None
+
     def is_due(self, step: int) -> bool:
         """Whether to fire at this step."""
         if self._step is None:
