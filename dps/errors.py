@@ -218,12 +218,22 @@ def remote_error(name: str, text: str, task: str, traceback: str) -> RemoteError
     return error
 
 
+def as_seconds(value: object) -> float:
+    """A number of seconds as a float; NaN for what is none, such as text or a truth value."""
+    if isinstance(value, bool) or not hasattr(value, "__float__"):
+        return math.nan
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):  # an array of several, say
+        return math.nan
+
+
 def checked_seconds(timeout: object, usual: float) -> float:
     """The seconds of a call's own `timeout`; of None the usual ones. ConfigError for what is no number of seconds,
     such as NaN, at which no wait would end."""
     if timeout is None:
         return usual
-    given = float(timeout) if hasattr(timeout, "__float__") and not isinstance(timeout, bool) else math.nan
+    given = as_seconds(timeout)
     if math.isnan(given):
         raise ConfigError(f"timeout: got {timeout!r:.40}, wanted seconds, dps.FOREVER, or None for the usual ones")
     return given

@@ -46,10 +46,8 @@ class StopAtStep(Hook):
     def __init__(self, last_step: int | None = None, num_steps: int | None = None) -> None:
         if (last_step is None) == (num_steps is None):
             raise ConfigError(f"StopAtStep: got {last_step=} and {num_steps=}, wanted one of them")
-        for name, value in (("last_step", last_step), ("num_steps", num_steps)):
-            if value is not None:
-                whole_number(f"StopAtStep: got {name}=", value, 0)
-        self.last_step, self._num_steps = last_step, num_steps
+        self._num_steps = None if num_steps is None else whole_number("StopAtStep: got num_steps=", num_steps, 0)
+        self.last_step = None if last_step is None else whole_number("StopAtStep: got last_step=", last_step, 0)
 
     def after_create_session(self, session: Loop) -> None:
         if self.last_step is None:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from dps.errors import ConfigError
 from dps.hooks.hook import Hook
 from dps.hooks.scalars import ScalarReader, as_number
-from dps.hooks.timer import Timer
+from dps.hooks.timer import EXAMPLES, Timer
 from dps.messages.replies import Push
 from dps.process.telemetry import log
+from dps.training.definition import whole_number
 
 if TYPE_CHECKING:
     from dps.hooks.hook import Loop
@@ -31,8 +32,9 @@ class LogMetrics(Hook):
         at_end: Whether the end of the loop has a line, as well.
 
     Raises:
-        ConfigError: Both steps and seconds are given, a number that is not above 0, or `metrics` cannot be called; and
-            when a line is due, if `metrics` returns something else than numbers by name.
+        ConfigError: Both steps and seconds are given, a number that is not above 0 (`steps` and `batch`: a whole one),
+            or `metrics` cannot be called; and when a line is due, if `metrics` returns something else than numbers by
+            name.
 
     Example:
         ```python
@@ -54,7 +56,8 @@ class LogMetrics(Hook):
         self._timer = Timer(100 if steps is None and seconds is None else steps, seconds, "LogMetrics")
         if metrics is not None and not callable(metrics):
             raise ConfigError(f"LogMetrics: got metrics={metrics!r:.80}, wanted a function of the session")
-        self.batch, self._pushes, self._reader = batch, 0, ScalarReader()
+        self.batch = None if batch is None else whole_number("LogMetrics: got batch=", batch, 1, EXAMPLES)
+        self._pushes, self._reader = 0, ScalarReader()
         self._metrics, self._at_end = metrics, at_end
         self._last: tuple[Push, Any] | None = None
         """The last push and its loss, while no line has them and the end may want one."""

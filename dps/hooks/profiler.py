@@ -6,12 +6,14 @@ import functools
 import json
 from typing import TYPE_CHECKING, Any
 
+from dps.checkpoint.files import is_path
 from dps.errors import CheckpointError, ConfigError, DpsError
 from dps.hooks.hook import Hook
 from dps.hooks.scalars import as_number
 from dps.hooks.timer import Timer
 from dps.messages.replies import Push
 from dps.process.telemetry import log
+from dps.training.definition import whole_number
 
 if TYPE_CHECKING:
     from dps.hooks.hook import Loop
@@ -67,9 +69,12 @@ class Profiler(Hook):
         all_tasks: bool = False,
     ) -> None:
         self._timer = None if steps is None and seconds is None else Timer(steps, seconds, "Profiler")
-        if isinstance(length, bool) or not isinstance(length, int) or length < 1:
-            raise ConfigError(f"Profiler: got length={length!r}, wanted the pushes of one trace, a whole number from 1")
-        self._directory, self._length, self._all_tasks = directory, length, all_tasks
+        if directory is not None and not is_path(directory):
+            raise ConfigError(
+                f"Profiler: got {directory=!r:.80}, wanted the path of a folder, or None for the checkpoint_dir"
+            )
+        self._length = whole_number("Profiler: got length=", length, 1, "the pushes of one trace, a whole number")
+        self._directory, self._all_tasks = directory, all_tasks
         self._folder = ""
         """That of the session."""
         self._trace: ChromeTrace | RunTrace | None = None

@@ -14,9 +14,10 @@ from dps.checkpoint.storage import Storage
 from dps.errors import CheckpointError, ConfigError
 from dps.hooks.hook import Hook
 from dps.hooks.scalars import ScalarReader, as_number, check_scalar_name, is_name
-from dps.hooks.timer import Timer
+from dps.hooks.timer import EXAMPLES, Timer
 from dps.messages.replies import Push
 from dps.process.telemetry import log
+from dps.training.definition import whole_number
 from dps.transport.current import runtime
 
 if TYPE_CHECKING:
@@ -211,15 +212,18 @@ class SummarySaver(Hook):
         hparams: Mapping[str, Any] | None = None,
     ) -> None:
         self._timer = Timer(100 if steps is None and seconds is None else steps, seconds, "SummarySaver")
-        if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
-            raise ConfigError(f"SummarySaver: got {batch=}, wanted the examples in one push, a whole number from 1")
+        self.batch = None if batch is None else whole_number("SummarySaver: got batch=", batch, 1, EXAMPLES)
+        if directory is not None and not is_path(directory):
+            raise ConfigError(
+                f"SummarySaver: got {directory=!r:.80}, wanted the path of a folder, or None for the checkpoint_dir"
+            )
         self._hparams = {} if hparams is None else hyperparameters(hparams, "SummarySaver")
         if tensorboard:
             from dps.hooks.event_file import EventFile
 
             EventFile.check_installed()
         self._directory = directory
-        self.batch, self._tensorboard, self._all_workers = batch, tensorboard, all_workers
+        self._tensorboard, self._all_workers = tensorboard, all_workers
         self._pushes, self._reader = 0, ScalarReader()
         self._watched: Any = lambda: None
         """Returns the loop whose norms the histograms have, or None."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dps.errors import ConfigError
+from dps.errors import ConfigError, as_seconds
+from dps.training.definition import whole_number
 from dps.transport.current import runtime
+
+EXAMPLES = "the examples in one push, a whole number"
+"""What the argument `batch` of a hook is."""
 
 
 class Timer:
@@ -15,11 +19,10 @@ class Timer:
     def __init__(self, every_steps: int | None = None, every_s: float | None = None, whose: str = "Timer") -> None:
         if (every_steps is None) == (every_s is None):
             raise ConfigError(f"{whose}: got steps={every_steps!r} and seconds={every_s!r}, wanted one of them")
-        if every_steps is not None and (isinstance(every_steps, bool) or not isinstance(every_steps, int)):
-            raise ConfigError(f"{whose}: got steps={every_steps!r}, wanted a whole number from 1")
-        if (every_steps is not None and every_steps < 1) or (every_s is not None and not every_s > 0):
-            raise ConfigError(f"{whose}: got steps={every_steps!r} and seconds={every_s!r}, wanted a number above 0")
-        self.every_steps, self.every_s = every_steps, every_s
+        self.every_steps = None if every_steps is None else whole_number(f"{whose}: got steps=", every_steps, 1)
+        self.every_s = None if every_s is None else as_seconds(every_s)
+        if self.every_s is not None and not self.every_s > 0:
+            raise ConfigError(f"{whose}: got seconds={every_s!r:.40}, wanted a number above 0")
         self._step: int | None = None
         self._time = 0.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dps.errors import ConfigError, DeadlineExceeded
+from dps.errors import ConfigError, DeadlineExceeded, as_seconds
 from dps.hooks.hook import Hook
 from dps.process.telemetry import LogThrottle, log
 from dps.training.definition import whole_number
@@ -62,9 +62,9 @@ class GlobalStepWaiter(Hook):
 
     def __init__(self, wait_until_step: int, timeout: float = 60.0) -> None:
         self._step = whole_number("GlobalStepWaiter: got wait_until_step=", wait_until_step, 0)
-        if isinstance(timeout, bool | str) or not hasattr(timeout, "__float__") or not float(timeout) > 0:
+        self._timeout = as_seconds(timeout)
+        if not self._timeout > 0:
             raise ConfigError(f"GlobalStepWaiter: got {timeout=}, wanted seconds above 0, or dps.FOREVER")
-        self._timeout = float(timeout)
 
     def after_create_session(self, session: Loop) -> None:
         def missing() -> str:

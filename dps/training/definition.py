@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import operator
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
@@ -19,12 +20,16 @@ from dps.process.record import as_dict, fields_of, init_of
 D = TypeVar("D", bound="Definition")
 
 
-def whole_number(got: str, value: Any, least: int) -> int:
+def whole_number(got: str, value: Any, least: int, wanted: str = "a whole number") -> int:
     """The value, if it is a whole number from `least`. Raises ConfigError for anything else; `got` begins its message,
-    such as "Dense: got units="."""
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
-        raise ConfigError(f"{got}{value!r:.40}, wanted a whole number from {least}")
-    return int(value)
+    such as "Dense: got units=", and `wanted` says what the number is."""
+    try:
+        number = least - 1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:  # also of arrays and tensors that are no whole number, which have `__index__`, too
+        number = least - 1
+    if number < least:
+        raise ConfigError(f"{got}{value!r:.40}, wanted {wanted} from {least}")
+    return number
 
 
 class BadArgument(ConfigError, TypeError):

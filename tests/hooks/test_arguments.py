@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 import dps
@@ -30,6 +31,21 @@ from dps.hooks import Timer
         (lambda: dps.SummarySaver("x", batch=0), "batch=0"),
         (lambda: Timer(), "Timer: got steps=None and seconds=None, wanted one of them"),
         (lambda: Timer(every_s=float("nan")), "above 0"),
+        (lambda: dps.CheckpointSaver(seconds="60"), "CheckpointSaver: got seconds='60', wanted a number above 0"),  # type: ignore[arg-type]
+        (lambda: dps.CheckpointSaver(seconds=True), "CheckpointSaver: got seconds=True"),
+        (lambda: dps.CheckpointSaver(steps="60"), "CheckpointSaver: got steps='60', wanted a whole number from 1"),  # type: ignore[arg-type]
+        (lambda: dps.LogMetrics(seconds=np.array([1, 2])), "LogMetrics: got seconds=array"),  # type: ignore[arg-type]
+        (lambda: dps.Profiler(seconds=1j), "Profiler: got seconds=1j"),  # type: ignore[arg-type]
+        (lambda: dps.StepCounter(steps=np.array(2.5)), "StepCounter: got steps=array"),  # type: ignore[arg-type]
+        (lambda: dps.StepCounter(steps=-(10**30)), "StepCounter: got steps=-10"),
+        (lambda: dps.LogMetrics(batch="32"), "LogMetrics: got batch='32', wanted the examples in one push"),  # type: ignore[arg-type]
+        (lambda: dps.LogMetrics(batch=0), "LogMetrics: got batch=0"),
+        (lambda: dps.GlobalStepWaiter(1, timeout=np.array([1, 2])), "GlobalStepWaiter: got timeout="),  # type: ignore[arg-type]
+        (lambda: dps.StopAtStep(np.array(2.5)), "StopAtStep: got last_step=array"),  # type: ignore[arg-type]
+        (lambda: dps.SummarySaver(""), "SummarySaver: got directory='', wanted the path of a folder, or None"),
+        (lambda: dps.SummarySaver(b"logs"), "SummarySaver: got directory=b'logs'"),  # type: ignore[arg-type]
+        (lambda: dps.Profiler("a\0b"), "Profiler: got directory="),
+        (lambda: dps.Profiler(3), "Profiler: got directory=3"),  # type: ignore[arg-type]
     ],
 )
 def test_arguments_that_do_not_fit_are_told(make: Callable[[], Any], words: str) -> None:
@@ -43,3 +59,11 @@ def test_without_a_choice_hooks_that_log_fire_every_hundred_steps_and_with_one_a
         made = [kind()._timer, kind(7)._timer, kind(seconds=2.0)._timer, kind(None, 3.0)._timer]
         fires = [timer.every_steps or timer.every_s for timer in made]
         assert fires == [100, 7, 2.0, 3.0] and [timer.every_s for timer in made] == [None, None, 2.0, 3.0]
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
+    stop = dps.StopAtStep(np.int64(3))
+    assert type(stop.last_step) is int  # progress displays know it
+    saver = dps.SummarySaver("x", steps=np.int32(7), batch=np.int64(8))
+    assert (saver._timer.every_steps, saver.batch) == (7, 8)
+    assert dps.Profiler("x", seconds=np.float32(0.5), length=np.int64(2))._timer is not None
