@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import os
 import weakref
 from collections.abc import Mapping
@@ -83,6 +84,17 @@ def _plain(value: Any) -> bool | float | str:
     return text.encode(errors="backslashreplace").decode()
 
 
+def _whole_step(step: Any) -> int:
+    """A step as files have it. Raises ConfigError for what is none."""
+    try:
+        found = operator.index(step)
+    except TypeError:
+        found = None
+    if found is None or isinstance(step, bool) or not -(1 << 63) <= found < 1 << 63:
+        raise ConfigError(f"summary: got step={step!r:.40}, wanted a whole number of 64 bits, such as the global step")
+    return found
+
+
 class SummaryWriter:
     """Adds rows of scalars to `DIRECTORY/summaries.jsonl`, such as those that an evaluator computes.
 
@@ -128,14 +140,15 @@ class SummaryWriter:
         """Add a row.
 
         Args:
-            step: The global step to which the scalars belong.
-            **scalars: Numbers by name; arrays and tensors of one element are allowed, too.
+            step: The global step to which the scalars belong, a whole number. Steps may come in any order.
+            **scalars: Numbers by name; arrays and tensors of one element are allowed, too. NaN and infinities are null
+                in JSON; event files have them.
 
         Raises:
-            ConfigError: A reserved name, such as `worker` or `event`, one that is blank or has control characters, or a
-                value that is not a number.
+            ConfigError: A step that is no whole number of 64 bits; a name that is reserved, such as `worker`, is blank
+                or has control characters; or a value that is not a number.
         """
-        row: dict[str, Any] = {"step": step, "worker": self._name}
+        row: dict[str, Any] = {"step": _whole_step(step), "worker": self._name}
         for name, value in scalars.items():
             check_scalar_name(name, own=("loss",))
             try:

@@ -152,6 +152,27 @@ def test_a_writer_refuses_names_and_folders_that_no_file_can_have(tmp_path: Path
     assert json.loads(line)["Genauigkeit in %, 精度"] == 0.5
 
 
+@pytest.mark.parametrize(
+    "step", [1.5, 2.0, math.nan, True, np.True_, "7", None, 1 << 63, np.array(2.5), np.ones(2, int)]
+)
+def test_a_writer_refuses_a_step_that_is_no_whole_number(tmp_path: Path, step: Any) -> None:
+    with pytest.raises(ConfigError, match="summary: got step=.*wanted a whole number of 64 bits") as told:
+        dps.SummaryWriter(tmp_path).write(step, a=1.0)
+    assert "\n" not in str(told.value) and not list(tmp_path.iterdir())
+
+
+def test_a_writer_takes_whole_numbers_of_numpy_and_steps_in_any_order_as_tensorboard_does(tmp_path: Path) -> None:
+    summaries = dps.SummaryWriter(tmp_path, tensorboard=True)
+    given: list[Any] = [np.int64(7), np.uint8(3), np.array(5), -1]
+    for step in given:
+        summaries.write(step, a=math.nan, b=1e300)
+    assert [row["step"] for row in map(json.loads, (tmp_path / "summaries.jsonl").read_text().splitlines())] == given
+    (file,) = tmp_path.glob("events.*")
+    found = [event for event in events(file) if event.summary.value]
+    assert [event.step for event in found] == given
+    assert all(math.isnan(event.summary.value[0].simple_value) for event in found)
+
+
 # -- who writes, and where ------------------------------------------------------------------------------------------
 
 
