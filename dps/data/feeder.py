@@ -315,10 +315,11 @@ class DatasetActor(Actor):
 def read_pass(iterator: Iterator, line: PrefetchQueue, tell: Callable[[], None]) -> None:
     """Read a pass to its end, as fast as batches are taken."""
     value: Any = ()
+    end = object()  # a function that returns None makes elements, too
     while value is not None and not isinstance(value, Exception):
         try:
-            batch = next(iterator, None)
-            value = None if batch is None else pack(batch)
+            batch = next(iterator, end)
+            value = None if batch is end else pack(batch)
         except Exception as error:
             value = error
         if not line.put((value, iterator.position), tell):

@@ -55,6 +55,13 @@ def test_a_first_pass_through_an_epoch_that_is_over_is_warned_of(caplog: pytest.
         assert "dataset 'dataset': epoch 0 is over, so this first pass has no batches; unless" in caplog.text
 
 
+def test_elements_that_are_none_are_not_the_end_of_the_data() -> None:
+    with dps.Server.create_local_server() as server:
+        dps.data.serve(dps.data.from_arrays(np.arange(3)).map(lambda n: None if n == 0 else n), server)
+        first, *others = dps.data.remote(server)
+        assert first is None and [int(n) for n in others] == [1, 2]
+
+
 def test_a_pass_that_is_broken_off_gives_back_what_it_has_not_finished() -> None:
     with dps.Server.create_local_server() as server:
         serving = dps.data.serve(dps.data.from_arrays(np.arange(10)), server)
