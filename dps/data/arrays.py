@@ -34,6 +34,8 @@ class Arrays:
             if leaf.ndim == 0 or len(leaf) != len(self._leaves[0]):
                 rows = f"{len(leaf)} rows" if leaf.ndim else "shape ()"
                 wanted = f"{len(self._leaves[0])} rows as {found[0][0]!r}" if self._leaves[0].ndim else "rows"
+                if not leaf.ndim and isinstance(tree, list | tuple):
+                    wanted += "; lists and tuples are nestings of arrays, np.array(...) makes one array of a list"
                 raise ConfigError(f"{call}: {name!r} has {rows}, wanted {wanted}")
         self.rows = len(self._leaves[0])
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
+from dps.checkpoint.files import is_path
 from dps.data.arrays import Arrays
 from dps.data.prefetching import Prefetch
 from dps.data.sources import ArraySource, FileSource, GeneratorSource
@@ -301,7 +302,7 @@ def from_files(paths: Sequence[str | os.PathLike[str]], read: Callable[[str], It
         The dataset.
 
     Raises:
-        ConfigError: A single path, or no function.
+        ConfigError: A single path, what is no path, or no function.
 
     Example:
         ```python
@@ -316,6 +317,12 @@ def from_files(paths: Sequence[str | os.PathLike[str]], read: Callable[[str], It
     """
     if isinstance(paths, str | os.PathLike):
         raise ConfigError(f"from_files: got the path {os.fspath(paths)!r}, wanted a list of paths")
+    if not isinstance(paths, Iterable):
+        raise ConfigError(f"from_files: got {paths!r:.60}, wanted a list of paths")
+    paths = list(paths)
+    for path in paths:
+        if not is_path(path):
+            raise ConfigError(f"from_files: got the path {path!r:.60}, wanted text or a pathlib.Path")
     return Dataset(FileSource([os.fspath(path) for path in paths], _callable("from_files", read)))
 
 

@@ -16,9 +16,11 @@ from dps.data.messages import AskPosition, PositionIs, feed_name
 from dps.data.stream import Stream
 from dps.errors import Aborted, ConfigError, DeadlineExceeded, TaskLost, positive_seconds
 from dps.hooks.hook import Hook
+from dps.hooks.scalars import is_name
 from dps.messages.replies import Push
 from dps.process.telemetry import log, timed_read
 from dps.queues.directory import DIRECTORY, Find, FoundAddresses
+from dps.queues.messages import LONGEST_NAME
 from dps.task.server import Server
 from dps.training.definition import whole_number
 from dps.variables.items import unpack
@@ -405,5 +407,8 @@ def remote(
 
 def check_served(call: str, server: object, name: object) -> None:
     """Raise ConfigError unless these are a server and a name under which datasets are served."""
-    if not isinstance(server, Server) or not isinstance(name, str) or not name:
-        raise ConfigError(f"{call}: got {server!r:.60} and {name!r:.60}, wanted this process's dps.Server and a name")
+    if not isinstance(server, Server) or not is_name(name) or len(str(name)) > LONGEST_NAME:
+        raise ConfigError(
+            f"{call}: got {server!r:.60} and {name!r:.60}, wanted this process's dps.Server and a name of 1 to "
+            f"{LONGEST_NAME} characters in one line"
+        )

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from dps.cluster.resolve import load_cluster
 from dps.data.dataset import Dataset
@@ -20,6 +21,9 @@ from dps.task.server import Server
 from dps.training.definition import whole_number
 
 JOIN_S = 60.0
+
+_served: WeakKeyDictionary[Server, set[str]] = WeakKeyDictionary()
+"""The names under which tasks of this process serve."""
 
 
 class Serving:
@@ -94,7 +98,8 @@ def serve(
         A handle, to be read.
 
     Raises:
-        ConfigError: No dataset, or a position of another one, or of another number of tasks.
+        ConfigError: No dataset, a name under which this task serves already, or a position of another dataset, or of
+            another number of tasks.
 
     Example:
         ```pycon
@@ -107,6 +112,8 @@ def serve(
     if not isinstance(dataset, Dataset):
         raise ConfigError(f"serve: got a {type(dataset).__name__}, wanted a dataset, as dps.data.from_arrays makes it")
     check_served("serve", server, name)
+    if name in _served.get(server, ()):
+        raise ConfigError(f"serve: {server.name} serves {name!r} already, wanted another name for another dataset")
     ahead = whole_number("serve: ahead: got ", ahead, 1)
     if tasks is not None:
         tasks = whole_number("serve: tasks: got ", tasks, 1)
@@ -115,6 +122,7 @@ def serve(
     own = Dataset(dataset.stage)  # passes of this process are no epochs of the workers
     actor = DatasetActor(own, name, ahead, _own_position(position, server, tasks), server.target, tasks)
     server.host(feed_name(name), actor)
+    _served.setdefault(server, set()).add(name)
     return Serving(actor)
 
 

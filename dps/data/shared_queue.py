@@ -10,6 +10,7 @@ from dps.actors.caller import Caller
 from dps.actors.ref import Ref
 from dps.actors.requests import Request
 from dps.errors import ConfigError, DeadlineExceeded, QueueClosed, TaskLost, checked_seconds, positive_seconds
+from dps.hooks.scalars import is_name
 from dps.process.telemetry import log
 from dps.queues.messages import (
     QUEUES,
@@ -36,6 +37,8 @@ from dps.variables.items import pack, unpack
 
 REPORT_S = 10.0
 """How often a long wait is logged."""
+MOST_ITEMS = 1 << 31
+"""The largest capacity."""
 WITHDRAW_S = 2.0
 """How long a call whose time is over waits to hear that its request is void."""
 
@@ -291,8 +294,10 @@ def queue(server: Server, name: str, capacity: int | None = None, timeout: float
         [0, 1, 2]
         ```
     """
-    if not isinstance(server, Server) or not isinstance(name, str):
+    if not isinstance(server, Server) or not isinstance(name, str) or (name and not is_name(name)):
         raise ConfigError(f"queue: got {server!r:.60} and {name!r:.60}, wanted this process's dps.Server and a name")
     if capacity is not None:
         capacity = whole_number(f"queue {name!r}: got capacity ", capacity, 1)
+        if capacity > MOST_ITEMS:
+            raise ConfigError(f"queue {name!r}: got capacity {capacity:.3g}, wanted at most {MOST_ITEMS}")
     return Queue(server, name, capacity, positive_seconds(f"queue {name!r}: got timeout ", timeout, 60.0))

@@ -7,6 +7,7 @@ from dps.actors.answers import Waiting
 from dps.actors.ref import Sender
 from dps.errors import Aborted, ConfigError, QueueClosed
 from dps.queues.messages import (
+    LONGEST_NAME,
     AskPut,
     AskSize,
     CloseQueue,
@@ -28,7 +29,6 @@ from dps.queues.state import MISSING, REFUSED, Action, Client, Ended, Given, Que
 GRACE_S = 1.0
 """How long a client's node may be disconnected before what it has not acknowledged goes to others."""
 CAPACITY = 100
-LONGEST_NAME = 200
 
 
 class QueuesActor(Actor):

@@ -12,6 +12,8 @@ from dps.transport.wire import Array
 
 QUEUES = "queues"
 """The actor's name, on the chief's node."""
+LONGEST_NAME = 200
+"""The most characters of the name of a queue, or of a dataset that is served."""
 
 
 class OpenQueue(Message, kind=80, roles=TASKS):

@@ -38,9 +38,9 @@ def pack(value: Any, special: Special | None = None) -> tuple[bytes, tuple[Array
         if special is not None and (found := special(leaf)) is not None:
             return found[1] if found[0] == PLAIN else msgpack.ExtType(found[0], packed(found[1]))
         if not (isinstance(leaf, np.ndarray | np.generic) or is_tensor(leaf)):
+            what = "whole number of more than 64 bits" if isinstance(leaf, int) else type(leaf).__name__
             raise TypeError(
-                f"a {type(leaf).__name__} cannot travel between tasks; wanted numbers, text, bytes, lists, tuples, "
-                "dicts and arrays"
+                f"a {what} cannot travel between tasks; wanted numbers, text, bytes, lists, tuples, dicts and arrays"
             )
         name = f"array {len(arrays)}"
         array = to_array(leaf, name)
@@ -53,7 +53,13 @@ def pack(value: Any, special: Special | None = None) -> tuple[bytes, tuple[Array
         found: bytes = msgpack.packb(value, default=plain, strict_types=True)
         return found
 
-    return packed(value), tuple(arrays)
+    try:
+        return packed(value), tuple(arrays)
+    except UnicodeEncodeError as error:
+        raise TypeError(
+            f"text with {error.object[error.start]!r}, half a surrogate pair, cannot travel between tasks; wanted text "
+            "that UTF-8 can represent, such as text.encode(errors='backslashreplace').decode()"
+        ) from None
 
 
 def unpack(form: bytes, arrays: Sequence[Array], special: Callable[[int, Any], Any] | None = None) -> Any:

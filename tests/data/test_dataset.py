@@ -400,6 +400,9 @@ def test_arguments_that_make_no_sense_say_what_was_wanted() -> None:
         (lambda: numbers(3).map("f"), "map: got a str, wanted a function"),  # type: ignore[arg-type]
         (lambda: dps.data.from_generator(failing()), "from_generator: got a generator, wanted a function"),  # type: ignore[arg-type]
         (lambda: dps.data.from_files("a.npy", np.load), "got the path 'a.npy', wanted a list"),
+        (lambda: dps.data.from_files(None, np.load), "from_files: got None, wanted a list of paths"),  # type: ignore[arg-type]
+        (lambda: dps.data.from_files([3], np.load), "got the path 3, wanted text or a pathlib.Path"),  # type: ignore[list-item]
+        (lambda: dps.data.from_arrays([[1, 2], [3, 4]]), r"has shape \(\), wanted rows; lists and tuples are nestings"),
         (lambda: dps.data.from_arrays(), "got no arrays"),
         (lambda: dps.data.from_arrays(np.zeros(3), np.zeros(4)), "'1' has 4 rows, wanted 3 rows as '0'"),
         (lambda: dps.data.from_arrays({"x": np.zeros(3), "y": 1.0}), r"'y' has shape \(\), wanted 3 rows as 'x'"),

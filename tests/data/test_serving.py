@@ -96,6 +96,12 @@ def test_bad_use_of_serving_is_told_in_one_line() -> None:
         ({"server": "127.0.0.1:1"}, "remote: got '127.0.0.1:1' and 'dataset', wanted this process's dps.Server and a"),
         ({"name": 7}, "and 7, wanted this process's dps.Server and a name"),
         ({"name": ""}, "and '', wanted this process's dps.Server and a name"),
+        (
+            {"name": "a\nb"},
+            "and 'a\\nb', wanted this process's dps.Server and a name of 1 to 200 characters in one line",
+        ),
+        ({"name": "\ud800"}, "wanted this process's dps.Server and a name"),
+        ({"name": "a" * 201}, "wanted this process's dps.Server and a name"),
         ({"prefetch": -1}, "remote: prefetch: got -1, wanted a whole number from 0"),
         ({"prefetch": 1.5}, "remote: prefetch: got 1.5, wanted a whole number from 0"),
         ({"prefetch": True}, "remote: prefetch: got True, wanted a whole number from 0"),
@@ -114,9 +120,13 @@ def test_arguments_of_a_remote_dataset_that_make_no_sense_are_refused_at_once(se
 def test_a_dataset_is_served_by_a_server_under_a_name() -> None:
     with dps.Server.create_local_server() as server:
         dataset, wanted = dps.data.from_arrays(np.arange(2)), "wanted this process's dps.Server and a name"
-        for where, name in ((server, ""), (server, 7), (server.target, "x")):
-            with pytest.raises(dps.ConfigError, match=f"serve: got .* and {name!r}, {wanted}"):
+        for where, name in ((server, ""), (server, 7), (server.target, "x"), (server, "\ud800")):
+            with pytest.raises(dps.ConfigError, match=f"serve: got .* and {re.escape(repr(name))}, {wanted}"):
                 dps.data.serve(dataset, where, name)  # type: ignore[arg-type]
+        dps.data.serve(dataset, server)
+        with pytest.raises(dps.ConfigError, match="serve: worker:0 serves 'dataset' already, wanted another name"):
+            dps.data.serve(dataset, server)
+        assert len(list(dps.data.remote(server))) == 2
 
 
 def test_a_dataset_task_says_what_it_was_to_serve(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
