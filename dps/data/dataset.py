@@ -10,7 +10,7 @@ from dps.checkpoint.files import is_path
 from dps.data.arrays import Arrays
 from dps.data.prefetching import Prefetch
 from dps.data.sources import ArraySource, FileSource, GeneratorSource
-from dps.data.stage import Cursor, Stage, State, check_position
+from dps.data.stage import Cursor, OneReader, Stage, State, check_position
 from dps.data.stages import BatchStage, Map, Repeat, Shuffle, has_drawn_order, read_example, sharded, with_seeds_of
 from dps.errors import ConfigError
 from dps.process.telemetry import log, timed_read
@@ -19,7 +19,7 @@ from dps.transport.current import runtime
 
 
 class Iterator:
-    """One pass over a dataset. It belongs to one thread at a time.
+    """One pass over a dataset. It belongs to one thread at a time; a ConfigError tells another one.
 
     Made by `iter(dataset)` or `dataset.iterator(position)`.
 
@@ -40,12 +40,14 @@ class Iterator:
         self._epoch = epoch
         self._cursor: Cursor = stage.open_cursor(epoch, at)
         self._arrays, self._now = stage.arrays, runtime().now
+        self._one_reader = OneReader("dataset")
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
-        found = timed_read(self._now, lambda: read_example(self._cursor, self._arrays))
+        with self._one_reader:
+            found = timed_read(self._now, lambda: read_example(self._cursor, self._arrays))
         if not found:
             raise StopIteration
         return found[0]

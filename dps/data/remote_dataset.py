@@ -13,6 +13,7 @@ from dps.actors.answers import is_last
 from dps.actors.caller import Caller
 from dps.actors.ref import Ref
 from dps.data.messages import AskPosition, PositionIs, feed_name
+from dps.data.stage import OneReader
 from dps.data.stream import Stream
 from dps.errors import Aborted, ConfigError, DeadlineExceeded, TaskLost, positive_seconds
 from dps.hooks.hook import Hook
@@ -130,7 +131,7 @@ class Remote(NamedTuple):
 
 
 class RemotePass:
-    """One pass over a remote dataset. It belongs to one thread.
+    """One pass over a remote dataset. It belongs to one thread at a time; a ConfigError tells another one.
 
     Made by `iter(remote)`.
 
@@ -154,6 +155,7 @@ class RemotePass:
         self._remote, self._server = remote, remote.server
         self._caller = Caller(self._server.runtime, self._server.name, self._server.home().keys)
         self._closed = False
+        self._one_reader = OneReader(f"{self._server.name}: dataset {remote.name!r}")
         self._using: tuple[Stream, int] | None = None
         """The batch that the loop has, and the stream that it came from."""
         self._finishing = Finishing(self.confirm)
@@ -178,6 +180,10 @@ class RemotePass:
 
         Call it where batches are used for anything but pushes of a `dps.Session`, and much is done before the next one.
         """
+        with self._one_reader:
+            self._finish_batch()
+
+    def _finish_batch(self) -> None:
         self._finishing.release_batch()
         if self._using is not None and not self._closed:
             stream, number = self._using
@@ -202,12 +208,13 @@ class RemotePass:
             log.warning("%s has not confirmed that a batch is finished; it may be given again", self._named(stream))
 
     def __next__(self) -> Any:
-        return timed_read(self._server.runtime.now, self._read_batch)
+        with self._one_reader:
+            return timed_read(self._server.runtime.now, self._read_batch)
 
     def _read_batch(self) -> Any:
         if self._closed:
             raise StopIteration
-        self.done()
+        self._finish_batch()
         self._caller.poll()
         while True:
             for stream in self._streams:
@@ -220,7 +227,7 @@ class RemotePass:
             self._rejoin_restarted()
             if all(stream.ended for stream in self._streams):
                 self._remote.epochs.update({stream.to.address: stream.epoch + 1 for stream in self._streams})
-                self.close()
+                self._leave()
                 raise StopIteration
             self._wait_for_batch()
 
@@ -287,10 +294,14 @@ class RemotePass:
 
         Blocks until the tasks that serve have answered, for a short time at most. A second call does nothing.
         """
+        with self._one_reader:
+            self._leave()
+
+    def _leave(self) -> None:
         if not self._closed:
             self._end_pass()
             asked = [self._caller.start(s.to, s.end_stream(), is_last) for s in self._streams]
-            self._caller.wait(asked, LEAVE_S)
+            self._caller.wait(asked, LEAVE_S, lambda: self._server.exit_code is not None)
             self._caller.close()
 
     def _end_pass(self) -> None:

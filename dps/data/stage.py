@@ -6,6 +6,7 @@ is one reading of a stage: it gives the next elements, and says where it is as p
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -23,6 +24,22 @@ before."""
 
 Block = Any
 """Consecutive elements: a list of them, or where the stage has `arrays`, their row numbers, as a list or an array."""
+
+
+class OneReader:
+    """A block in which one thread may be at a time. ConfigError for another one, which would take elements twice or
+    break the sockets."""
+
+    def __init__(self, what: str) -> None:
+        """`what`: whose block it is, for the message."""
+        self._what, self._lock = what, threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise ConfigError(f"{self._what}: another thread uses this iterator; make one for each thread")
+
+    def __exit__(self, *about: object) -> None:
+        self._lock.release()
 
 
 class Cursor(Protocol):

@@ -445,3 +445,25 @@ def test_an_error_is_no_end_of_the_elements(after: Step) -> None:
     for _ in range(2):
         with pytest.raises(dps.DataError, match="no such word"):
             next(iterator)
+
+
+@pytest.mark.parametrize("prefetched", [False, True])
+def test_a_second_thread_that_uses_an_iterator_is_told_and_neither_gets_elements_of_the_other(prefetched: bool) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(n: Any) -> Any:
+        begun.set()
+        assert go_on.wait(30)
+        return n
+
+    dataset = dps.data.from_arrays(np.arange(3)).map(slow)
+    iterator = iter(dataset.prefetch(1) if prefetched else dataset)
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.extend(iterator))
+    thread.start()
+    assert begun.wait(30)
+    with pytest.raises(ConfigError, match="dataset: another thread uses this iterator; make one for each thread"):
+        next(iterator)
+    go_on.set()
+    thread.join(30)
+    assert [int(n) for n in found] == [0, 1, 2] and next(iterator, None) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import dps
 from dps import role
 from dps.data.messages import feed_name
 from dps.data.prefetching import PrefetchQueue
+from dps.data.remote_dataset import LEAVE_S
 
 
 def test_workers_share_each_epoch_of_a_served_dataset() -> None:
@@ -167,3 +169,36 @@ def test_workers_wait_for_all_tasks_that_are_to_serve_and_take_from_each() -> No
             dps.data.serve(numbers, feeders[0], "again", position=positions, tasks=1)
         for feeder in feeders:
             feeder.stop()
+
+
+def test_a_second_thread_that_uses_a_pass_is_told() -> None:
+    go_on = threading.Event()
+
+    def slow(n: Any) -> Any:
+        assert n == 0 or go_on.wait(30)
+        return n
+
+    with dps.Server.create_local_server() as server:
+        dps.data.serve(dps.data.from_arrays(np.arange(3)).map(slow), server)
+        batches = iter(dps.data.remote(server))
+        found = [int(next(batches))]
+        thread = threading.Thread(target=lambda: found.extend(int(n) for n in batches))
+        thread.start()
+        while not batches._one_reader._lock.locked():
+            assert thread.is_alive()
+        for call in (batches.__next__, batches.close, batches.done):
+            with pytest.raises(dps.ConfigError, match="worker:0: dataset 'dataset': another thread uses this iterator"):
+                call()
+        go_on.set()
+        thread.join(30)
+        assert found == [0, 1, 2]
+
+
+def test_a_pass_that_is_closed_after_its_server_does_not_wait_for_anybody() -> None:
+    with dps.Server.create_local_server() as server:
+        dps.data.serve(dps.data.from_arrays(np.arange(3)), server)
+        batches = iter(dps.data.remote(server))
+        next(batches)
+    began = time.monotonic()
+    batches.close()
+    assert time.monotonic() - began < LEAVE_S
