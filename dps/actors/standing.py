@@ -29,9 +29,9 @@ OUTSIDE = ("client", "evaluator")
 """The jobs of nodes outside of the training cluster, which may join by the address of any task."""
 
 
-Sent = Callable[[], tuple[int, Mapping[int, int]]]
+Sent = Callable[[], tuple[int, Mapping[int, int], int]]
 """Returns a session's incarnation and the number of its last push to each ps, which are set before a message of that
-push leaves. Any thread may call it."""
+push leaves; and how many pushes have no result yet. Any thread may call it."""
 
 
 @record
@@ -65,6 +65,8 @@ class Home:
     """Is told step, loss and time of each push that has its result."""
     track: Callable[[int, Sent | None], None] = lambda session, sent: None
     """Is told, by a session's number, how to find which pushes it has begun to send; None: the session is closed."""
+    pushes_in_flight: Callable[[], int] = lambda: 0
+    """Returns how many pushes of all sessions of the task have no result yet."""
 
 
 class TrainingProgress:
@@ -151,9 +153,13 @@ class Standing:
         """Which pushes the sessions of this process have begun to send, as of NumbersAre."""
         found = []
         for session, sent in list(self._sent.items()):
-            incarnation, numbers = sent()
+            incarnation, numbers, _ = sent()
             found.append([session, incarnation, [[ps, number] for ps, number in numbers.items()]])
         return found
+
+    def pushes_in_flight(self) -> int:
+        """As of `Home`."""
+        return sum(sent()[2] for sent in list(self._sent.values()))
 
     def __str__(self) -> str:
         if self.exit_code is not None:

@@ -48,7 +48,7 @@ class Pushes:
         self.assigned: Assigned | None = None
         """The assigned values of a synchronous session, if it has any."""
         self._begin_epoch()
-        connection.home.track(connection.number, lambda: self._sent)
+        connection.home.track(connection.number, lambda: (*self._sent, len(self.under_way)))
         connection.caller.on_resend = self._go_on
 
     def _begin_epoch(self) -> None:

@@ -71,10 +71,12 @@ class Finishing(Hook):
     """The hook of one pass. It acts only if the push is certainly one of the batch in use: the thread that pushes took
     the batch, has none of another pass in use, and the push began after that, with no other one in flight."""
 
-    def __init__(self, confirm: Callable[[], None]) -> None:
-        """`confirm`: a method of the pass; a pass that is dropped ends."""
-        self._confirm = WeakMethod(confirm)
+    def __init__(self, confirm: Callable[[], None], pushes_in_flight: Callable[[], int]) -> None:
+        """`confirm`: a method of the pass; a pass that is dropped ends. `pushes_in_flight`: how many pushes of the task
+        have no result yet."""
+        self._confirm, self._pushes_in_flight = WeakMethod(confirm), pushes_in_flight
         self._in_flight, self._certain = 0, False
+        """`in_flight`: below 0 after the result of a push that began before the pass did."""
         self._in_use = False
         """Whether the loop has a batch. One that a push has confirmed counts: the next push may be of it, too."""
 
@@ -88,18 +90,19 @@ class Finishing(Hook):
 
     def record_batch(self) -> None:
         """The loop has got another batch."""
-        self._certain = self._in_flight == 0
+        self._certain = self._pushes_in_flight() == 0
         self._in_use = True
         _taken_from.set(frozenset(hook for hook in _taken_from.get() if hook.is_in_use()) | {self})
 
     def before_run(self, session: Any) -> None:
-        self._in_flight += 1
+        # Asked for: there may be pushes from before the pass, and those that are refused have no result.
+        self._in_flight = self._pushes_in_flight() + 1
         taken = _taken_from.get()
         if self in taken and any(hook.is_in_use() for hook in taken if hook is not self):
             self._certain = False  # the push may be of the other pass
 
     def after_run(self, session: Any, push: Push, loss: Any) -> None:
-        self._in_flight -= 1
+        self._in_flight -= 1  # not asked for: hooks hear of results one after the other that came together
         confirm = self._confirm()
         certain = self._certain and not self._in_flight and self in _taken_from.get()
         if push.accepted and certain and confirm is not None:
@@ -158,7 +161,7 @@ class RemotePass:
         self._one_reader = OneReader(f"{self._server.name}: dataset {remote.name!r}")
         self._using: tuple[Stream, int] | None = None
         """The batch that the loop has, and the stream that it came from."""
-        self._finishing = Finishing(self.confirm)
+        self._finishing = Finishing(self.confirm, self._server.home().pushes_in_flight)
         self._streams: list[Stream] = []
         over = []
         for to in remote.finder.find_tasks(self._caller):

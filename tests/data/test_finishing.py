@@ -25,17 +25,43 @@ class Pass:
         self.confirmed += 1
 
 
+class Session:
+    """Stands for the sessions of a task, whose pushes hooks hear of."""
+
+    def __init__(self) -> None:
+        self.hooks: list[Finishing] = []
+        self._in_flight = 0
+
+    def open_pass(self) -> tuple[Pass, Finishing]:
+        """A pass and its hook."""
+        of = Pass()
+        self.hooks.append(Finishing(of.confirm, lambda: self._in_flight))
+        return of, self.hooks[-1]
+
+    def begin(self) -> None:
+        """A push begins."""
+        for hook in self.hooks:
+            hook.before_run(None)
+        self._in_flight += 1
+
+    def finish(self, push: dps.Push) -> None:
+        """A push has its result."""
+        self._in_flight -= 1
+        for hook in self.hooks:
+            hook.after_run(None, push, None)
+
+
 def after(*events: str) -> int:
     """How many batches are confirmed after these events: taken, begin, accepted, dropped."""
-    of = Pass()
-    hook = Finishing(of.confirm)
+    session = Session()
+    of, hook = session.open_pass()
     for event in events:
         if event == "taken":
             hook.record_batch()
         elif event == "begin":
-            hook.before_run(None)
+            session.begin()
         else:
-            hook.after_run(None, ACCEPTED if event == "accepted" else DROPPED, None)
+            session.finish(ACCEPTED if event == "accepted" else DROPPED)
     return of.confirmed
 
 
@@ -59,13 +85,13 @@ def test_a_push_finishes_a_batch_only_if_it_is_certainly_one_of_it(events: str, 
 
 
 def test_a_push_of_another_thread_than_that_of_the_loop_finishes_nothing() -> None:
-    of = Pass()
-    hook = Finishing(of.confirm)
+    session = Session()
+    of, hook = session.open_pass()
     thread = threading.Thread(target=hook.record_batch)
     thread.start()
     thread.join()
-    hook.before_run(None)
-    hook.after_run(None, ACCEPTED, None)
+    session.begin()
+    session.finish(ACCEPTED)
     assert of.confirmed == 0
 
 
@@ -94,6 +120,23 @@ def test_the_batch_of_an_accepted_push_is_finished_when_push_returns() -> None:
         assert server.home().hooks == []
 
 
+def test_a_push_from_before_the_pass_finishes_no_batch_of_it_while_another_one_is_in_flight() -> None:
+    with dps.Server.create_local_server() as server:
+        serving = dps.data.serve(dps.data.from_arrays(np.arange(8.0)).batch(2), server)
+        with dps.Session(server, {"w": np.zeros(2)}, optimizer=dps.optim.SGD(1.0)) as session:
+            before = session.push_async({"w": np.ones(2)})  # of the last batch of an epoch before, say
+            batches = iter(dps.data.remote(server))
+            own = session.push_async({"w": next(batches)})
+            assert before.result().accepted and serving.stats()["finished"] == 0
+            assert own.result().accepted
+            session.push({"w": next(batches)})
+            assert serving.stats()["finished"] == 2
+            with pytest.raises(ValueError, match="w"):
+                session.push({"w": next(batches) * np.nan})  # refused: it has no result
+            session.push({"w": next(batches)})
+            assert serving.stats()["finished"] == 4
+
+
 def test_a_pass_whose_loop_was_left_is_no_hook_any_more() -> None:
     with dps.Server.create_local_server() as server:
         dps.data.serve(dps.data.from_arrays(np.arange(8)), server)
@@ -120,8 +163,10 @@ class Passes:
     """Two passes of one thread, "a" and "b". Each hook hears of all pushes."""
 
     def __init__(self) -> None:
-        self.counts = {name: Pass() for name in "ab"}
-        self.hooks = {name: Finishing(of.confirm) for name, of in self.counts.items()}
+        self.session = Session()
+        passes = {name: self.session.open_pass() for name in "ab"}
+        self.counts = {name: of for name, (of, _) in passes.items()}
+        self.hooks = {name: hook for name, (_, hook) in passes.items()}
 
     def play(self, events: str) -> str:
         """The passes whose batches are confirmed after these events, in no order but that of their names: a taken batch
@@ -131,12 +176,10 @@ class Passes:
                 self.hooks[event].record_batch()
             elif event[0] == "-":
                 self.hooks[event[1]].release_batch()
+            elif event == "begin":
+                self.session.begin()
             else:
-                for hook in self.hooks.values():
-                    if event == "begin":
-                        hook.before_run(None)
-                    else:
-                        hook.after_run(None, ACCEPTED, None)
+                self.session.finish(ACCEPTED)
         return "".join(name * of.confirmed for name, of in self.counts.items())
 
 
