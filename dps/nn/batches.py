@@ -33,6 +33,10 @@ class ModelBatch(NamedTuple):
         return [x.shape[1:] for x in self.xs]
 
 
+_END = object()
+"""Stands for the end of an iterable. A batch of None is a mistake, and no end."""
+
+
 class Batches:
     """The batches of a call of the model. `what` names it in messages: "fit", "validation_data" and so on."""
 
@@ -101,7 +105,7 @@ class Batches:
         if self._begun is None:
             batches = self._open_source()
             found = self._next_batch(batches)
-            if found is None:
+            if found is _END:
                 raise DataError(f"{self.what}: got no batches")
             self._begun = self._batch(found, f"{self.what}: the first batch"), _after(found, batches)
         return self._begun[0]
@@ -115,14 +119,14 @@ class Batches:
         if self._pass is not None:
             self._pass = batches
         self._begun, index = None, 0
-        while (found := self._next_batch(batches)) is not None:
+        while (found := self._next_batch(batches)) is not _END:
             index += 1
             yield self._batch(found, f"{self.what}: batch {index}")
 
     def _next_batch(self, batches: Iterator[Any]) -> Any:
-        """The next batch of an iterable; None at its end. Its errors say whose data it is."""
+        """The next batch of an iterable; _END at its end. Its errors say whose data it is."""
         with name_source(self.what):
-            return timed_read(runtime().now, lambda: next(batches, None))
+            return timed_read(runtime().now, lambda: next(batches, _END))
 
     def _open_source(self) -> Iterator[Any]:
         assert self._source is not None
