@@ -94,11 +94,14 @@ class Finishing(Hook):
         self._in_use = True
         _taken_from.set(frozenset(hook for hook in _taken_from.get() if hook.is_in_use()) | {self})
 
+    def has_other_pass(self) -> bool:
+        """Whether the running thread has a batch of another pass in use."""
+        return any(hook.is_in_use() for hook in _taken_from.get() if hook is not self)
+
     def before_run(self, session: Any) -> None:
         # Asked for: there may be pushes from before the pass, and those that are refused have no result.
         self._in_flight = self._pushes_in_flight() + 1
-        taken = _taken_from.get()
-        if self in taken and any(hook.is_in_use() for hook in taken if hook is not self):
+        if self in _taken_from.get() and self.has_other_pass():
             self._certain = False  # the push may be of the other pass
 
     def after_run(self, session: Any, push: Push, loss: Any) -> None:
@@ -108,6 +111,8 @@ class Finishing(Hook):
         if push.accepted and certain and confirm is not None:
             confirm()
 
+
+HAS_OTHER = "; this thread has a batch of another loop in use, which the next one of that loop finishes, or its done()"
 
 LEAVE_S = 2.0
 """How long a pass that ends waits until the tasks know it."""
@@ -271,6 +276,7 @@ class RemotePass:
         report_at, end_at = began + REPORT_S, began + self._remote.timeout
         going, server = self._going(), self._server
         requests = [request for stream in going for request in stream.open.values()]
+        own = HAS_OTHER if self._finishing.has_other_pass() else ""
 
         def stop() -> bool:
             changed = any(stream.came or stream.ended or stream.error is not None for stream in going)
@@ -283,7 +289,7 @@ class RemotePass:
                 break
             now = self._caller.now()
             who = "; ".join(stream.reason or f"{stream.task} ({stream.to.address}) does not answer" for stream in going)
-            text = f"{server.name}: dataset {self._remote.name!r}: {who}"
+            text = f"{server.name}: dataset {self._remote.name!r}: {who}{own}"
             if now >= end_at:
                 raise DeadlineExceeded(f"{text}; waited {now - began:.1f} s")
             if now >= report_at:

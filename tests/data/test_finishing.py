@@ -222,6 +222,19 @@ def test_two_loops_at_once_finish_their_batches_when_they_ask_for_the_next() -> 
             assert next(first, None) is None and finished()[0] == 3
 
 
+def test_a_loop_that_waits_for_another_loop_of_its_own_thread_says_so() -> None:
+    with dps.Server.create_local_server() as server:
+        dps.data.serve(dps.data.from_arrays(np.arange(3)), server)
+        remote = dps.data.remote(server, prefetch=0, timeout=0.5)
+        first, second = iter(remote), iter(remote)
+        assert [int(next(batches)) for batches in (first, second, first)] == [0, 1, 2]
+        with pytest.raises(dps.DeadlineExceeded, match="this thread has a batch of another loop in use") as told:
+            next(first)
+        assert "worker:0 waits for worker:0 to finish the last batches" in str(told.value)
+        second.done()
+        assert next(first, None) is None and next(second, None) is None
+
+
 ENDS = """
 import builtins, sys, threading
 import numpy as np, dps
