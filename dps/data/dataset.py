@@ -40,13 +40,15 @@ class Iterator:
         self._epoch = epoch
         self._cursor: Cursor = stage.open_cursor(epoch, at)
         self._arrays, self._now = stage.arrays, runtime().now
-        self._one_reader = OneReader("dataset")
+        self._one_reader, self._closed = OneReader("dataset"), False
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
         with self._one_reader:
+            if self._closed:
+                raise StopIteration
             found = timed_read(self._now, lambda: read_example(self._cursor, self._arrays))
         if not found:
             raise StopIteration
@@ -61,7 +63,9 @@ class Iterator:
         return {"epoch": self._epoch, "at": self._cursor.state()}
 
     def close(self) -> None:
-        """End the pass, and the task that reads ahead. Does not wait for it. A second call does nothing."""
+        """End the pass, and the task that reads ahead: no more elements come. Does not wait for it. A second call does
+        nothing."""
+        self._closed = True
         self._cursor.close()
 
 

@@ -29,11 +29,9 @@ class PrefetchQueue:
         return not self.closed
 
     def get(self) -> Any:
-        """Wait for the next item."""
-        self._changed.wait(lambda: bool(self._queue))
-        item = self._queue.popleft()
-        self._changed.notify()
-        return item
+        """Wait for the next item; None if the queue is closed and has none."""
+        self._changed.wait(lambda: self.closed or bool(self._queue))
+        return self.poll()
 
     def poll(self) -> Any:
         """The next item, or None while there is none. Does not wait."""
@@ -64,7 +62,7 @@ class PrefetchCursor:
             runtime().spawn("prefetch", lambda: _read_ahead(of, queue))
         block: Block = []
         if not self._ended:
-            block, self._state, self._error = self._queue.get()
+            block, self._state, self._error = self._queue.get() or ([], self._state, None)  # closed by another thread
             self._ended = not len(block)
         if self._error is not None:
             raise self._error

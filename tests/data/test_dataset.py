@@ -467,3 +467,41 @@ def test_a_second_thread_that_uses_an_iterator_is_told_and_neither_gets_elements
     go_on.set()
     thread.join(30)
     assert [int(n) for n in found] == [0, 1, 2] and next(iterator, None) is None
+
+
+def closings() -> Iterator[Dataset]:
+    numbers = dps.data.from_arrays(np.arange(9))
+    yield numbers
+    yield numbers.shuffle(3, seed=1).batch(2)
+    yield numbers.prefetch(2)
+    yield dps.data.from_generator(lambda: range(9))
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_closed_iterator_gives_nothing_more_and_nobody_waits(begun: bool) -> None:
+    for dataset in closings():
+        iterator = iter(dataset)
+        if begun:
+            next(iterator)
+        iterator.close()
+        iterator.close()
+        assert list(iterator) == []
+
+
+def test_a_thread_that_waits_for_an_element_ends_when_another_closes_the_iterator() -> None:
+    go_on = threading.Event()
+
+    def slow(n: Any) -> Any:
+        assert n == 0 or go_on.wait(30)
+        return n
+
+    iterator = iter(dps.data.from_arrays(np.arange(3)).map(slow).prefetch(1))
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.extend(iterator))
+    thread.start()
+    while not found:
+        assert thread.is_alive()
+    iterator.close()
+    thread.join(30)
+    assert not thread.is_alive() and [int(n) for n in found] == [0]
+    go_on.set()
