@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
-from dps.checkpoint.files import MANIFEST_FILE, POSITION_FILE, join
-from dps.checkpoint.folder import candidates
+from dps.checkpoint.files import MANIFEST_FILE, POSITION_FILE, is_path, join
+from dps.checkpoint.folder import candidates, load
 from dps.data.dataset import Iterator
 from dps.data.remote_dataset import RemoteDataset
 from dps.errors import CheckpointError, ConfigError
@@ -65,7 +66,7 @@ class InputSaver(CheckpointSaver):
         return session.save(position=json.dumps(position).encode())
 
 
-def saved_position(checkpoint_dir: str, name: str | None = None) -> dict[str, Any] | None:
+def saved_position(checkpoint_dir: str | os.PathLike[str], name: str | None = None) -> dict[str, Any] | None:
     """The position that `InputSaver` saved with a checkpoint.
 
     Args:
@@ -74,10 +75,11 @@ def saved_position(checkpoint_dir: str, name: str | None = None) -> dict[str, An
 
     Returns:
         The position, for `dataset.iterator(position)` or `dps.data.serve(position=...)`; None where there is no
-        checkpoint, or none with a position.
+        checkpoint, or none with a position, or where the one of that name has none.
 
     Raises:
-        CheckpointError: It cannot be read.
+        CheckpointError: There is no whole checkpoint of that name, or the position cannot be read.
+        ConfigError: A checkpoint_dir that is no path.
 
     Example:
         ```pycon
@@ -85,7 +87,11 @@ def saved_position(checkpoint_dir: str, name: str | None = None) -> dict[str, An
         True
         ```
     """
-    storage = runtime().storage
+    if not is_path(checkpoint_dir):
+        raise ConfigError(f"saved_position: got the checkpoint_dir {checkpoint_dir!r:.80}, wanted a path")
+    storage, checkpoint_dir = runtime().storage, os.fspath(checkpoint_dir)
+    if name is not None:
+        load(storage, checkpoint_dir, name, verify=False)
     for found in [name] if name is not None else candidates(storage, checkpoint_dir):
         folder = join(checkpoint_dir, found)
         if not storage.exists(join(folder, MANIFEST_FILE)):

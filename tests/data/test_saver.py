@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -68,3 +70,21 @@ def test_a_restored_run_goes_on_with_the_next_batch(remote: bool) -> None:
 def test_what_is_no_source_of_positions_is_refused() -> None:
     with pytest.raises(dps.ConfigError, match="InputSaver: got a list, wanted an iterator"):
         dps.data.InputSaver([1, 2])  # type: ignore[arg-type]
+
+
+def test_a_position_is_looked_for_in_a_path_and_under_a_name_that_is_there(tmp_path: Path) -> None:
+    with dps.Server.create_local_server() as server:
+        source = dataset().iterator()
+        with dps.Session(
+            server, {"w": np.zeros(1)}, optimizer=dps.optim.SGD(1.0), checkpoint_dir=tmp_path,
+            hooks=[dps.data.InputSaver(source, steps=1)],
+        ) as session:  # fmt: skip
+            session.push({"w": next(source)[:1]})
+    newest = dps.data.saved_position(tmp_path)
+    (_, last) = sorted(path.name for path in tmp_path.glob("step-*"))
+    assert newest is not None and newest == dps.data.saved_position(str(tmp_path), last)
+    with pytest.raises(dps.CheckpointError, match=r"there is no checkpoint 'step-7' in .*" + last):
+        dps.data.saved_position(tmp_path, "step-7")  # as if the run was to begin anew
+    for bad in ("", None, 3):
+        with pytest.raises(dps.ConfigError, match="saved_position: got the checkpoint_dir .*wanted a path"):
+            dps.data.saved_position(bad)  # type: ignore[arg-type]
