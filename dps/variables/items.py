@@ -29,8 +29,10 @@ Special = Callable[[Any], "tuple[int, Any] | None"]
 def pack(value: Any, special: Special | None = None) -> tuple[bytes, tuple[Array, ...]]:
     """The form and the arrays of a value, which are not copied. TypeError names what cannot travel."""
     arrays: list[Array] = []
+    has_scalars = False  # of numpy or the like: these may be keys, which the other side could not read
 
     def plain(leaf: Any) -> Any:
+        nonlocal has_scalars
         if isinstance(leaf, tuple):
             return msgpack.ExtType(TUPLE, packed(list(leaf)))
         if isinstance(leaf, dict):  # of a class of its own, such as a Counter
@@ -38,10 +40,11 @@ def pack(value: Any, special: Special | None = None) -> tuple[bytes, tuple[Array
         if special is not None and (found := special(leaf)) is not None:
             return found[1] if found[0] == PLAIN else msgpack.ExtType(found[0], packed(found[1]))
         if not (isinstance(leaf, np.ndarray | np.generic) or is_tensor(leaf)):
-            what = "whole number of more than 64 bits" if isinstance(leaf, int) else type(leaf).__name__
+            what = "whole number of more than 64 bits" if type(leaf) is int else type(leaf).__name__
             raise TypeError(
                 f"a {what} cannot travel between tasks; wanted numbers, text, bytes, lists, tuples, dicts and arrays"
             )
+        has_scalars = has_scalars or not isinstance(leaf, np.ndarray)
         name = f"array {len(arrays)}"
         array = to_array(leaf, name)
         if wire_name(array.dtype) not in DTYPES:  # such as the long double of C, which is another one on each machine
@@ -54,12 +57,37 @@ def pack(value: Any, special: Special | None = None) -> tuple[bytes, tuple[Array
         return found
 
     try:
-        return packed(value), tuple(arrays)
+        form = packed(value)
+        if has_scalars:
+            _check_keys(value)
+        return form, tuple(arrays)
     except UnicodeEncodeError as error:
         raise TypeError(
             f"text with {error.object[error.start]!r}, half a surrogate pair, cannot travel between tasks; wanted text "
             "that UTF-8 can represent, such as text.encode(errors='backslashreplace').decode()"
         ) from None
+
+
+def _check_keys(value: Any) -> None:
+    """Raise TypeError if a dict in a value has a key that cannot travel, such as a number of numpy."""
+    if isinstance(value, dict):
+        for key in value:
+            if not _travels_as_key(key):
+                raise TypeError(
+                    f"a {type(key).__name__} cannot travel between tasks as the key {key!r:.40}; wanted text, bytes, "
+                    "numbers or tuples of them, such as int(key)"
+                )
+        for item in value.values():
+            _check_keys(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _check_keys(item)
+
+
+def _travels_as_key(key: Any) -> bool:
+    if isinstance(key, tuple):
+        return all(map(_travels_as_key, key))
+    return not isinstance(key, np.generic) and not is_tensor(key)
 
 
 def unpack(form: bytes, arrays: Sequence[Array], special: Callable[[int, Any], Any] | None = None) -> Any:

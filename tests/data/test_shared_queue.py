@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -125,6 +126,9 @@ def test_bad_use_is_told_in_one_line(server: dps.Server) -> None:
         (lambda: dps.data.queue(server, "x", capacity=10**30), dps.ConfigError, "got capacity 1e.30, wanted at most"),
         (lambda: queue.put("\ud800"), TypeError, r"text with '.ud800', half a surrogate pair, cannot travel"),
         (lambda: queue.put({"a": 10**40}), TypeError, "a whole number of more than 64 bits cannot travel"),
+        (lambda: queue.put([{np.int64(3): 1}]), TypeError, "a int64 cannot travel between tasks as the key"),
+        (lambda: queue.put({(1, np.float32(2)): 1}), TypeError, "a tuple cannot travel between tasks as the key"),
+        (lambda: queue.put(IntEnum("E", "a").a), TypeError, "a E cannot travel between tasks"),  # type: ignore[attr-defined]
         (lambda: queue.put(object()), TypeError, "a object cannot travel between tasks"),
         (lambda: queue.put(np.array(["text"])), TypeError, "wanted an array of numbers"),
         (lambda: queue.get(timeout=0.1), dps.DeadlineExceeded, "worker:0: get: queue 'small' is empty; nobody has put"),
