@@ -63,8 +63,10 @@ class Iterator:
         return {"epoch": self._epoch, "at": self._cursor.state()}
 
     def close(self) -> None:
-        """End the pass, and the task that reads ahead: no more elements come. Does not wait for it. A second call does
-        nothing."""
+        """End the pass, and the task that reads ahead. Does not wait for it. No more elements come.
+
+        A second call does nothing.
+        """
         self._closed = True
         self._cursor.close()
 
