@@ -1,7 +1,8 @@
-"""Notices that a program has changed the values of parameters, which the next step would replace by those of the ps."""
+"""Notices that a program has changed parameters, which the next step would undo, or has replaced buffers."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 
 import torch
@@ -46,6 +47,23 @@ class LocalChanges:
     def _end_looks(self, name: str) -> str:
         self.is_told, self._versions, self._samples = True, [], []
         return name
+
+
+class ReplacedBuffers:
+    """Notices that a module has another tensor in the place of a buffer: the one that it had is gone, or has other
+    memory. Views are not watched: a program may make them for the call alone."""
+
+    def __init__(self, buffers: Mapping[str, torch.Tensor]) -> None:
+        own = {name: buffer for name, buffer in buffers.items() if not buffer._is_view()}
+        self._had = {name: (weakref.ref(buffer), buffer.data_ptr()) for name, buffer in own.items()}
+
+    def find(self) -> str:
+        """The name of the first buffer that was replaced; "" if there is none, or one was found before."""
+        for name, (had, memory) in self._had.items():
+            if (buffer := had()) is None or buffer.data_ptr() != memory:
+                self._had = {}
+                return name
+        return ""
 
 
 def _sample(tensor: torch.Tensor) -> torch.Tensor:

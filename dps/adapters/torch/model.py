@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dps.adapters.torch.changes import LocalChanges
+from dps.adapters.torch.changes import LocalChanges, ReplacedBuffers
 from dps.adapters.torch.embedding import TableParameter
 from dps.adapters.torch.staging import Staging
 from dps.client.session import Session
@@ -40,12 +40,14 @@ class TorchModel:
             _check_trained(name, parameter)
         self._frozen = {name for name, parameter in self.parameters.items() if not parameter.requires_grad}
         floats = [(name, buffer) for name, buffer in _pairs(buffers, "buffers") if buffer.is_floating_point()]
-        self.buffers = _named(floats)
-        """Floating-point buffers: values that get no gradient."""
-        for name, buffer in self.buffers.items():
+        held = _named(floats)
+        for name, buffer in held.items():
             if name in self.parameters:
                 raise ConfigError(f"buffers: {name} is the name of a parameter, too; give each its own name")
             _check_trained(name, buffer)
+        self.buffers = {name: buffer.detach() for name, buffer in held.items()}
+        """Floating-point buffers: values that get no gradient. The memory is theirs, the tensors are this object's."""
+        self._replaced = ReplacedBuffers(held)
         self.tables = {name: p for name, p in self.parameters.items() if isinstance(p, TableParameter)}
         """Parameters that stand for tables on the ps."""
         self._dense = {name: t for name, t in (self.parameters | self.buffers).items() if name not in self.tables}
@@ -53,6 +55,7 @@ class TorchModel:
         self._own = {name: t for name, t in self.parameters.items() if name not in self.tables}
         """The parameters whose values are in the model."""
         self._changes = LocalChanges(self._own)
+        self._forms = {name: _form(tensor) for name, tensor in self._own.items()}
         self._known: dict[str, torch.Tensor] = {}
         """Copies of the buffers as the ps have them, as far as this worker knows."""
 
@@ -106,7 +109,15 @@ class TorchModel:
         self._changes.note_values()
 
     def _warn_of_changes(self, session: Session) -> None:
+        if name := self._replaced.find():
+            log.warning(
+                "%s: the model has another tensor or other memory in the place of the buffer %s, as self.%s = ... and "
+                "model.to() put there: the ps, the other workers and checkpoints do not get its values; change it in "
+                "place, as self.%s.copy_(...), and move the model before dps.torch.Optimizer; this is said once",
+                session.name, name, *[name.rpartition(".")[2]] * 2,
+            )  # fmt: skip
         if name := self._changes.find():
+            self._check_forms()
             log.warning(
                 "%s: the program has changed the parameter %s since the last step, and each step replaces such changes "
                 "by the values of the ps (a clip or projection of weights, max_norm, load_state_dict), unless the "
@@ -114,6 +125,16 @@ class TorchModel:
                 "this is said once",
                 session.name, name,
             )  # fmt: skip
+
+    def _check_forms(self) -> None:
+        """Raise ConfigError if the program has given a parameter another dtype or shape."""
+        for name, tensor in self._own.items():
+            if (form := _form(tensor)) != self._forms[name]:
+                raise ConfigError(
+                    f"{name} is {_shown(form)} now, and was {_shown(self._forms[name])} when dps.torch.Optimizer was "
+                    "made: a run has the variables with which it began; call model.half(), .double() and the like "
+                    "before dps.torch.Optimizer, or compute in 16 bits under torch.autocast"
+                )
 
     def _note_values(self) -> None:
         """The tensors have the values of the ps."""
@@ -136,8 +157,10 @@ class TorchModel:
                 session.step(gradients, loss, out=self._staging.places())
                 self._staging.to_device()
                 self._note_values()
-        except BaseException:
+        except BaseException as error:
             self._staging.forget()  # a push that failed may still read the memory of `gradients`
+            if isinstance(error, ValueError):
+                self._check_forms()
             raise
 
     def pull(self, session: Session) -> None:
@@ -153,8 +176,9 @@ def _pairs(given: Iterable[Any], argument: str) -> list[tuple[str, torch.Tensor]
     found = list(given)
     for pair in found:
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
+            call = f"model.named_{argument.removeprefix('named_')}()"
             raise ConfigError(
-                f"{argument}: got {type(pair).__name__}, wanted pairs of a name and a tensor; give model.{argument}()"
+                f"{argument}: got {type(pair).__name__}, wanted pairs of a name and a tensor; give {call}"
             )
     return found
 
@@ -182,7 +206,20 @@ def _named(pairs: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]
     return found
 
 
+def _form(tensor: torch.Tensor) -> tuple[torch.dtype, torch.Size]:
+    return tensor.dtype, tensor.shape
+
+
+def _shown(form: tuple[torch.dtype, torch.Size]) -> str:
+    return f"{form[0]} {list(form[1])}"
+
+
 def _check_trained(name: str, tensor: torch.Tensor) -> None:
+    if tensor.is_meta:
+        raise ConfigError(
+            f"{name} is on the meta device and has no values; give it some before dps.torch.Optimizer, by "
+            'model.to_empty(device="cpu") and first values, or by load_state_dict(state, assign=True)'
+        )
     if tensor.dtype not in TRAINED:
         raise ConfigError(
             f"{name} is of {tensor.dtype}, which a ps does not have; wanted float16, bfloat16, float32 or float64"

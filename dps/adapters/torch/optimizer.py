@@ -40,7 +40,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         server: This process's `dps.Server`, or the address of a task of the run.
         optimizer: How the ps turn gradients into updates: one of `dps.optim`, with a rate or a schedule.
         buffers: Of `model.named_buffers()`. Those of floats are variables that get no gradient; each step assigns
-            those that have changed before its push. Counters stay local.
+            those that have changed before its push. They are changed in place; one that is replaced, as by
+            `self.mean = ...`, is not the run's any more, and a warning says so. Counters stay local.
         session: Other arguments of `dps.Session`, such as `update`, `hooks` and `checkpoint_dir`.
 
     Raises:
@@ -107,7 +108,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
             What `closure` returned.
 
         Raises:
-            ConfigError: A rate of `param_groups` is not the ps's, or a frozen parameter has a gradient.
+            ConfigError: A rate of `param_groups` is not the ps's, a frozen parameter has a gradient, or a parameter has
+                another dtype or shape than at the beginning.
             ValueError: As of `dps.Session.push`, such as for a NaN.
             DpsError: As of `dps.Session.push`.
         """
