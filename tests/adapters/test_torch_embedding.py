@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 from collections.abc import Iterator
 from typing import Any
 
@@ -109,3 +111,56 @@ def test_a_table_of_bfloat16(server: dps.Server) -> None:
 def test_a_forward_pass_without_an_optimizer_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"make a dps\.torch\.Optimizer"):
         dps.torch.Embedding(4, 2)(torch.tensor([1]))
+
+
+def test_a_deep_copy_of_a_table_on_the_ps_has_no_values_and_no_memory(server: dps.Server) -> None:
+    """Its forward pass told to make an optimizer, which then trained a table of NaN."""
+    table = dps.torch.Embedding(10, 4)
+    before = copy.deepcopy(table)
+    assert torch.equal(before.weight, table.weight)
+    opt = dps.torch.Optimizer(table.named_parameters(), server, dps.optim.SGD(0.1))
+    copied = copy.deepcopy(table)
+    assert copied.weight.shape == (10, 4) and copied.weight.untyped_storage().nbytes() == 4
+    with pytest.raises(ConfigError, match="is a copy of one whose table is on the ps, and has no values"):
+        copied(torch.tensor([1]))
+    opt.close()
+
+
+def test_a_model_with_a_table_is_saved_whole(server: dps.Server) -> None:
+    """The loaded table was a plain parameter, which looks nothing up; of one on the ps, an error told of a lock."""
+    table, saved = dps.torch.Embedding(10, 4), [io.BytesIO(), io.BytesIO()]
+    torch.save(table, saved[0])
+    first = table.weight.detach().clone()
+    opt = dps.torch.Optimizer(table.named_parameters(), server, dps.optim.SGD(0.1))
+    torch.save(table, saved[1])
+    opt.close()
+    before, after = (torch.load(io.BytesIO(file.getvalue()), weights_only=False) for file in saved)
+    assert after.weight.shape == (10, 4) and after.weight.untyped_storage().nbytes() == 4
+    with cluster(transport="inproc") as (other,):
+        opt = dps.torch.Optimizer(before.named_parameters(), other, dps.optim.SGD(0.1))
+        assert torch.equal(before(torch.tensor([1, 7])), first[[1, 7]])
+        opt.close()
+
+
+def test_a_table_that_gets_another_dtype_later_is_an_error(server: dps.Server) -> None:
+    table = dps.torch.Embedding(10, 4)
+    opt = dps.torch.Optimizer(table.named_parameters(), server, dps.optim.SGD(0.1))
+    table.half()
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(ConfigError, match=r"weight is torch\.float16 \[10, 4\] now, and was torch\.float32"):
+        opt.step()
+    opt.close()
+
+
+@pytest.mark.parametrize("kind", ["the same", "a copy"])
+def test_a_run_does_not_begin_with_a_table_without_values(kind: str, server: dps.Server) -> None:
+    """The new run trained a table of NaN."""
+    table = dps.torch.Embedding(10, 4)
+    opt = dps.torch.Optimizer(table.named_parameters(), server, dps.optim.SGD(0.1))
+    opt.close()
+    used = table if kind == "the same" else copy.deepcopy(table)
+    with cluster(transport="inproc") as (other,), pytest.raises(ConfigError, match="weight has no values: its table"):
+        dps.torch.Optimizer(used.named_parameters(), other, dps.optim.SGD(0.1))
+    again = dps.torch.Optimizer(used.named_parameters(), server, dps.optim.SGD(0.1))  # that run has the values
+    assert not used(torch.tensor([1])).isnan().any()
+    again.close()

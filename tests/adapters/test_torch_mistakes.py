@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -108,3 +110,12 @@ def test_buffers_without_names_are_an_error(server: dps.Server) -> None:
 def test_parameters_without_values_are_an_error(server: dps.Server) -> None:
     with pytest.raises(ConfigError, match=r"weight is on the meta device and has no values; give it some before"):
         optimizer(torch.nn.Linear(4, 2, device="meta"), server)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, pickle.dumps])
+def test_an_optimizer_is_neither_copied_nor_saved(duplicate: Any, server: dps.Server) -> None:
+    """The copy had no session, and its step an AttributeError."""
+    opt = optimizer(linear(), server)
+    with pytest.raises(TypeError, match=r"its session can neither be copied nor saved; save opt\.state_dict\(\)"):
+        duplicate(opt)
+    opt.close()

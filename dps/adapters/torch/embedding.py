@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from dps.client.session import Session
@@ -20,10 +21,31 @@ class TableParameter(torch.nn.Parameter):  # type: ignore[misc,unused-ignore]
     _name = ""
 
     def connect(self, session: Session, name: str) -> None:
-        """The ps has the table from now on. The memory of the first values is let go."""
+        """The ps has the table from now on. The memory of the first values is let go. ConfigError if the table had no
+        values and the run began with it."""
+        if not self.has_values and self.shape[0] and np.isnan(session.lookup(name, [0]).astype(np.float32)).all():
+            raise ConfigError(
+                f"{name} has no values: its table was on the ps of another dps.torch.Optimizer, and this run begins "
+                "with it; make another dps.torch.Embedding and load its values, or give the checkpoint_dir of that run"
+            )
         self._session, self._name = session, name
         nothing = torch.full((), float("nan"), dtype=self.dtype, device=self.device)
         self.data = nothing.expand(self.shape)
+
+    @property
+    def has_values(self) -> bool:
+        """Whether the values are here, and not on a ps."""
+        return self.numel() < 2 or any(self.stride())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TableParameter:
+        """A copy of the values; of a table on the ps one without values, and as little memory."""
+        values = self.data.clone() if self.has_values else self.data[:1, :1].clone().expand(self.shape)
+        copied: TableParameter = memo.setdefault(id(self), TableParameter(values, self.requires_grad))
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """As a copy: torch would make a plain parameter of it, and save the session."""
+        return TableParameter, (self.data, self.requires_grad)
 
     def check_loaded(self, name: str, values: torch.Tensor) -> None:
         """Raise ConfigError for values of load_state_dict that cannot be the table's. `name`: in the state."""
@@ -42,6 +64,11 @@ class TableParameter(torch.nn.Parameter):  # type: ignore[misc,unused-ignore]
     def look_up(self, indices: torch.Tensor) -> torch.Tensor:
         """Rows of the table, of shape (*indices.shape, dim), on the device of the indices. Blocks."""
         if self._session is None:
+            if not self.has_values:
+                raise ConfigError(
+                    "this dps.torch.Embedding is a copy of one whose table is on the ps, and has no values: look rows "
+                    "up by the one that was copied; copy a model before dps.torch.Optimizer is made"
+                )
             raise ConfigError(
                 "dps.torch.Embedding looks its rows up on the ps; make a dps.torch.Optimizer with the model's "
                 "named_parameters() before the first forward pass"
@@ -57,7 +84,7 @@ class Embedding(torch.nn.Module):  # type: ignore[misc,unused-ignore]
     gradient of `weight` is sparse. The first values are drawn as there.
 
     `weight` stands for the table: it has the first values until `dps.torch.Optimizer` is made with it, and none after
-    that (they read as NaN). `session.lookup(name, rows)` has them.
+    that (they read as NaN). `session.lookup(name, rows)` has them. A deep copy of it has no values then, either.
 
     Args:
         rows: The number of rows.

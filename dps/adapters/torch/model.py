@@ -55,7 +55,7 @@ class TorchModel:
         self._own = {name: t for name, t in self.parameters.items() if name not in self.tables}
         """The parameters whose values are in the model."""
         self._changes = LocalChanges(self._own)
-        self._forms = {name: _form(tensor) for name, tensor in self._own.items()}
+        self._forms = {name: _form(tensor) for name, tensor in self.parameters.items()}
         self._known: dict[str, torch.Tensor] = {}
         """Copies of the buffers as the ps have them, as far as this worker knows."""
 
@@ -128,7 +128,7 @@ class TorchModel:
 
     def _check_forms(self) -> None:
         """Raise ConfigError if the program has given a parameter another dtype or shape."""
-        for name, tensor in self._own.items():
+        for name, tensor in self.parameters.items():
             if (form := _form(tensor)) != self._forms[name]:
                 raise ConfigError(
                     f"{name} is {_shown(form)} now, and was {_shown(self._forms[name])} when dps.torch.Optimizer was "

@@ -45,7 +45,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         session: Other arguments of `dps.Session`, such as `update`, `hooks` and `checkpoint_dir`.
 
     Raises:
-        ConfigError: A name twice, a dtype that a ps does not have, or as of `dps.Session`.
+        ConfigError: A name twice, a dtype that a ps does not have, a parameter without values, or as of `dps.Session`.
         DpsError: As of `dps.Session`.
 
     Example:
@@ -83,7 +83,12 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         self.session = Session(server, self._model.variables(), optimizer=optimizer, **session)
         self._cancel_end = at_end(partial(_leave, self.session))
         self._mode, self._round = self.session.update, self.session.global_step
-        self._model.connect(self.session)
+        try:
+            self._model.connect(self.session)
+        except BaseException as error:
+            self._cancel_end()
+            _leave(self.session, error)
+            raise
         self._show_rate()
 
     @property
@@ -208,6 +213,12 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
             )
         super().load_state_dict(state_dict)
         self._show_rate()
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(
+            "dps.torch.Optimizer: its session can neither be copied nor saved; save opt.state_dict(), or make another "
+            "dps.torch.Optimizer where it is needed"
+        )
 
     def _count(self, global_step: int) -> None:
         """A push has been accepted. In local mode the global step counts rounds, and the rate the steps of a worker."""
