@@ -19,6 +19,7 @@ import numpy as np
 import optax
 from jax.experimental import io_callback
 
+from dps.adapters.twins import note_opened
 from dps.client.session import Session
 from dps.errors import ConfigError
 from dps.process.endings import at_end
@@ -149,6 +150,7 @@ class Transformation(optax.GradientTransformationExtraArgs):  # type: ignore[mis
         self._cancel_end = at_end(self._end_program)
         _open.append(self)
         self._check_threads()
+        note_opened(session, '{"a": params, "b": others}')
         return self
 
     def _check_threads(self) -> None:

@@ -1143,6 +1143,11 @@ def exchanging(session: Session) -> Exchanging:
     return Exchanging(session._connection, session._waiter, session._turns)
 
 
+def is_open(session: Session | None) -> bool:
+    """Whether there is a session that takes part in its run. A hook that raises closes one, too."""
+    return session is not None and not session._closed
+
+
 def client_of(session: Session) -> Server:
     """The task of a session. Where the session was given an address, it has made the task."""
     return session._server

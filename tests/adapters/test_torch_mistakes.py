@@ -119,3 +119,32 @@ def test_an_optimizer_is_neither_copied_nor_saved(duplicate: Any, server: dps.Se
     with pytest.raises(TypeError, match=r"its session can neither be copied nor saved; save opt\.state_dict\(\)"):
         duplicate(opt)
     opt.close()
+
+
+def test_two_models_of_one_task_are_told_that_they_have_the_same_values(server: dps.Server, caplog: Any) -> None:
+    """The second of two networks got the values of the first without a word."""
+    first, second = linear(0), linear(1)
+    opt = optimizer(first, server)
+    opt.close()
+    opt = optimizer(first, server)
+    assert not caplog.records
+    other = optimizer(second, server)
+    assert torch.equal(first.weight, second.weight)
+    (told,) = caplog.records
+    assert 'give one optimizer both, as [*a.named_parameters(prefix="a"), ' in told.getMessage()
+    other.close()
+    opt.close()
+
+
+def test_two_models_in_one_optimizer_take_turns(server: dps.Server, caplog: Any) -> None:
+    plain, ours = [linear(0), linear(1)], [linear(0), linear(1)]
+    opts = [torch.optim.SGD(model.parameters(), 0.1) for model in plain]
+    pairs = [*ours[0].named_parameters(prefix="a"), *ours[1].named_parameters(prefix="b")]
+    opt = dps.torch.Optimizer(pairs, server, SGD)
+    for turn in (0, 1, 1, 0):
+        one_step(plain[turn], opts[turn])
+        one_step(ours[turn], opt)
+        for one, other in zip(plain, ours, strict=True):
+            assert torch.allclose(one.weight, other.weight, atol=1e-6)
+    assert not caplog.records
+    opt.close()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from dps.adapters.torch.model import TorchModel
+from dps.adapters.twins import note_opened
 from dps.client.session import Session
 from dps.cluster.address import is_token
 from dps.errors import ConfigError
@@ -89,6 +90,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
             self._cancel_end()
             _leave(self.session, error)
             raise
+        note_opened(self.session, '[*a.named_parameters(prefix="a"), *b.named_parameters(prefix="b")]')
         self._show_rate()
 
     @property
