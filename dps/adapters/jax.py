@@ -178,14 +178,7 @@ class Transformation(optax.GradientTransformationExtraArgs):  # type: ignore[mis
         with self._lock:
             if self._error is not None and not isinstance(self._error, ValueError):
                 raise self._error
-            if name := self._seen.find_change(np.asarray(held), self._newest):
-                log.warning(
-                    "%s: the parameters that update got are not those of the step before (the first is %s); the ps do "
-                    "not know of a projection, of optax.lookahead or of a transformation behind dps.jax.optimizer, and "
-                    "the next step puts their values back; set what the program changes by opt.session.assign, go "
-                    "on with opt.pull(), and let dps.jax.optimizer be the last of the chain; this is said once",
-                    self.session.name, name,
-                )  # fmt: skip
+            self._tell_mistakes(arrays, np.asarray(held))
             try:
                 values = self.session.step(self._model.nest(arrays), loss=None if loss is None else np.asarray(loss))
             except BaseException as error:
@@ -194,6 +187,30 @@ class Transformation(optax.GradientTransformationExtraArgs):  # type: ignore[mis
             found = self._model.flat(values)
             self._seen.returned, self._error = (np.asarray(held), self._seen.sample_arrays(found)), None
         return found
+
+    def _tell_mistakes(self, grads: Sequence[Array], held: Array) -> None:
+        """Warn, each once, of parameters that are not the run's and of gradients that something has held back."""
+        name, is_first = self._seen.find_change(held, self._newest)
+        if name and is_first:
+            log.warning(
+                "%s: the parameters of the first update are not those of the run (the first is %s), so its gradients "
+                "belong to other values; begin with params = opt.pull(): the run has the values of its first worker, "
+                "or of a checkpoint", self.session.name, name,
+            )  # fmt: skip
+        elif name:
+            log.warning(
+                "%s: the parameters that update got are not those of the step before (the first is %s); the ps do "
+                "not know of a projection, of optax.lookahead or of a transformation behind dps.jax.optimizer, and "
+                "the next step puts their values back; set what the program changes by opt.session.assign, go "
+                "on with opt.pull(), and let dps.jax.optimizer be the last of the chain; this is said once",
+                self.session.name, name,
+            )  # fmt: skip
+        if self._seen.find_zeros(grads):
+            log.warning(
+                "%s: all gradients of an update are 0; it counts as a step, in which moments fade; optax.apply_every "
+                "in front of dps.jax.optimizer makes such updates: add up the gradients before update, as "
+                "docs/guide/jax.md shows; this is said once", self.session.name,
+            )  # fmt: skip
 
     def _newest(self) -> list[Array]:
         return self._model.flat(self.session.pull())
@@ -302,7 +319,7 @@ class Seen:
         """Of the last step the parameters before, and the values of the ps."""
         self.pulled: tuple[Array, Array] | None = None
         """The values that were pulled last, twice."""
-        self._looks = LOOKS
+        self._looks, self._is_zero_told = LOOKS, False
 
     @staticmethod
     def _stride(size: int) -> int:
@@ -321,21 +338,29 @@ class Seen:
         parts = [array.reshape(-1)[:: self._stride(size)].astype(np.float64) for array, size in taken]
         return np.concatenate(parts) if parts else np.zeros(0)
 
-    def find_change(self, held: Array, newest: Callable[[], Sequence[Array]]) -> str:
+    def find_change(self, held: Array, newest: Callable[[], Sequence[Array]]) -> tuple[str, bool]:
         """The name of a parameter that is neither as of the last step nor as of the last pull, nor as the ps have it
         now, which `newest` pulls: the program may have assigned it, or pulled it by the session. "" if there is none,
-        or one was found before. Parameters that are of no step and no pull are compared with the ps `LOOKS` times."""
+        or one was found before. Parameters that are of no step and no pull are compared with the ps `LOOKS` times. Also
+        whether there was no step and no pull before."""
         known = [values for values in (self.returned, self.pulled) if values is not None]
-        if not self._looks or not known:
-            return ""
+        if not self._looks:
+            return "", False
         wide = held.astype(np.float64)
-        apart = [np.flatnonzero(self._is_apart(wide, *values)) for values in known]
-        if not all(map(len, apart)):
-            return ""
+        if not all(self._is_apart(wide, *values).any() for values in known):
+            return "", False
         now = self.sample_arrays(newest())
-        changed = bool(self._is_apart(wide, now, now).any())
-        self._looks = 0 if changed else self._looks - 1
-        return self._names[apart[0][0]] if changed else ""
+        apart = np.flatnonzero(self._is_apart(wide, now, now))
+        if known:
+            self._looks = 0 if len(apart) else self._looks - 1
+        return self._names[apart[0]] if len(apart) else "", not known
+
+    def find_zeros(self, grads: Sequence[Array]) -> bool:
+        """Whether all gradients are 0, and were not before. Most often some elements tell that they are not."""
+        if self._is_zero_told or self.sample_arrays(grads).any() or any(grad.any() for grad in grads):
+            return False
+        self._is_zero_told = True
+        return True
 
     def _is_apart(self, held: Array, before: Array, values: Array) -> Array:
         """Where parameters are not `before + (values - before)`, up to their last digits."""

@@ -479,15 +479,3 @@ def test_the_simulator_is_refused_before_a_session_is_opened() -> None:
             dps.jax.optimizer(server, {"w": jnp.ones(2)}, dps.optim.SGD(0.1))
 
     dps.simulate(train, ps=1, workers=1)
-
-
-def test_two_models_of_one_task_are_told_that_they_have_the_same_values(caplog: pytest.LogCaptureFixture) -> None:
-    """The second of two networks got the values of the first without a word."""
-    with cluster(transport="inproc") as (server,):
-        with dps.jax.optimizer(server, {"w": jnp.ones(3)}, dps.optim.SGD(0.1)):
-            pass
-        with dps.jax.optimizer(server, {"w": jnp.zeros(3)}, dps.optim.SGD(0.1)):
-            assert not caplog.records
-            with dps.jax.optimizer(server, {"w": jnp.zeros(3)}, dps.optim.SGD(0.1)):
-                told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 1 and "two models of this task" in told[0]
