@@ -71,16 +71,28 @@ class Definition(metaclass=Checked):
         what = f"{type(self).__name__}: {field} is {got!r}, it must be {wanted}"
         return ConfigError(f"{what}; try {field}={suggestion!r}")
 
+    def _mistaken(self, field: str, got: object, wanted: str, suggestion: object) -> BadArgument:
+        what = f"{type(self).__name__}: {field} is {got!r:.200} of type {type(got).__name__}, it must be {wanted}"
+        return BadArgument(f"{what}; try {field}={suggestion!r}")
+
+    def _listed(self, field: str, suggestion: object) -> tuple[Any, ...]:
+        """The elements of one field."""
+        got = getattr(self, field)
+        if isinstance(got, str | bytes) or not hasattr(got, "__iter__"):
+            raise self._mistaken(field, got, "a list of numbers", suggestion)
+        return tuple(got)
+
     def _finite(self, field: str, suggestion: float) -> float:
         """Convert one field to a finite float, store and return it."""
         got = getattr(self, field)
         if isinstance(got, bool | str | bytes) or not hasattr(got, "__float__"):
-            what = f"{type(self).__name__}: {field} is {got!r} of type {type(got).__name__}"
-            raise BadArgument(f"{what}, it must be a number; try {field}={suggestion!r}")
+            raise self._mistaken(field, got, "a number", suggestion)
         try:
             value = float(got)
         except OverflowError:  # an int too large for a float
             value = math.inf
+        except (TypeError, ValueError, RuntimeError):  # an array or a tensor
+            raise self._mistaken(field, got, "one number", suggestion) from None
         if not math.isfinite(value):
             raise self._refuse(field, got, "finite", suggestion)
         self._put(field, value)

@@ -165,10 +165,12 @@ class Piecewise(Schedule):
     values: Sequence[float]
 
     def __post_init__(self) -> None:
-        boundaries, values = tuple(self.boundaries), tuple(self.values)
+        boundaries, values = self._listed("boundaries", [100]), self._listed("values", [0.1, 0.01])
         if len(values) != len(boundaries) + 1:
             wanted = f"one longer than boundaries, here {len(boundaries) + 1} values"
             raise self._refuse("values", list(values), wanted, [0.1 / 10**i for i in range(len(boundaries) + 1)])
+        if not all(_is_whole(boundary) for boundary in boundaries):
+            raise self._refuse("boundaries", list(boundaries), "whole numbers of steps", [100])
         if any(later <= earlier for earlier, later in pairwise(boundaries)):
             raise self._refuse("boundaries", list(boundaries), "strictly rising", sorted(set(boundaries)))
         self._put("boundaries", tuple(int(boundary) for boundary in boundaries))
@@ -202,7 +204,7 @@ class PerStep(Schedule):
     values: Sequence[float]
 
     def __post_init__(self) -> None:
-        values = tuple(self.values)
+        values = self._listed("values", [0.1, 0.05])
         if not 1 <= len(values) <= MOST_VALUES:
             got = f"{len(values)} values"
             raise self._refuse("values", got, f"from 1 to {MOST_VALUES} numbers", [0.1, 0.05])
@@ -253,6 +255,13 @@ class WarmUp(Schedule):
         if step < self.steps:
             return rate_at(self.target, 0) * step / self.steps
         return rate_at(self.target, step - self.steps)
+
+
+def _is_whole(number: object) -> bool:
+    """Whether this is a whole number, of any type but bool: 1e4 is one."""
+    if isinstance(number, bool | str | bytes) or not hasattr(number, "__float__"):
+        return False
+    return math.isfinite(number) and number == int(number)  # type: ignore[call-overload]
 
 
 def rate_at(rate: float | Schedule, step: int) -> float:

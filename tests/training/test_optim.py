@@ -8,9 +8,11 @@ import subprocess
 import sys
 
 import msgpack
+import numpy as np
 import pytest
 
 from dps import optim
+from dps.errors import ConfigError
 
 EVERY_OPTIMIZER = [
     optim.SGD(0.5, weight_decay=0.25),
@@ -133,6 +135,9 @@ def test_warm_up_rises_in_a_line_and_then_starts_its_target():
         (lambda: optim.WarmUp(0.1, 2.5), "steps is 2.5", "try steps=1000"),
         (lambda: optim.Piecewise([1, 2], [1.0, 2.0]), "one longer than boundaries, here 3 values", "try values"),
         (lambda: optim.Piecewise([2, 1], [1, 2, 3]), "boundaries is [2, 1], it must be strictly", "boundaries=[1, 2]"),
+        (lambda: optim.Piecewise([1.5], [1, 2]), "boundaries is [1.5], it must be whole numbers of steps", "try"),
+        (lambda: optim.Piecewise([math.nan], [1, 2]), "boundaries is [nan], it must be whole numbers of steps", "try"),
+        (lambda: optim.Piecewise(["a"], [1, 2]), "boundaries is ['a'], it must be whole numbers of steps", "try"),
     ],
 )
 def test_a_number_out_of_range_is_refused_with_a_suggestion(make, field, suggestion):
@@ -144,6 +149,27 @@ def test_a_number_out_of_range_is_refused_with_a_suggestion(make, field, suggest
 def test_a_rate_that_is_no_number_and_no_schedule_is_a_type_error(rate):
     with pytest.raises(TypeError, match=r"learning_rate is .* must be a number"):
         optim.SGD(rate)
+
+
+@pytest.mark.parametrize(
+    ("make", "wanted"),
+    [
+        (lambda: optim.PerStep(0.1), "values is 0.1 of type float, it must be a list of numbers; try values="),
+        (lambda: optim.Piecewise(5, [1, 2]), "boundaries is 5 of type int, it must be a list of numbers; try"),
+        (lambda: optim.SGD(np.array([0.1])), r"learning_rate is array.* of type ndarray, it must be one number; try"),
+    ],
+    ids=["values", "boundaries", "array"],
+)
+def test_a_list_for_a_number_and_a_number_for_a_list_are_type_errors_in_one_line(make, wanted):
+    with pytest.raises(ConfigError, match=wanted) as raised:
+        make()
+    assert isinstance(raised.value, TypeError)
+
+
+def test_whole_boundaries_of_any_type_are_taken():
+    assert optim.Piecewise(np.array([1e4, 2e4]), np.array([0.1, 0.2, 0.3])) == optim.Piecewise(
+        [10_000, 20_000], [0.1, 0.2, 0.3]
+    )
 
 
 def test_a_flag_that_is_no_bool_is_a_type_error():
