@@ -103,6 +103,9 @@ class Variable:
                 f"dps.Variable({shape}): a tuple of whole numbers may be a shape or values; for a shape give "
                 f"dps.Variable(np.zeros({shape})), for values dps.Variable(np.array({list(shape)}))"
             )
+        for field in ("trainable", "sparse"):
+            if not isinstance(getattr(self, field), bool | np.bool_):
+                raise ConfigError(f"dps.Variable: {field} is {getattr(self, field)!r:.40}, wanted True or False")
         if self.synchronization not in ("on_write", "on_read"):
             raise ConfigError(f"synchronization: got {self.synchronization!r}, wanted 'on_write' or 'on_read'")
         if self.aggregation not in (None, "sum", "mean", "only_first_replica"):

@@ -59,8 +59,8 @@ def test_a_hundred_thousand_steps_reach_the_ps() -> None:
         opt.close()
 
 
-@pytest.mark.parametrize("steps", [0, 100_001])
-def test_too_few_and_too_many_steps_are_an_error(steps: int) -> None:
+@pytest.mark.parametrize("steps", [0, 100_001, 2.5])
+def test_too_few_and_too_many_steps_are_an_error(steps: Any) -> None:
     with pytest.raises(ConfigError, match="from 1 to 100000"):
         dps.torch.schedule(lambda opt: lr.StepLR(opt, 1), steps, 0.1)
 
@@ -68,3 +68,37 @@ def test_too_few_and_too_many_steps_are_an_error(steps: int) -> None:
 def test_a_scheduler_that_needs_losses_is_an_error() -> None:
     with pytest.raises(ConfigError, match="ReduceLROnPlateau"):
         dps.torch.schedule(lambda opt: lr.ReduceLROnPlateau(opt), 10, 0.1)
+
+
+def test_a_scheduler_that_changes_momentum_is_an_error() -> None:
+    """The ps took its rates, and kept the momentum (Adam's beta1) that plain torch cycles."""
+    with pytest.raises(ConfigError, match=r"OneCycleLR changes momentum, .* cycle_momentum=False"):
+        dps.torch.schedule(lambda opt: lr.OneCycleLR(opt, 0.1, total_steps=10), 10, 0.1)
+    cycle = dps.torch.schedule(lambda opt: lr.OneCycleLR(opt, 0.1, total_steps=10, cycle_momentum=False), 10, 0.1)
+    assert max(map(cycle.at, range(10))) == pytest.approx(0.1) and cycle.at(0) < 0.01
+
+
+def test_what_is_no_scheduler_of_the_argument_is_an_error() -> None:
+    """A scheduler of another optimizer gave one rate for all steps."""
+    mine = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    with pytest.raises(ConfigError, match="a scheduler of another optimizer than the one that it was given"):
+        dps.torch.schedule(lambda _: lr.StepLR(mine, 1), 10, 0.1)
+    with pytest.raises(ConfigError, match="make_scheduler returned NoneType, wanted a scheduler"):
+        dps.torch.schedule(lambda _: None, 10, 0.1)
+
+
+@pytest.mark.parametrize("make", ["chained", "sequential", "lambda"])
+def test_schedulers_of_schedulers_are_of_the_argument(make: str) -> None:
+    chained = {
+        "chained": lambda opt: lr.ChainedScheduler([lr.ConstantLR(opt, 0.5, 2), lr.ExponentialLR(opt, 0.9)]),
+        "sequential": lambda opt: lr.SequentialLR(opt, [lr.ConstantLR(opt, 0.5, 9), lr.ExponentialLR(opt, 0.9)], [2]),
+        "lambda": lambda opt: lr.LambdaLR(opt, lambda step: 1 / (1 + step)),
+    }[make]
+    plain = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    scheduler, wanted = chained(plain), []
+    for _ in range(6):
+        wanted.append(plain.param_groups[0]["lr"])
+        plain.step()
+        scheduler.step()
+    rates = dps.torch.schedule(chained, 6, 0.1)
+    assert [rates.at(step) for step in range(6)] == pytest.approx(wanted)

@@ -160,3 +160,12 @@ def test_a_tuple_of_whole_numbers_may_be_a_shape_and_is_refused_as_a_value(shape
     assert dps.Variable((0.5, 1.5)).value == (0.5, 1.5)
     assert dps.Variable([5, 3]).value == [5, 3]
     assert [name for name, _ in leaves({"w": (dps.Variable([1.0]), dps.Variable([2.0]))})] == ["w/0", "w/1"]
+
+
+@pytest.mark.parametrize("field", ["trainable", "sparse"])
+@pytest.mark.parametrize("value", ["no", 1, None])
+def test_a_flag_of_a_variable_is_true_or_false(field: str, value: object) -> None:
+    """The text "no" meant yes."""
+    with pytest.raises(ConfigError, match=f"dps.Variable: {field} is {value!r}, wanted True or False"):
+        Variable(np.zeros(2), **{field: value})
+    assert not getattr(Variable(np.zeros(2), **{field: np.False_}), field)

@@ -9,6 +9,7 @@ import torch
 
 from dps.client.session import Session
 from dps.errors import ConfigError
+from dps.training.definition import whole_number
 
 
 class TableParameter(torch.nn.Parameter):  # type: ignore[misc,unused-ignore]
@@ -92,7 +93,8 @@ class Embedding(torch.nn.Module):  # type: ignore[misc,unused-ignore]
         dtype: The dtype of the table. None: torch's default.
 
     Raises:
-        ConfigError: A forward pass before there is a `dps.torch.Optimizer` of the table.
+        ConfigError: A size that is no whole number, or a forward pass before there is a `dps.torch.Optimizer` of the
+            table.
 
     Example:
         ```python
@@ -113,7 +115,8 @@ class Embedding(torch.nn.Module):  # type: ignore[misc,unused-ignore]
 
     def __init__(self, rows: int, dim: int, dtype: torch.dtype | None = None) -> None:
         super().__init__()
-        self.rows, self.dim = rows, dim
+        self.rows = whole_number("dps.torch.Embedding: got rows=", rows, 0)
+        self.dim = whole_number("dps.torch.Embedding: got dim=", dim, 1)
         self.weight = TableParameter(torch.empty(rows, dim, dtype=dtype))
         with torch.no_grad():
             self.weight.normal_()
