@@ -52,9 +52,10 @@ class Variable:
             renews nothing. The key is then as one that was never pushed. None: rows never expire.
 
     Raises:
-        ConfigError: An unknown synchronization or aggregation, "on_read" without aggregation, a tuple of whole numbers
-            as the value, which may be meant as a shape, both a value and `init`, numbers of `init` that do not fit the
-            shape and the dtype, or settings that a keyed table does not have.
+        ConfigError: An unknown synchronization or aggregation, "on_read" without aggregation, a flag that is neither
+            True nor False, a device that is none, a tuple of whole numbers as the value, which may be meant as a shape,
+            both a value and `init`, numbers of `init` that do not fit the shape and the dtype, or settings that a keyed
+            table does not have.
 
     Example:
         ```python
@@ -103,6 +104,8 @@ class Variable:
                 f"dps.Variable({shape}): a tuple of whole numbers may be a shape or values; for a shape give "
                 f"dps.Variable(np.zeros({shape})), for values dps.Variable(np.array({list(shape)}))"
             )
+        if not isinstance(self.device, Device | str | None):
+            raise ConfigError(f"dps.Variable: device is {self.device!r:.40}, wanted one such as '/job:ps/task:1'")
         for field in ("trainable", "sparse"):
             if not isinstance(getattr(self, field), bool | np.bool_):
                 raise ConfigError(f"dps.Variable: {field} is {getattr(self, field)!r:.40}, wanted True or False")

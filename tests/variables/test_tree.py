@@ -169,3 +169,10 @@ def test_a_flag_of_a_variable_is_true_or_false(field: str, value: object) -> Non
     with pytest.raises(ConfigError, match=f"dps.Variable: {field} is {value!r}, wanted True or False"):
         Variable(np.zeros(2), **{field: value})
     assert not getattr(Variable(np.zeros(2), **{field: np.False_}), field)
+
+
+@pytest.mark.parametrize("device", [3, 1.5, ("/job:ps/task:1",)])
+def test_the_device_of_a_variable_is_one(device: object) -> None:
+    """Opening a session ended in an AttributeError about __match_args__."""
+    with pytest.raises(ConfigError, match="dps.Variable: device is .*, wanted one such as '/job:ps/task:1'"):
+        Variable(np.zeros(2), device=device)
