@@ -148,3 +148,17 @@ def test_two_models_in_one_optimizer_take_turns(server: dps.Server, caplog: Any)
             assert torch.allclose(one.weight, other.weight, atol=1e-6)
     assert not caplog.records
     opt.close()
+
+
+@pytest.mark.parametrize(("name", "value"), [("weight_decay", 0.1), ("momentum", 0.9), ("betas", (0.9, 0.99))])
+def test_a_number_of_a_rule_in_a_group_is_an_error(name: str, value: Any, server: dps.Server) -> None:
+    """It changed nothing, without a word."""
+    model = linear()
+    opt = optimizer(model, server)
+    one_step(model, opt)
+    opt.param_groups[0][name] = value
+    with pytest.raises(ConfigError, match=rf"param_groups has {name}, which no ps reads: the rule is the ps's, SGD\("):
+        one_step(model, opt)
+    del opt.param_groups[0][name]
+    one_step(model, opt)
+    opt.close()

@@ -20,6 +20,8 @@ from dps.training.update_modes import Local
 
 SAME_RATE = 1e-6
 """Rates that differ by less are one rate."""
+OF_RULES = frozenset(("weight_decay", "momentum", "betas", "eps", "alpha", "nesterov", "amsgrad", "maximize"))
+"""What optimizers of torch read of a group, and the ps have in their rule."""
 SAME_DIGITS = 2e-7
 """A share of a rate that is lost where it is rounded to float32."""
 
@@ -115,8 +117,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
             What `closure` returned.
 
         Raises:
-            ConfigError: A rate of `param_groups` is not the ps's, a frozen parameter has a gradient, or a parameter has
-                another dtype or shape than at the beginning.
+            ConfigError: A rate of `param_groups` is not the ps's, or a number there is of a rule; a frozen parameter
+                has a gradient, or a parameter has another dtype or shape than at the beginning.
             ValueError: As of `dps.Session.push`, such as for a NaN.
             DpsError: As of `dps.Session.push`.
         """
@@ -233,7 +235,13 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
             group["lr"] = self._shown
 
     def _check_rates(self) -> None:
+        """Raise ConfigError if the program has changed a group's rate, or put a number there that only rules have."""
         for group in self.param_groups:
+            if of_rule := OF_RULES & group.keys():
+                raise ConfigError(
+                    f"param_groups has {min(of_rule)}, which no ps reads: the rule is the ps's, {self._rule!r:.200}; "
+                    "give dps.torch.Optimizer another one of dps.optim"
+                )
             given = float(group["lr"])
             if given == self._shown:
                 continue
