@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         last_epoch,
         load,
         load_told,
+        newest_to_begin,
         newest_whole,
         retain,
     )
@@ -61,6 +62,7 @@ __all__ = [
     "last_epoch",
     "load",
     "load_told",
+    "newest_to_begin",
     "newest_whole",
     "parse_folder_name",
     "part_t",
@@ -80,7 +82,8 @@ if not TYPE_CHECKING:
         {
             "candidates": "folder", "commit": "folder", "keep_position": "folder",
             "last_epoch": "folder",
-            "load": "folder", "load_told": "folder", "newest_whole": "folder", "retain": "folder",
+            "load": "folder", "load_told": "folder", "newest_to_begin": "folder", "newest_whole": "folder",
+            "retain": "folder",
             "Journal": "journal", "JournalState": "journal",
             "Manifest": "manifest", "SavedPart": "manifest", "SavedShard": "manifest", "SavedVariable": "manifest",
             "MemoryStorage": "memory",

@@ -121,6 +121,23 @@ def newest_whole(storage: Storage, checkpoint_dir: str, log: Callable[[str], Non
     return None
 
 
+def newest_to_begin(storage: Storage, checkpoint_dir: str, log: Callable[[str], None]) -> Manifest | None:
+    """As `newest_whole`, for a run that begins. Raises CheckpointError if there are finished checkpoints and none of
+    them is whole: such a run would begin anew, without what was trained."""
+    if (newest := newest_whole(storage, checkpoint_dir, log)) is not None:
+        return newest
+    for name in candidates(storage, checkpoint_dir):
+        if storage.exists(join(join(checkpoint_dir, name), MANIFEST_FILE)):
+            try:
+                return load(storage, checkpoint_dir, name)
+            except CheckpointError as error:
+                raise CheckpointError(
+                    f"no checkpoint in {checkpoint_dir} is whole, and the run does not begin anew beside them; of the "
+                    f"newest: {error}; put the files back, or choose another checkpoint_dir to begin anew"
+                ) from error
+    return None
+
+
 def retain(storage: Storage, checkpoint_dir: str, keep: int) -> list[str]:
     """Delete old checkpoints; returns the deleted names.
 

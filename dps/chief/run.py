@@ -14,6 +14,7 @@ from dps.checkpoint import (
     candidates,
     last_epoch,
     load,
+    newest_to_begin,
     newest_whole,
     parse_folder_name,
 )
@@ -57,7 +58,7 @@ class Run:
     def begin_from(self, storage: Storage) -> int:
         """Choose the checkpoint to begin from: the requested one, else the newest whole one; returns steps lost.
 
-        Raises CheckpointError if that checkpoint holds another model."""
+        Raises CheckpointError if that checkpoint holds another model, or if there are some and none is whole."""
         before, self.restore, self.saved_at = self.step, "", 0.0
         manifest = self._manifest(storage) if self.checkpoint_dir else None
         if manifest is not None:
@@ -81,7 +82,8 @@ class Run:
                 return load(storage, self.checkpoint_dir, wanted)
             except CheckpointError as error:
                 log.error("%s", error)
-        return newest_whole(storage, self.checkpoint_dir, log.warning)
+        choose = newest_whole if self.trained else newest_to_begin
+        return choose(storage, self.checkpoint_dir, log.warning)
 
 
 def read_journal(storage: Storage, checkpoint_dir: str, members: RunMembers, same_run: bool = True) -> int:

@@ -14,7 +14,7 @@ from dps.checkpoint import (
     commit,
     folder_name,
     last_epoch,
-    newest_whole,
+    newest_to_begin,
     part_t,
     read_part,
     retain,
@@ -259,9 +259,9 @@ class WorkerCheckpoints:
 
     def restore_newest(self, plan: Plan, put: Callable[[str, str, Array, int], None]) -> int | None:
         """Hand the newest whole checkpoint to `put`: name, slot, values, updates of the variable. Returns its step,
-        or None if there is none. Raises CheckpointError if it does not fit."""
+        or None if there is none. Raises CheckpointError if it does not fit, or if all are damaged."""
         self._epoch_number()
-        manifest = newest_whole(self._storage, self._folder, log.warning)
+        manifest = newest_to_begin(self._storage, self._folder, log.warning)
         if manifest is None:
             return None
         check_saved(plan, self._folder, manifest)

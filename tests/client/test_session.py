@@ -474,6 +474,16 @@ def test_a_damaged_checkpoint_is_skipped_and_said_so(
     assert any(newest.name in text and "skipped" in text for text in caplog.messages)
 
 
+def test_a_folder_of_damaged_checkpoints_does_not_begin_a_run_anew(tmp_path: Path) -> None:
+    train(tmp_path, 6)
+    saved = sorted(p for p in tmp_path.iterdir() if p.name.startswith("step-"))
+    for folder in saved:
+        os.truncate(sorted(folder.glob("shard-*"))[0], 10)
+    with pytest.raises(CheckpointError, match=rf"no checkpoint in .* is whole.*{saved[-1].name}.*10 bytes.*put the fi"):
+        train(tmp_path, 7)
+    assert sorted(p for p in tmp_path.iterdir() if p.name.startswith("step-")) == saved
+
+
 @pytest.mark.timeout(20)
 def test_a_fifo_in_a_checkpoint_is_skipped_and_said_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     train(tmp_path, 6)
