@@ -43,6 +43,7 @@ _set: dict[str, str] = {}
 def guarded(work: Callable[[], int], verbose: bool = False) -> int:
     """The exit code of `work`. Errors of dps and of the operating system become one line on stderr. At its end the
     outputs hold nothing back that they cannot write: the interpreter would try again, and end with 120."""
+    open_closed_streams()
     try:
         return _guarded(work, verbose)
     finally:
@@ -58,7 +59,7 @@ def _guarded(work: Callable[[], int], verbose: bool) -> int:
         try:
             return work()
         finally:
-            _flush()  # here, for a full disk may show itself only now
+            sys.stdout.flush()  # here, for a full disk may show itself only now
     except (DpsError, ValueError, OSError, OverflowError) as error:
         drop_output(sys.stdout)
         if isinstance(error, BrokenPipeError):  # who reads the output may go, as `head` does
@@ -92,9 +93,16 @@ def _text(error: Exception) -> str:
     return f"{where}: {error.strerror}{f'; {advice}' if advice else ''}"
 
 
-def _flush() -> None:
-    if sys.stdout:  # None where it was closed before the start
-        sys.stdout.flush()
+def open_closed_streams() -> None:
+    """Open stdin, stdout and stderr on nothing where they were closed before the start (`2>&-`). Else the next socket or
+    file gets the number, and lines for people are written into it."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))
 
 
 def drop_output(stream: TextIO | None) -> OSError | None:

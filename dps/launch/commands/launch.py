@@ -106,7 +106,10 @@ def begin_run(wanted: RunRequest, say: bool = False) -> str:
         raise
     except OSError as error:
         shutil.rmtree(path)
-        raise ConfigError(f"the run cannot be made: {error}") from None
+        raise ConfigError(
+            f"the run cannot be made in {path}: {error.strerror or error}; make room there, or set DPS_RUNS to another "
+            "folder"
+        ) from None
     return path
 
 
