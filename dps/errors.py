@@ -182,6 +182,27 @@ def from_wire(name: str, text: str, task: str, traceback: str) -> Exception:
     return error
 
 
+def message_of(error: BaseException) -> str:
+    """The message of an error as text that can travel: with escapes for what is no UTF-8, as in the names of some
+    files; "" if the error's own `__str__` raises."""
+    try:
+        text = str(error)
+    except Exception:
+        return ""
+    return travelling(text)
+
+
+def told(error: BaseException) -> str:
+    """An error as text that can travel: its class, and its message if it has one."""
+    message = message_of(error)
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def travelling(text: str) -> str:
+    """A text with escapes for what is no UTF-8."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def wire_name(error: BaseException) -> str:
     """The name of the nearest class that `from_wire` knows."""
     for cls in type(error).__mro__:

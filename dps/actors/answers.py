@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dps.errors import from_wire, wire_name
+from dps.errors import from_wire, message_of, wire_name
 from dps.transport.message import ANSWER, Message
 
 
@@ -25,7 +25,7 @@ class Failed(Message, kind=2, roles=ANSWER):
     @staticmethod
     def of(error: BaseException, task: str, traceback: str = "") -> Failed:
         """The answer that carries an exception."""
-        return Failed(wire_name(error), str(error), task, traceback)
+        return Failed(wire_name(error), message_of(error), task, traceback)
 
 
 class Waiting(Message, kind=3, roles=ANSWER):

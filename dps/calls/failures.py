@@ -6,7 +6,7 @@ import os
 import traceback
 from types import TracebackType
 
-from dps.errors import ConfigError
+from dps.errors import ConfigError, told, travelling
 from dps.process.functions import DPS, without_own_frames
 from dps.process.record import record
 
@@ -35,7 +35,7 @@ class Failure:
 
 def failure_of(error: BaseException) -> Failure:
     """The Failure of an exception. `sys.exit("why")` in a program gets no traceback, because its text is the reason."""
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    text = told(error)
     if isinstance(error, SystemExit):
         return Failure(text)
     frames = without_own_frames(error.__traceback__)
@@ -61,4 +61,4 @@ def _place(trace: TracebackType | None) -> str:
 def traceback_of(error: BaseException) -> str:
     """The traceback of an error as text, from the program's own frames on."""
     frames = without_own_frames(error.__traceback__)
-    return "".join(traceback.format_exception(type(error), error, frames)).rstrip()
+    return travelling("".join(traceback.format_exception(type(error), error, frames)).rstrip())

@@ -22,7 +22,7 @@ from dps.client.pulling import Pulls
 from dps.client.pushing import Pushes
 from dps.client.reports import Reports
 from dps.client.waiting import Loss, ThreadGuard, Waiter, one_at_a_time
-from dps.errors import ConfigError, DeadlineExceeded, DpsError, HookError
+from dps.errors import ConfigError, DeadlineExceeded, DpsError, HookError, told
 from dps.hooks.hook import Chain, Hook, Loop
 from dps.hooks.scalars import Scalars
 from dps.messages.replies import Published, Push, Reply, Version
@@ -984,7 +984,7 @@ class Session:
         except StopIteration:
             pass  # a hook has no more data: as good an end
         except BaseException as error:
-            self._close(f"{type(error).__name__}: {error}")
+            self._close(told(error))
             raise
         self._close("")
 
@@ -1017,8 +1017,8 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         """Ends the session; running out of data (StopIteration) counts as a good end and is swallowed."""
-        if kind is not None and not issubclass(kind, StopIteration):
-            self._close(f"{type(error).__name__}: {error}")
+        if error is not None and not isinstance(error, StopIteration):
+            self._close(told(error))
             return False
         self.close()
         return True
@@ -1089,7 +1089,7 @@ class Session:
     def _give_up(self, error: BaseException) -> None:
         """Opening has failed: leave nothing behind, here or at the chief."""
         if self._opened:
-            self._close(f"{type(error).__name__}: {error}")
+            self._close(told(error))
             return
         self._closed = True
         if hasattr(self, "_connection"):

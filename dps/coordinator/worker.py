@@ -13,7 +13,7 @@ from dps.calls.failures import traceback_of
 from dps.calls.functions import SESSION, ServedFunctions, pack_value, unpack_arguments
 from dps.calls.messages import CALLS, Call, Raised, Returned
 from dps.client.session import Session, join_run
-from dps.errors import Aborted, DeadlineExceeded, DpsError, TaskLost, Unavailable, usual_name
+from dps.errors import Aborted, DeadlineExceeded, DpsError, TaskLost, Unavailable, told, usual_name
 from dps.process import config
 from dps.process.telemetry import log
 from dps.task.server import Server
@@ -83,11 +83,17 @@ class Worker:
             function = self._served.find_function(call.function)
             special = partial(self._find_marked, call.client)
             args, kwargs = unpack_arguments(call.form, call.arrays, call.values, special)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # of a function that makes a value for this worker, too
             return self._make_raised(call, error, isinstance(error, DpsError))
         try:
             value = function(*args, **kwargs)
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except (
+            BaseException
+        ) as error:  # else `sys.exit` or asyncio's CancelledError would end one worker after the other
             return self._make_raised(call, error)
         try:
             return Returned(call.number, *pack_value(value, call.function))
@@ -98,7 +104,7 @@ class Worker:
         """The answer for an error. `plain`: no frame of the program is part of its traceback."""
         task = self._server.name
         trace = "" if plain else traceback_of(error)
-        text = f"{type(error).__name__}: {error} (in {call.function} on {task})"
+        text = f"{told(error)} (in {call.function} on {task})"
         return Raised(call.number, usual_name(error), text, task, trace, isinstance(error, OF_PS))
 
     def _find_marked(self, client: int, code: int, content: Any) -> Any:

@@ -13,7 +13,7 @@ from weakref import WeakSet
 from dps.actors.node import Node
 from dps.actors.standing import OUTSIDE, Home, Standing
 from dps.cluster.spec import ClusterSpec
-from dps.errors import CANCELLED, checked_seconds
+from dps.errors import CANCELLED, checked_seconds, told
 from dps.process.record import record
 from dps.process.telemetry import log
 from dps.task.node import session_keys
@@ -240,7 +240,7 @@ class ServedTask:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        self._stop_task(f"{type(error).__name__}: {error}" if isinstance(error, Exception) else "")
+        self._stop_task(told(error) if isinstance(error, Exception) else "")
 
     def __repr__(self) -> str:
         chief = "" if self.job == "chief" else f"; the chief is at {self.target}"

@@ -437,6 +437,19 @@ def test_thousands_of_random_messages_do_nothing(server: dps.Server) -> None:
     np.testing.assert_array_equal(before["w"], after["w"])
 
 
+class Untold(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize("error", [Untold(), FileNotFoundError(b"data \xff".decode(errors="surrogateescape"))])
+def test_an_error_whose_message_cannot_travel_ends_a_session_as_any_other(server: dps.Server, error: Exception) -> None:
+    with pytest.raises(type(error)) as caught, session(server) as s:
+        raise error
+    assert caught.value is error
+    assert "closed" in repr(s)
+
+
 # -- checkpoints ----------------------------------------------------------------------------------------------
 
 

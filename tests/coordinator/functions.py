@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from asyncio import CancelledError
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +24,28 @@ def who(pause_s: float = 0.0) -> str:
 
 def fail(text: str) -> None:
     raise KeyError(text)
+
+
+class Untold(Exception):
+    """An error without a message: its text cannot be made."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+ENDS = {
+    "exit": SystemExit(3), "cancelled": CancelledError(), "untold": Untold(),
+    "file": FileNotFoundError(b"data \xff".decode(errors="surrogateescape")),
+}  # fmt: skip
+"""Errors that could end a worker, or that could not be told as they are."""
+
+
+def end_by(name: str) -> None:
+    raise ENDS[name]
+
+
+def make_by_exiting() -> None:
+    sys.exit(4)
 
 
 def give_what_cannot_travel() -> object:

@@ -83,6 +83,37 @@ def test_join_raises_the_first_error_once_and_later_calls_work_again() -> None:
     assert simulated(program) == (3, True)
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("exit", "SystemExit: 3"), ("cancelled", "CancelledError"), ("untold", "Untold"), ("file", r"data \udcff")],
+)
+def test_no_error_of_a_function_ends_its_worker(name: str, text: str) -> None:
+    def program(server: dps.Server) -> Any:
+        with dps.Coordinator(server) as coordinator:
+            with pytest.raises(dps.RemoteError) as caught:
+                coordinator.schedule(functions.end_by, (name,)).fetch()
+            with pytest.raises(dps.RemoteError):
+                coordinator.join()
+            assert "raise ENDS[name]" in caught.value.remote_traceback
+            return str(caught.value), coordinator.schedule(functions.add, (1, 2)).fetch()
+
+    said, later = simulated(program)
+    assert text in said and later == 3
+
+
+def test_a_function_that_makes_a_value_may_exit_without_ending_its_worker() -> None:
+    def program(server: dps.Server) -> Any:
+        with dps.Coordinator(server) as coordinator:
+            made = coordinator.create_per_worker_value(functions.make_by_exiting)
+            with pytest.raises(dps.RemoteError, match=r"SystemExit: 4 \(in .*add on worker"):
+                coordinator.schedule(functions.add, (made, 1)).fetch()
+            with pytest.raises(dps.RemoteError):
+                coordinator.join()
+            return coordinator.schedule(functions.add, (1, 2)).fetch()
+
+    assert simulated(program) == 3
+
+
 def test_done_raises_the_first_error_once() -> None:
     def program(server: dps.Server) -> Any:
         with dps.Coordinator(server) as coordinator:

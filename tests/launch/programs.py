@@ -41,6 +41,16 @@ def count(server: Any, steps: int, settings: dict[str, Any] | None = None) -> di
     return seen
 
 
+def fail_untold(server: Any, of_file: bool) -> None:
+    """Fail with an error that has no message, or one that is no UTF-8."""
+
+    class Untold(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    raise FileNotFoundError(b"data \xff".decode(errors="surrogateescape")) if of_file else Untold
+
+
 def fail(server: Any) -> None:
     raise RuntimeError(f"worker {server.task} does not want to")
 

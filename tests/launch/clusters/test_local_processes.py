@@ -21,7 +21,7 @@ import pytest
 import dps
 from dps.errors import ConfigError, DeadlineExceeded, DpsError, TaskLost
 from dps.transport.current import runtime
-from tests.launch.programs import count, deaf, echo, endless, fail
+from tests.launch.programs import count, deaf, echo, endless, fail, fail_untold
 
 
 def until(condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
@@ -70,6 +70,14 @@ def local() -> Iterator[dps.LocalCluster]:
     starting.join()
     yield local
     local.stop()
+
+
+@pytest.mark.parametrize("processes", [True, False])
+def test_a_failure_that_cannot_be_told_as_it_is_ends_the_wait(processes: bool) -> None:
+    with dps.LocalCluster(ps=1, workers=1, processes=processes) as local:
+        for of_file, text in (False, "Untold"), (True, r"FileNotFoundError: data \\udcff"):
+            with pytest.raises(DpsError, match=f"worker:0 failed: {text}"):
+                local.run(fail_untold, of_file).wait(20)
 
 
 class TestOneCluster:
