@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from dps.actors.answers import Done
 from dps.actors.node import Node
@@ -40,6 +40,14 @@ Result = Callable[[str | Exception, int], None]
 """A callback that gets the checkpoint's name and step, or the error."""
 
 
+class _Asked(NamedTuple):
+    """A save that was asked for: what to call with its outcome, the position of the input, and who has asked."""
+
+    then: Result
+    position: bytes
+    asker: Any
+
+
 def place_of(plan: Plan, part: TablePart) -> int:
     """The place of a part of a keyed table among those of its ps."""
     return plan.layouts[part.ps].tables.index(part)
@@ -72,10 +80,11 @@ class Checkpoints:
         self._number = 0
         self._busy = False
         self._ended = False
-        self._now: list[Result] = []
-        self._next: list[tuple[Result, bytes]] = []
-        self._position = b""
-        """The positions of the input for this checkpoint."""
+        self._now: _Asked | None = None
+        """The save that goes on."""
+        self._next: list[_Asked] = []
+        self._last: tuple[Any, str, int] = None, "", -1
+        """Who has asked for the last checkpoint, its name and its step."""
         self._failure = ""
         """What the last save failed by, if it failed; a second try that fails alike is not logged."""
         self._old_stay = ""
@@ -90,21 +99,40 @@ class Checkpoints:
         """The age of the newest checkpoint as text; "" if it is not known."""
         return ago(self.node.runtime.wall() - self.saved_at) if self.saved_at else ""
 
-    def save(self, then: Result, position: bytes = b"") -> None:
+    def save(self, then: Result, position: bytes = b"", asker: Any = None) -> None:
         """Write a checkpoint, unless these versions of all shards are saved already. `then` is called on the node's
         thread. `position`: of the input, read before this call, so that these versions have what it counts as done; a
-        ValueError if it is too long."""
+        ValueError if it is too long. `asker`: who asks, and under which number: a request that is sent again is the
+        same, and gets the same checkpoint."""
         if len(position) > POSITION_NBYTES:
             most = f"at most {POSITION_NBYTES} are kept with a checkpoint"
             raise ValueError(f"the position of the input: got {len(position)} bytes, {most}")
+        asked = _Asked(then, position, asker)
+        if asker is not None and self._is_known(asked):
+            return
         if self._busy:
-            self._next.append((then, position))
+            self._next.append(asked)
             return
         self._busy = True
-        self._now, self._position = [then], position
+        self._now = asked
         self._number += 1
         cut = f"{self.node.incarnation:x} {self._number}"  # an earlier chief may have counted in this epoch, too
         self._ask_all({ps: CutShard(self.epoch, cut) for ps in self.ps}, ShardCut, lambda cuts: self._write(cut, cuts))
+
+    def _is_known(self, asked: _Asked) -> bool:
+        """Whether this request came before. It is answered, now or later, in place of the one before."""
+        last, name, step = self._last
+        if last == asked.asker:
+            asked.then(name, step)
+            return True
+        if self._now is not None and self._now.asker == asked.asker:
+            self._now = asked
+            return True
+        for place, waiting in enumerate(self._next):
+            if waiting.asker == asked.asker:
+                self._next[place] = asked
+                return True
+        return False
 
     def find_saved(self) -> None:
         """Find the last checkpoint that another chief saved in this run epoch."""
@@ -129,9 +157,9 @@ class Checkpoints:
     def stop_saving(self) -> None:
         """The run epoch is over; drop all pending saves."""
         self._ended = True
-        for then in [*self._now, *(then for then, _ in self._next)]:
-            then(Aborted("the checkpoint was cut short by a new run epoch"), -1)
-        self._now, self._next = [], []
+        for asked in [*([] if self._now is None else [self._now]), *self._next]:
+            asked.then(Aborted("the checkpoint was cut short by a new run epoch"), -1)
+        self._now, self._next = None, []
 
     def _write(self, cut: str, cuts: dict[int, Any]) -> None:
         step = sum(cut.counted for cut in cuts.values())
@@ -147,18 +175,20 @@ class Checkpoints:
 
     def _keep_position(self, step: int) -> None:
         """These values are saved already; a newer position of the input goes with them, too."""
+        assert self._now is not None
         try:
-            keep_position(self.node.runtime.storage, self.checkpoint_dir, self.saved_name, self._position)
+            keep_position(self.node.runtime.storage, self.checkpoint_dir, self.saved_name, self._now.position)
         except (DpsError, OSError) as error:
             self._fail_save(error)
             return
         self._finish_save(self.saved_name, step)
 
     def _commit(self, step: int, revision: int, cuts: dict[int, Any], files: dict[int, Any]) -> None:
+        assert self._now is not None
         storage = self.node.runtime.storage
         try:
             manifest = self._manifest(step, revision, cuts, files)
-            commit(storage, self.checkpoint_dir, manifest, self._position)
+            commit(storage, self.checkpoint_dir, manifest, self._now.position)
         except (DpsError, ValueError, OSError) as error:
             self._fail_save(error)
             return
@@ -233,16 +263,17 @@ class Checkpoints:
             self.node.ask(self.ps[ps], message, SAVE_TIMEOUT_S, lambda answer, ps=ps: answered(ps, answer))  # type: ignore[misc]
 
     def _finish_save(self, name: str | Exception, step: int) -> None:
-        told, self._now = self._now, []
+        told, self._now = self._now, None
         self._busy = False
+        assert told is not None
         if isinstance(name, str):
             self._failure = ""
-        for then in told:
-            then(name, step)
+            self._last = told.asker, name, step
+        told.then(name, step)
         if not self._ended:
             again, self._next = self._next, []
-            for then, position in again:
-                self.save(then, position)
+            for asked in again:
+                self.save(*asked)
 
     def _fail_save(self, error: Exception) -> None:
         if str(error) != self._failure:

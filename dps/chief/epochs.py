@@ -352,15 +352,16 @@ class Epochs:
         if self.run is not None and self.run.checkpoint_dir and not self._lost_dir:
             self._journaling.write(self.run.checkpoint_dir, self._highest, ended)
 
-    def save(self, session: int, position: bytes, then: Result) -> None:
-        """Write a checkpoint that a session asked for. Raises an error if it is impossible."""
+    def save(self, session: int, position: bytes, number: int, then: Result) -> None:
+        """Write a checkpoint that a session asked for in its request of this number. Raises an error if it is
+        impossible."""
         if self.run is not None and not self.run.checkpoint_dir:
             raise ValueError("nothing to save to: the run has no checkpoint_dir; give the first session one")
         if session not in self._sessions.known:
             raise Aborted("the chief was restarted and does not know this session; open the session again")
         if self.current is None or self.current.checkpoints is None or self.phase not in TRAINS:
             raise Aborted(f"nothing can be saved now: {self.text()}")
-        self.current.checkpoints.save(then, position)
+        self.current.checkpoints.save(then, position, (session, number))
 
     @property
     def publishing(self) -> Publishing:

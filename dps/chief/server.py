@@ -307,7 +307,7 @@ class ChiefActor(Actor):
         def saved(name: str | Exception, step: int) -> None:
             self.node.answer(sender, name if isinstance(name, Exception) else Saved(name, step))
 
-        self.epochs.save(message.session, message.position, saved)
+        self.epochs.save(message.session, message.position, sender.request, saved)
 
     def on_Publish(self, message: Publish, sender: Sender) -> None:
         self.sessions.check_owner(message.session, sender)

@@ -49,6 +49,8 @@ class Led:
         self.settings = {"checkpoint_dir": checkpoint_dir} if checkpoint_dir else {}
         self._ps = ps
         self._peers: dict[int, Peer] = {}
+        self._requests: dict[Any, int] = {}
+        """The number of the request that comes by each route: what comes by one route is one that is sent again."""
         self.chief = ChiefActor(
             range(ps), range(workers), None, lambda code, reason: self.ended.append((code, reason)), **chief
         )
@@ -65,7 +67,8 @@ class Led:
         """A message as the node delivers it, from a process that has presented a ticket unless it is the first of its
         task; the last answer to this sender."""
         peer = STRANGER if process == 1 else self._peers.setdefault(process, Peer(str(process)))
-        sender = Sender(route, 1, str(route), 0, peer)
+        request = self._requests.setdefault(route, len(self._requests) + 1)
+        sender = Sender(route, request, str(route), 0, peer)
         try:
             self.chief.handle(message, sender)
         except (DpsError, ValueError) as error:

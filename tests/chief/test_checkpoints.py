@@ -37,8 +37,8 @@ class Run:
         self.checkpoints = Checkpoints(node, 2, PLAN, refs, "run", keep, {"update": "async"})
         self.results: list[tuple[str | Exception, int]] = []
 
-    def save(self, position: bytes = b"") -> None:
-        self.checkpoints.save(lambda name, step: self.results.append((name, step)), position)
+    def save(self, position: bytes = b"", asker: Any = None) -> None:
+        self.checkpoints.save(lambda name, step: self.results.append((name, step)), position, asker)
 
     def position(self, name: str) -> bytes:
         return bytes(self.storage.read(f"run/{name}/input.json"))
@@ -115,6 +115,21 @@ def test_whoever_asks_during_a_save_gets_the_next_one_together() -> None:
     assert [step for _, step in run.results] == [12, 15] and run.checkpoints.is_busy
     assert run.cut((15, 15)) == []  # the third asks anew, and that step is saved
     assert [step for _, step in run.results] == [12, 15, 15] and not run.checkpoints.is_busy
+
+
+def test_a_request_that_is_sent_again_makes_no_second_checkpoint() -> None:
+    run = Run()
+    for asker in ((1, 7), (1, 7), (2, 3), (1, 7), (2, 3)):
+        run.save(asker=asker)
+    run.write(run.cut((12, 12)))
+    assert [step for _, step in run.results] == [12] and run.checkpoints.is_busy  # to the last of the three
+    run.write(run.cut((15, 15)))
+    assert [step for _, step in run.results] == [12, 15] and not run.checkpoints.is_busy
+    run.save(asker=(2, 3))  # its answer was lost
+    assert [step for _, step in run.results] == [12, 15, 15] and run.desk.take() == []
+    run.save(asker=(2, 4))
+    run.write(run.cut((18, 18)))
+    assert [step for _, step in run.results] == [12, 15, 15, 18]
 
 
 def test_a_save_that_is_asked_for_when_one_is_done_is_begun_once() -> None:
