@@ -181,6 +181,10 @@ class RunEnding:
             self._node.after(REJOIN_S + 0.1, self.end_if_done)
         return now - self._alone_since >= REJOIN_S
 
+    def waits_to_return(self) -> list[str]:
+        """The lost workers for which alone the run goes on: no other one trains, and none has finished."""
+        return [] if self._alone_since is None else sorted(self.may_come_back())
+
     def _verdict(self) -> tuple[int, str]:
         """Exit code and reason of a run whose workers are done. The code is 0 only if at least one finished."""
         code, reason = self._drained or (0, "")

@@ -93,8 +93,9 @@ class ChiefActor(Actor):
         self.leaving = Leaving(node, cluster, self.epochs, self.ending, self.handle_lost_ps)
         where = "" if self._owned else cluster.where
         self._missing_tasks = MissingTasks(
-            node, cluster, members, self._text, lambda: bool(self.epochs.end_phase), where
-        )
+            node, cluster, members, self._text, lambda: bool(self.epochs.end_phase), where,
+            self.ending.waits_to_return,
+        )  # fmt: skip
         self._missing_tasks.check_tasks()
         AbsentWorkers(node, cluster, members, self.epochs, self.admission, self.ending)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dps.actors.node import Node
 from dps.chief.admission import Admission
 from dps.chief.cluster import Cluster
-from dps.chief.ending import RunEnding
+from dps.chief.ending import REJOIN_S, RunEnding
 from dps.chief.epochs import Epochs
 from dps.chief.members import RunMembers
 from dps.cluster.spec import start_command
@@ -21,12 +21,13 @@ class MissingTasks:
 
     def __init__(
         self, node: Node, cluster: Cluster, members: RunMembers, text: Callable[[], str], over: Callable[[], bool],
-        where: str,
+        where: str, lost: Callable[[], list[str]],
     ) -> None:  # fmt: skip
         """`text` returns what the chief waits for, as a sentence. `over` returns whether the run is over. `where` is
-        the argument of `start_command`; if "", people do not start workers, and missing ones are not reported."""
+        the argument of `start_command`; if "", people do not start workers, and missing ones are not reported.
+        `lost` returns the lost workers for which the run goes on."""
         self._node, self._cluster, self._members, self._text, self._over = node, cluster, members, text, over
-        self._where, self._throttle = where, LogThrottle()
+        self._where, self._lost, self._throttle = where, lost, LogThrottle()
 
     def check_tasks(self) -> None:
         """Check now, and then every second until the run is over."""
@@ -40,15 +41,19 @@ class MissingTasks:
         self._node.after(LOOK_S, self.check_tasks)
 
     def _missing(self) -> str:
-        """A sentence about missing ps, or else about workers that never registered; "" if there are none."""
+        """A sentence about missing ps, or else about workers that never registered, or that all are lost; "" if there
+        are none."""
         if not self._cluster.is_complete() and not self._cluster.grouped:
             return self._text()
         never = [name for name in self._members.waiting() if int(name.partition(":")[2]) not in self._workers()]
-        if not never or not self._where:
+        lost = [] if never else self._lost()
+        missing = never or lost
+        if not missing or not self._where:
             return ""
-        command = start_command("worker", int(never[0].partition(":")[2]), self._where)
-        each = "it with" if len(never) == 1 else "each, as"
-        return f"the chief waits for {', '.join(never)}; start {each}: {command}"
+        command = start_command("worker", int(missing[0].partition(":")[2]), self._where)
+        each = "it with" if len(missing) == 1 else "each, as"
+        back = f" to come back, at most {REJOIN_S:.0f} s" if lost else ""
+        return f"the chief waits for {', '.join(missing)}{back}; start {each}: {command}"
 
     def _workers(self) -> set[int]:
         return set(self._cluster.workers.known)

@@ -44,6 +44,22 @@ def test_a_lost_ps_is_told_with_how_long_it_is_away(caplog: pytest.LogCaptureFix
     assert caplog.messages[-1] == f"chief: the chief waits for ps:1 (3 s); start it with: {PS.format(1)}"
 
 
+def test_the_last_workers_that_are_lost_are_told_while_the_run_waits_for_them(caplog: pytest.LogCaptureFixture) -> None:
+    led = Led(where=WHERE).train(0, 1)
+    led.lose("worker", 1)
+    led.desk.pass_time(20.0)
+    assert caplog.messages[-1] == "chief: worker:1 was silent for 1.0 s; the others go on without it"
+    led.lose("worker", 0)
+    led.know()
+    led.desk.pass_time(4.0)
+    told = "the chief waits for worker:0, worker:1 to come back, at most 50 s; start each, as:"
+    assert caplog.messages[-1] == f"chief: {told} {WORKER.format(0)}"
+    led.desk.pass_time(50.0)
+    told_by_then = len(caplog.messages)
+    led.desk.pass_time(30.0)
+    assert len(caplog.messages) == told_by_then  # the run is over
+
+
 @pytest.mark.parametrize("missing", ["nobody", "workers of a launcher", "workers of an owned cluster"])
 def test_nothing_is_told_where_nobody_is_missing_or_somebody_else_starts_them(
     missing: str, caplog: pytest.LogCaptureFixture
