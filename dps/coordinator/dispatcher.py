@@ -108,7 +108,11 @@ class Dispatcher(Actor):
                 self._apply_event(lambda: self._schedule.add_worker(address))
             else:
                 self._greeted.discard(address)  # it is asked again
-                self.refusal = str(answer) if isinstance(answer, PermissionDenied) else self.refusal
+                if isinstance(answer, PermissionDenied):
+                    self.refusal = (
+                        f"{answer.args[0]}; workers run functions for who has a worker's key: give dps.Coordinator the "
+                        f"chief's address, {self._chief.address}, not the server of another task"
+                    )
 
         self.node.ask(Ref(address, CALLS), AskServes(), ANSWER_S, answered)
 
