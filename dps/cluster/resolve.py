@@ -232,7 +232,7 @@ def _cluster(found: object, source: str) -> ClusterSpec:
 def _json(source: str, text: str) -> object:
     try:
         found: object = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(
             f'{source}: got {text[:80]!r}, wanted JSON such as {{"ps": ["HOST:PORT"]}}; {error}'
         ) from error

@@ -70,6 +70,7 @@ def test_explicit_arguments_override_the_environment() -> None:
     ("environ", "message"),
     [
         ({"TF_CONFIG": "{"}, "TF_CONFIG: got '{', wanted JSON"),
+        ({"TF_CONFIG": "[" * 100_000}, "TF_CONFIG: got .*wanted JSON"),
         ({"TF_CONFIG": "[]"}, "TF_CONFIG: got \\[\\]"),
         (config("a:1"), "TF_CONFIG: cluster: got str 'a:1'"),
         (config({"ps": "a:1"}), "TF_CONFIG: job 'ps': got str"),
