@@ -13,8 +13,9 @@ def drop_leases(patch: pytest.MonkeyPatch) -> None:
     """From now on a hold keeps no buffer from being written."""
     make: Any = Hold.__init__
 
-    def hold_nothing(self: Hold, *about: Any) -> None:
-        *rest, _, lock = about
-        make(self, *rest, (), lock)
+    def hold_nothing(
+        self: Hold, counter: int, step: int, arrays: Any, memories: Any, buffers: Any = ()
+    ) -> None:  # fmt: skip
+        make(self, counter, step, arrays, memories)
 
     patch.setattr(Hold, "__init__", hold_nothing)

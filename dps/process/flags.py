@@ -94,15 +94,15 @@ def _text(error: Exception) -> str:
 
 
 def open_closed_streams() -> None:
-    """Open stdin, stdout and stderr on nothing where they were closed before the start (`2>&-`). Else the next socket or
-    file gets the number, and lines for people are written into it."""
+    """Open stdin, stdout and stderr on nothing where they were closed before the start (`2>&-`). Else the next socket
+    or file gets the number, and lines for people are written into it."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: this one
         if getattr(sys, name) is None:
-            setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
 
 
 def drop_output(stream: TextIO | None) -> OSError | None:

@@ -120,7 +120,7 @@ def draw(kind: str, mode: str, seed: int) -> Case:
     faults = _faults(dice, kind, ps, workers)
     fills = any(fault.what == FILL for fault in faults)
     large = not fills and dice.random() < 0.25
-    rows = dice.choice((300_000, 600_000)) if large and pushes == "dense" else dice.choice((6, 60, 3000))
+    rows = dice.choice((600_000, 2_000_000)) if large and pushes == "dense" else dice.choice((6, 60, 3000))
     loop = dice.choice(("push", "push", "step", "stream")) if mode == "async" else dice.choice(("push", "step"))
     return Case(
         seed, kind, mode, ps, workers, update, pushes, loop, rows,

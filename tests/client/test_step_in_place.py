@@ -22,7 +22,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "async": {}, "sync": {"update": "sync"}, "bounded": {"update": "bounded:2"}, "local": {"update": dps.Local(2)},
     "sockets": {"shared_memory": False}, "sync sockets": {"shared_memory": False, "update": "sync"},
     "compressed": {"compression": dps.compress.Float16()}, "parts": {"partitioner": lambda shape, dtype: 2},
-    "large": {"params": {"w": np.zeros((100, 170), np.float32), "c": np.zeros(77, np.float32), "l": np.zeros(600_000)}},
+    "large": {"params": {"w": np.zeros((100, 170), np.float32), "c": np.zeros(77, np.float32), "l": np.zeros(10**6)}},
 }  # fmt: skip
 
 
@@ -216,7 +216,7 @@ def test_what_a_block_without_an_end_held_is_released_by_the_next_call(update: s
 
 
 def test_a_block_that_ends_while_another_thread_is_in_a_call_is_released_by_the_next_one() -> None:
-    large = {"w": np.zeros(400_000, np.float32)}  # its release is a message
+    large = {"w": np.zeros(2_000_000, np.float32)}  # its release is a message
     taken, over = threading.Event(), threading.Event()
 
     def call() -> None:

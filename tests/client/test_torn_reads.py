@@ -19,13 +19,14 @@ from tests.in_process import cluster, on_all
 from tests.without_leases import drop_leases
 
 SECONDS = float(os.environ.get("DPS_TORN_SECONDS", "1"))
-SIZE = 400_000
-"""Elements: long enough that a pass takes a while and that frames are sent without a copy."""
+SMALL, LARGE = 400_000, 1_600_000
+"""Elements: of a model that is read in one round trip, and of one that is not. A pass over both takes a while, and
+frames are sent without a copy."""
 
 
-def write(session: dps.Session, stop: threading.Event) -> int:
+def write(session: dps.Session, size: int, stop: threading.Event) -> int:
     """Each push adds one to every element, so that in one version all are equal."""
-    gradient = {"a": np.full(SIZE, -1, np.float32), "b": np.full(1000, -1, np.float32)}
+    gradient = {"a": np.full(size, -1, np.float32), "b": np.full(1000, -1, np.float32)}
     pushes = 0
     while not stop.is_set():
         session.push(gradient)
@@ -57,41 +58,45 @@ def read(session: dps.Session, how: str, seconds: float, stop: threading.Event) 
     return reads, found
 
 
-def first_values() -> dict[str, Any]:
-    return {"a": np.zeros(SIZE, np.float32), "b": np.zeros(1000, np.float32)}
+def first_values(size: int) -> dict[str, Any]:
+    return {"a": np.zeros(size, np.float32), "b": np.zeros(1000, np.float32)}
 
 
-def in_one_process(how: str, seconds: float) -> tuple[int, int, int]:
+def in_one_process(how: str, seconds: float, size: int) -> tuple[int, int, int]:
     stop = threading.Event()
 
     def work(server: dps.Server) -> Any:
-        with dps.Session(server, first_values(), optimizer=dps.optim.SGD(1.0), timeout=30) as session:
-            return write(session, stop) if server.task == 0 else read(session, how, seconds, stop)
+        with dps.Session(server, first_values(size), optimizer=dps.optim.SGD(1.0), timeout=30) as session:
+            return write(session, size, stop) if server.task == 0 else read(session, how, seconds, stop)
 
     with cluster(1, 2, "inproc") as servers:
         pushes, (reads, found) = on_all(servers, work, seconds + 90)
     return pushes, reads, found
 
 
+@pytest.mark.parametrize("size", [SMALL, LARGE])
 @pytest.mark.parametrize("how", ["view", "pull"])
-def test_readers_in_the_same_process_see_whole_versions(how: str) -> None:
-    pushes, reads, found = in_one_process(how, SECONDS)
+def test_readers_in_the_same_process_see_whole_versions(how: str, size: int) -> None:
+    pushes, reads, found = in_one_process(how, SECONDS, size)
     assert found == 0
     assert pushes > MANY and reads > MANY
 
 
 @pytest.mark.slow
-def test_without_leases_reads_are_torn(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+def test_without_leases_reads_are_torn(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     drop_leases(monkeypatch)
     found = 0
     for _ in range(5):
-        found += in_one_process("view", 3.0)[2]
+        found += in_one_process("view", 3.0, size)[2]
         if found:
             break
     assert found > 0
 
 
-def between_processes(transport: str, how: str, shared: bool, seconds: float, folder: Path) -> tuple[int, int, int]:
+def between_processes(
+    transport: str, how: str, shared: bool, size: int, seconds: float, folder: Path
+) -> tuple[int, int, int]:
     stop = threading.Event()
     with cluster(1, 1, transport, folder) as (worker,):
         reader = subprocess.Popen(
@@ -99,11 +104,11 @@ def between_processes(transport: str, how: str, shared: bool, seconds: float, fo
             text=True, cwd=Path(__file__).parents[2],
         )  # fmt: skip
         with dps.Session(
-            worker, first_values(), optimizer=dps.optim.SGD(1.0), shared_memory=shared, timeout=30
+            worker, first_values(size), optimizer=dps.optim.SGD(1.0), shared_memory=shared, timeout=30
         ) as session:
             ended = threading.Thread(target=lambda: (reader.wait(), stop.set()), daemon=True)
             ended.start()
-            pushes = write(session, stop)
+            pushes = write(session, size, stop)
         assert reader.stdout is not None
         reads, found = map(int, reader.stdout.read().split())
         reader.stdout.close()
@@ -111,21 +116,29 @@ def between_processes(transport: str, how: str, shared: bool, seconds: float, fo
     return pushes, reads, found
 
 
-LANES = [("tcp", "pull", False), ("ipc", "pull", False), ("tcp", "pull", True), ("ipc", "view", True)]
+LANES = [
+    ("tcp", "pull", False, SMALL), ("ipc", "pull", False, SMALL), ("tcp", "pull", True, SMALL),
+    ("tcp", "pull", True, LARGE), ("ipc", "view", True, SMALL), ("ipc", "view", True, LARGE),
+]  # fmt: skip
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("transport", "how", "shared"), LANES)
-def test_readers_in_another_process_see_whole_versions(transport: str, how: str, shared: bool, tmp_path: Path) -> None:
-    pushes, reads, found = between_processes(transport, how, shared, SECONDS, tmp_path)
+@pytest.mark.parametrize(("transport", "how", "shared", "size"), LANES)
+def test_readers_in_another_process_see_whole_versions(
+    transport: str, how: str, shared: bool, size: int, tmp_path: Path
+) -> None:
+    pushes, reads, found = between_processes(transport, how, shared, size, SECONDS, tmp_path)
     assert found == 0
     assert pushes > MANY and reads > MANY
 
 
 @pytest.mark.slow
-def test_without_leases_reads_out_of_shared_memory_are_torn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+def test_without_leases_reads_out_of_shared_memory_are_torn(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drop_leases(monkeypatch)
-    assert any(between_processes("tcp", "view", True, 2.0, tmp_path)[2] for _ in range(5))
+    assert any(between_processes("tcp", "view", True, size, 2.0, tmp_path)[2] for _ in range(5))
 
 
 READER = """

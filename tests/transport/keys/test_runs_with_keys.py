@@ -302,11 +302,13 @@ def test_a_coordinator_with_a_workers_keys_has_workers_run_functions_and_a_reade
             value = coordinator.schedule("operator:add", (1, 2))
             with pytest.raises(dps.DeadlineExceeded, match="who has a worker's key; got a reader's"):
                 value.fetch()
-        with dps.Server(None, "evaluator", 0, chief=worker.target, keys=folders["all"]) as evaluator:
-            with dps.Coordinator(evaluator, timeout=3.0) as coordinator:
-                value = coordinator.schedule("operator:add", (1, 2))
-                with pytest.raises(dps.DeadlineExceeded, match=f"give dps.Coordinator the chief's.*{worker.target}"):
-                    value.fetch()
+        with (
+            dps.Server(None, "evaluator", 0, chief=worker.target, keys=folders["all"]) as evaluator,
+            dps.Coordinator(evaluator, timeout=3.0) as coordinator,
+        ):
+            value = coordinator.schedule("operator:add", (1, 2))
+            with pytest.raises(dps.DeadlineExceeded, match=f"give dps.Coordinator the chief's.*{worker.target}"):
+                value.fetch()
 
 
 def test_an_operator_ends_a_run_in_order_and_a_worker_may_not(
