@@ -33,6 +33,11 @@ from dps.variables.saved import describe_counted, describe_table, describe_varia
 from dps.variables.tables import TablePart
 
 SAVE_TIMEOUT_S = 120.0
+"""How long a ps may take for a cut, and for the file of a small shard."""
+SLOWEST_BYTES_PER_S = 10e6
+"""How fast a disk writes at least: a large shard may take longer."""
+MOST_SLOTS = 3
+"""How many slots of its own shape a value may have, for `_save_timeout_s`."""
 POSITION_NBYTES = 1 << 20
 """The longest position of the input that is kept with a checkpoint."""
 
@@ -171,7 +176,15 @@ class Checkpoints:
             revision = self._revision + 1
         name = folder_name(step, self.epoch, revision)
         orders: dict[int, Message] = {ps: SaveShard(self.epoch, cut, self.checkpoint_dir, name) for ps in self.ps}
-        self._ask_all(orders, ShardSaved, lambda files: self._commit(step, revision, cuts, files))
+        longest_s = max(self._save_timeout_s(ps, cuts[ps]) for ps in self.ps)
+        self._ask_all(orders, ShardSaved, lambda files: self._commit(step, revision, cuts, files), longest_s)
+
+    def _save_timeout_s(self, ps: int, cut: ShardCut) -> float:
+        """How long a ps may take to write its shard: of its bytes at most, on a slow disk."""
+        layout = self.plan.layouts[ps]
+        rows = zip(layout.tables, cut.tables, strict=False)
+        tables_nbytes = sum(count * 8 * (1 + table.row_size) for table, (count, *_) in rows)
+        return SAVE_TIMEOUT_S + (1 + MOST_SLOTS) * (layout.nbytes + tables_nbytes) / SLOWEST_BYTES_PER_S
 
     def _keep_position(self, step: int) -> None:
         """These values are saved already; a newer position of the input goes with them, too."""
@@ -243,7 +256,10 @@ class Checkpoints:
         apart = any(cut.counted for ps, cut in cuts.items() if ps != self.plan.ps[0])
         return not apart and all(pushes == first for pushes in others)
 
-    def _ask_all(self, messages: dict[int, Any], wanted: type[Message], then: Callable[[dict[int, Any]], None]) -> None:
+    def _ask_all(
+        self, messages: dict[int, Any], wanted: type[Message], then: Callable[[dict[int, Any]], None],
+        timeout_s: float = SAVE_TIMEOUT_S,
+    ) -> None:  # fmt: skip
         answers: dict[int, Message] = {}
         failed = False
 
@@ -260,7 +276,7 @@ class Checkpoints:
                     then(answers)
 
         for ps, message in messages.items():
-            self.node.ask(self.ps[ps], message, SAVE_TIMEOUT_S, lambda answer, ps=ps: answered(ps, answer))  # type: ignore[misc]
+            self.node.ask(self.ps[ps], message, timeout_s, lambda answer, ps=ps: answered(ps, answer))  # type: ignore[misc]
 
     def _finish_save(self, name: str | Exception, step: int) -> None:
         told, self._now = self._now, None

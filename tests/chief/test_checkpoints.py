@@ -77,6 +77,17 @@ def test_all_shards_are_cut_then_written_then_committed() -> None:
     assert (b.slots, b.optimizer, b.dtype) == ((), None, "int64")
 
 
+def test_a_large_shard_has_the_time_that_a_slow_disk_takes_for_it() -> None:
+    def longest_s(elements: int) -> set[float]:
+        run, made = Run(), make_plan([VariableSpec("a", (elements,), "<f4", ADAM)], (0, 1), lambda *_: 0, None)
+        run.checkpoints.plan = made
+        run.save()
+        return {question.timeout_s for question in run.cut((1, 1))}
+
+    (small,), (large,) = longest_s(10), longest_s(25 * 10**9)  # 100 GB, and two slots of Adam
+    assert 120 <= small < 121 and large > 300e9 / 10e6
+
+
 def test_the_step_of_an_async_checkpoint_is_that_of_the_step_ps_and_versions_are_each_shards_own() -> None:
     run = Run()
     run.save()
