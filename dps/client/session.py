@@ -22,7 +22,7 @@ from dps.client.pulling import Pulls
 from dps.client.pushing import Pushes
 from dps.client.reports import Reports
 from dps.client.waiting import Loss, ThreadGuard, Waiter, one_at_a_time
-from dps.errors import ConfigError, DeadlineExceeded, DpsError, HookError, told
+from dps.errors import ConfigError, DeadlineExceeded, DpsError, HookError, checked_seconds, told
 from dps.hooks.hook import Chain, Hook, Loop
 from dps.hooks.scalars import Scalars
 from dps.messages.replies import Published, Push, Reply, Version
@@ -272,6 +272,8 @@ class Session:
             True
             ```
         """
+        if timeout is not None:
+            checked_seconds(timeout, 0.0)
         if published is not None:
             if if_newer_than is not None:
                 raise ValueError("pull: a published version does not change; leave if_newer_than out")
@@ -432,6 +434,8 @@ class Session:
             array([[1., 1.]], dtype=float32)
             ```
         """
+        if timeout is not None:
+            checked_seconds(timeout, 0.0)
         return self._training.lookup(name, rows, timeout, out)
 
     @overload
@@ -501,6 +505,8 @@ class Session:
             2
             ```
         """
+        if timeout is not None:
+            checked_seconds(timeout, 0.0)
         return self._training.push(grads, loss, timeout)
 
     @one_at_a_time
@@ -554,6 +560,8 @@ class Session:
             array([-0.5, -0.5, -0.5], dtype=float32)
             ```
         """
+        if timeout is not None:
+            checked_seconds(timeout, 0.0)
         return self._training.step(grads, loss, timeout, out)
 
     def step_in_place(self, grads: Any, loss: Any = None, timeout: float | None = None) -> AbstractContextManager[Any]:
@@ -588,6 +596,8 @@ class Session:
             array([-1.625, -1.625, -1.625], dtype=float32)
             ```
         """
+        if timeout is not None:
+            checked_seconds(timeout, 0.0)
         return self._training.step_block(grads, loss, timeout)
 
     @one_at_a_time

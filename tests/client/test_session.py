@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -686,3 +686,20 @@ def test_an_interrupt_amid_a_push_to_several_ps_leaves_no_gap(
         assert told.accepted
         found = s.pull()
         assert found["a"][0] in (-2.0, -3.0) and found["b"][0] in (-2.0, -3.0)
+
+
+@pytest.mark.parametrize("update", ["async", "sync", dps.Local(2)], ids=str)
+@pytest.mark.parametrize("wrong", ["5", float("nan"), True, [1]], ids=str)
+def test_a_timeout_that_is_no_number_of_seconds_is_told_however_fast_the_answer_is(update: Any, wrong: Any) -> None:
+    with cluster(1, 1, "inproc") as (server,), session(server, update=update) as s:
+        calls: list[Callable[[], Any]] = [
+            lambda: s.pull(timeout=wrong),
+            lambda: s.push(ones(), timeout=wrong),
+            lambda: s.step(ones(), timeout=wrong),
+            lambda: s.step_in_place(ones(), timeout=wrong),
+            lambda: s.lookup("a", [0], timeout=wrong),
+        ]
+        for call in calls:
+            with pytest.raises(ConfigError, match=r"timeout: got .*, wanted seconds, dps.FOREVER, or None"):
+                call()
+        assert s.global_step == 0
