@@ -113,29 +113,34 @@ def load_told(storage: Storage, checkpoint_dir: str, name: str, who: str) -> Man
 
 def newest_whole(storage: Storage, checkpoint_dir: str, log: Callable[[str], None]) -> Manifest | None:
     """The newest whole checkpoint, or None. `log` gets one line for each newer one that is not whole."""
-    for name in candidates(storage, checkpoint_dir):
-        try:
-            return load(storage, checkpoint_dir, name)
-        except CheckpointError as error:
-            log(f"checkpoint {name} is skipped: {' '.join(str(error).split())}")
-    return None
+    return _find_whole(storage, checkpoint_dir, log)[0]
 
 
 def newest_to_begin(storage: Storage, checkpoint_dir: str, log: Callable[[str], None]) -> Manifest | None:
     """As `newest_whole`, for a run that begins. Raises CheckpointError if there are finished checkpoints and none of
     them is whole: such a run would begin anew, without what was trained."""
-    if (newest := newest_whole(storage, checkpoint_dir, log)) is not None:
-        return newest
-    for name in candidates(storage, checkpoint_dir):
+    newest, skipped = _find_whole(storage, checkpoint_dir, log)
+    for name, error in skipped.items() if newest is None else ():
         if storage.exists(join(join(checkpoint_dir, name), MANIFEST_FILE)):
-            try:
-                return load(storage, checkpoint_dir, name)
-            except CheckpointError as error:
-                raise CheckpointError(
-                    f"no checkpoint in {checkpoint_dir} is whole, and the run does not begin anew beside them; of the "
-                    f"newest: {error}; put the files back, or choose another checkpoint_dir to begin anew"
-                ) from error
-    return None
+            raise CheckpointError(
+                f"no checkpoint in {checkpoint_dir} is whole, and the run does not begin anew beside them; of the "
+                f"newest: {error}; put the files back, or choose another checkpoint_dir to begin anew"
+            ) from error
+    return newest
+
+
+def _find_whole(
+    storage: Storage, checkpoint_dir: str, log: Callable[[str], None]
+) -> tuple[Manifest | None, dict[str, CheckpointError]]:
+    """The newest whole checkpoint, or None, and why each newer one is not whole, by name, the newest first."""
+    skipped: dict[str, CheckpointError] = {}
+    for name in candidates(storage, checkpoint_dir):
+        try:
+            return load(storage, checkpoint_dir, name), skipped
+        except CheckpointError as error:
+            log(f"checkpoint {name} is skipped: {' '.join(str(error).split())}")
+            skipped[name] = error
+    return None, skipped
 
 
 def retain(storage: Storage, checkpoint_dir: str, keep: int) -> list[str]:

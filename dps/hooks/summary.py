@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from dps.checkpoint.files import is_path
 from dps.checkpoint.storage import Storage
-from dps.errors import CheckpointError, ConfigError
+from dps.errors import CheckpointError, ConfigError, travelling
 from dps.hooks.hook import Hook
 from dps.hooks.scalars import ScalarReader, as_number, check_scalar_name, is_name
 from dps.hooks.timer import EXAMPLES, Timer
@@ -80,8 +80,7 @@ def _plain(value: Any) -> bool | float | str:
     plain = value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
     if isinstance(plain, bool | float) or (isinstance(plain, int) and abs(plain) < MOST):
         return plain
-    text = plain if isinstance(plain, str) else str(plain)
-    return text.encode(errors="backslashreplace").decode()
+    return travelling(plain if isinstance(plain, str) else str(plain))
 
 
 def _whole_step(step: Any) -> int:

@@ -232,9 +232,9 @@ class ServedTask:
         """The arguments with which a session connects."""
         who = self.runtime, self.name, self.job, self.task, self.address, self._node.incarnation
         keys = session_keys(self.job, self._node.keys)
-        told = self._chief, self._standing.exit_state, self._standing.session_joined, self._standing.hooks
+        standing = self._chief, self._standing.exit_state, self._standing.session_joined, self._standing.hooks
         more = self._standing.progress.record_push, self._standing.track, self._standing.pushes_in_flight
-        return Home(*who, *told, keys, self._standing.named, self._node.ticket, *more)
+        return Home(*who, *standing, keys, self._standing.named, self._node.ticket, *more)
 
     def __enter__(self) -> Self:
         return self

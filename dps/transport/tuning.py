@@ -252,8 +252,8 @@ class Tuning:
     """Shards up to this size are pulled, pushed and stepped in one round trip. A ps keeps many versions of them, so a
     reader need not report at once that it has read one. By turns with ordinary steps, one worker: a step of 407 KB
     takes 0.6 of the time, of 1.6 MB 0.7, of 3.2 MB 0.85, of 4 MB and more 0.95 to 1; a synchronous step of two workers,
-    of 1.6 and 3.2 MB 0.65 and in place 0.4 to 0.5, of 5.4 MB 0.8 and 0.6; with several workers, of more than 8 MB 0.7
-    to 1.2."""
+    of 1.6 and 3.2 MB 0.65 and in place 0.4 to 0.5. With several workers most pairs of 5.4 MB gain, and those of 8 MB
+    and more disagree."""
     together: int = 64
     """The most small messages to one node that are sent as one bundle."""
     block_nbytes: int = 0
