@@ -8,40 +8,38 @@ answer, or none in time, the push goes on as an ordinary request: nothing is sen
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
-from dps.actors.caller import Answer, Heard
-from dps.client.assembly import Assembly, Whole, is_whole
+from dps.actors.caller import Heard
+from dps.client.ahead import PULL, VALUES, Ahead, PostedValues, Versions, lent_with, release
+from dps.client.assembly import Whole, is_whole
 from dps.client.connection import Connection
-from dps.client.lanes import Lent, LentVersion, PsPeer
+from dps.client.lanes import LentVersion, PsPeer
 from dps.client.pulling import Pulls
 from dps.client.push_operations import SETTLES, PostedPush, PushOp, Sent, integers_of_applied
 from dps.client.pushing import Pushes
-from dps.errors import Unavailable
 from dps.messages.replies import Push
-from dps.messages.sessions import Pull, Pushed, SharedValues
 from dps.messages.sessions import Push as PushMessage
+from dps.messages.sessions import Pushed
 from dps.transport.message import changed
 from dps.transport.wire import Array
 from dps.variables.layout import Gradient
 
-Versions = list[Lent]
-"""The versions of all shards, in the order of the plan; none if not all are lent."""
 Made = tuple[Push, Any, Versions]
 """The result of a push that was made in one round trip, the values after it, and their versions, which are released
 where the values are a copy. No versions: the values have to be pulled."""
-PUSH, PUSHED, PULL, VALUES = PushMessage.form_of, Pushed.form_of, Pull.form_of, SharedValues.form_of
+PUSH, PUSHED = PushMessage.form_of, Pushed.form_of
 Keep = Callable[[Sequence[LentVersion], bool], None]
 """As `dps.client.training.Held.keep`."""
 
 
 class AtOnce:
-    """The small pulls, pushes and steps of one session."""
+    """The small pulls, pushes and steps of one session. `ahead`: what loops read ahead."""
 
     def __init__(self, connection: Connection, pushes: Pushes, pulls: Pulls) -> None:
         self._connection, self._pushes, self._pulls = connection, pushes, pulls
         self._caller, self._runtime = connection.caller, connection.home.runtime
+        self.ahead = Ahead(pushes)
         self._seen: dict[int, PsPeer] = {}
         """The peers from which `_peers` was chosen."""
         self._peers: list[PsPeer] = []
@@ -90,19 +88,25 @@ class AtOnce:
             raise
 
     def push_async(self, gradients: Mapping[int, Gradient], loss: Any) -> PostedPush | None:
-        """A push that is on its way; None if nothing was sent. Does not block. Raises as `push`."""
-        connection, pushes = self._connection, self._pushes
+        """A push that is on its way; None if nothing was sent. Does not block. Raises as `push`. For a loop that reads
+        ahead, the values after it are on their way, too."""
+        connection, pushes, ahead = self._connection, self._pushes, self.ahead
         if connection.agreed.mode.is_atomic:
             return None
         pushes.account_for_arrived()  # first, for hooks may push, and roll back
         if not self._open() or connection.membership.settles or (pushes.under_way and pushes.is_full):
             return None
-        asked = self._requests(gradients, False)
+        asked = self._requests(gradients, len(ahead.loops) > 0)
         if not asked:
             return None
-        operation = PostedPush(connection, asked, loss)
+        operation, came = PostedPush(connection, asked, loss), None
         pushes.begin_posted(operation)
-        self._caller.listen(asked, PUSHED, operation.heard)
+        if ahead.loops:
+            peers, in_place = {number: peer for number, (peer, _, _) in asked.items()}, [*ahead.loops.values()][-1]
+            coming = PostedValues(connection, self._pulls, self._assembly, peers, in_place, operation)
+            ahead.expect(coming)
+            came = coming.take_in
+        self._caller.listen(asked, PUSHED, operation.heard, came)
         self._post(asked)
         return operation
 
@@ -299,24 +303,26 @@ class AtOnce:
             else:
                 self._caller.post_plain(peer.ref, PUSH, request)
 
-    def pull_ahead(self) -> PostedPull | None:
-        """A pull of all values that is on its way; None if nothing was sent. Does not block."""
-        asked = self._post_pull()
-        return PostedPull(self._connection, self._pulls, self._assembly, asked) if asked else None
+    def post_ahead(self, in_place: bool) -> PostedValues | None:
+        """All values, on their way with the last push or with a pull; None if they are not. Does not block."""
+        posted = self.ahead.take(in_place)
+        if posted is None and (asked := self._post_pull()):
+            posted = PostedValues(self._connection, self._pulls, self._assembly, asked, in_place)
+        return posted
 
-    def finish(self, posted: PostedPull) -> Any:
-        """The nested arrays of a pull that was sent ahead, the caller's own; None if they have to be pulled. Blocks for
-        a moment."""
+    def finish(self, posted: PostedValues, keep: Keep | None) -> Any:
+        """The nested arrays of values that are on their way: the caller's own or, if there is a `keep`, the values in
+        place, and it is called with their versions. None if they have to be pulled. Blocks for a moment."""
         try:
             if posted.is_over or not self._open():
                 return None
             if posted.asked:
                 self._caller.hear_all(posted.asked, posted.heard, self._runtime.tuning.client.step_patience_s)
-            if posted.values is None or posted.is_over:
+            if not posted.lent or posted.is_over:
                 return None
             self._connection.steps.saw(posted.lent[0][3])  # as the step ps says, the first
             self.note(posted.lent)
-            return posted.values
+            return posted.values if keep is None else posted.hand_over(keep)
         finally:
             posted.drop()
 
@@ -338,93 +344,3 @@ class AtOnce:
             self._connection.steps.saw(lent[0][3])  # as the step ps says, the first
             self.note(lent)
         return lent
-
-
-def lent_with(asked: Mapping[int, PsPeer], heard: Heard) -> Versions:
-    """The versions that the ps have lent with these answers; none if one has lent nothing."""
-    lent: Versions = []
-    for number, peer in asked.items():
-        told: Any = heard.get(number)
-        if told.__class__ is not tuple:
-            told = _values(told)
-        arrays = peer.lane.find(peer.layout, told[4:]) if told else None
-        if arrays is None:
-            release(lent)
-            return []
-        lent.append((peer, number, told[2], told[3], arrays))
-    return lent
-
-
-def release(lent: Versions) -> None:
-    """Nobody reads these versions any more."""
-    for peer, request, *_ in lent:
-        peer.lane.release(request, peer.layout.nbytes)
-
-
-def _values(answer: Answer | None) -> list[Any]:
-    """As `integers_of_applied`, for the message of values."""
-    if not isinstance(answer, SharedValues):
-        return []
-    return [0, answer.epoch, answer.counter, answer.step, *answer.memories]
-
-
-class PostedPull:
-    """A pull of all values that was posted, as one message to each ps, by requests that are not kept.
-
-    Whoever receives the last answer has the values copied, so that nothing that a ps lends is kept until they are asked
-    for."""
-
-    values: Any = None
-    """The nested arrays, once all ps have lent their values."""
-    asked: dict[int, PsPeer] = {}  # noqa: RUF012
-
-    def __init__(
-        self, connection: Connection, pulls: Pulls, assembly: Assembly, asked: dict[int, PsPeer]
-    ) -> None:  # fmt: skip
-        """`asked`: the ps by request number. Nothing was sent since."""
-        self._connection, self._pulls, self._assembly, self.asked = connection, pulls, assembly, asked
-        self._peers = connection.peers
-        self.lent: Versions = []
-        """The versions of the values, which are released."""
-        self.heard: Heard = {}
-        """The answers, as of `Caller.listen`."""
-        for number, peer in asked.items():
-            peer.lane.reading.add(number)
-        connection.caller.listen(asked, VALUES, self.heard, self._take_in)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the session has joined again since."""
-        return self._connection.peers is not self._peers
-
-    def _take_in(self) -> None:
-        """An answer has come. Once all have, copy what the ps lend, and release it."""
-        if len(self.heard) < len(self.asked):
-            return
-        try:
-            self.lent = lent_with(self.asked, self.heard)
-            if self.lent:
-                self.values = self._pulls.copied(self.lent, *self._pulls.prepared(self._assembly))
-        finally:
-            self.drop()
-
-    def drop(self) -> None:
-        """Forget it; values that a late answer lends are released."""
-        if self.asked:
-            self._connection.caller.ignore(self.asked)
-            for number, peer in self.asked.items():
-                with suppress(Unavailable):  # the session is closed, which ends all its holds
-                    peer.lane.release(number, peer.layout.nbytes if number in peer.lane.reading else 0)
-            self.asked = {}
-
-    def __del__(self) -> None:
-        try:
-            self._end_reading()
-        except BaseException:  # Ctrl-C: a number that stays would keep versions of the ps for ever
-            self._end_reading()
-            raise
-
-    def _end_reading(self) -> None:
-        """After Ctrl-C, before anybody had it, or amid `drop`: no message is sent."""
-        for number, peer in self.asked.items():
-            peer.lane.reading.discard(number)

@@ -119,7 +119,7 @@ class Lane:
         self.reading.discard(number)
         if nbytes > self._silent_nbytes:
             self._caller.start(self._ref, Release(self._epoch, [number]), is_last)
-        elif nbytes and self.reading:
+        elif nbytes and self.reading and number > min(self.reading):
             self.untold.append(number)
 
     def tell_untold(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections import defaultdict
 from collections.abc import Mapping
+from sys import getrefcount
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,23 @@ class OwnRun(CargoMemory):
         self._variables = peer.layout.trained_variables
         self._pick = picker(self._variables)
         self._filled = [views[part.index] for part in peer.layout.trained]
+        self._peer = peer
+        views = {}
+        self._whole = self.bytes if self.bytes.base is None else self.bytes.base
+        """What slices of the arrays refer to."""
+        self._references = self._count_references()
+        """The reference count while nobody else refers to the arrays, or to slices of them."""
+
+    def _count_references(self) -> int:
+        return sum(map(getrefcount, self.parts)) + getrefcount(self._whole)
+
+    def is_free(self, peer: PsPeer) -> bool:
+        """Whether neither the program nor a push refers to it. `peer`: the ps as the session knows it now."""
+        if self.reader is not None:
+            if not self.reader.complete:
+                return False
+            self.reader = None  # it may refer to slices
+        return self._peer is peer and self._count_references() == self._references
 
     def holds(self, gradients: Mapping[int, Gradient]) -> bool:
         """Whether the gradients of all of the shard are these arrays."""
@@ -109,9 +127,15 @@ class Loader:
         return made
 
     def own_parts(self) -> list[Array]:
-        """Arrays for the user to fill: all parts of all shards, in the order of their runs."""
-        runs = {ps: OwnRun(self._connection.home.runtime, peer) for ps, peer in self._connection.peers.items()}
-        self._own = [*self._own[1 - self._connection.home.runtime.tuning.client.kept_gradients :], runs]
+        """Arrays for the user to fill: all parts of all shards, in the order of their runs. Those of an earlier call
+        are given again if nobody refers to them."""
+        peers = self._connection.peers
+        for runs in self._own:
+            if runs.keys() == peers.keys() and all(run.is_free(peers[ps]) for ps, run in runs.items()):
+                break
+        else:
+            runs = {ps: OwnRun(self._runtime, peer) for ps, peer in peers.items()}
+            self._own = [*self._own[1 - self._runtime.tuning.client.kept_gradients :], runs]
         return [part for run in runs.values() for part in run.parts]
 
     def forget(self) -> None:

@@ -303,7 +303,7 @@ class Session:
         return self._training.pull_async(names)
 
     @one_at_a_time
-    def prefetch(self, names: Sequence[str] | None = None) -> Iterator[Any]:
+    def prefetch(self, names: Sequence[str] | None = None, in_place: bool = False) -> Iterator[Any]:
         """Values for each turn of a loop; the next values are on their way while the loop computes.
 
         Hides the time of a pull behind the computing. The values do not include the loop's own last push: the staleness
@@ -312,11 +312,15 @@ class Session:
 
         Args:
             names: As of `pull`.
+            in_place: The values are those of a `view`: read-only, valid until the next turn or the end of the loop, and
+                without a copy where the ps are on this machine. `gradients`, called in each turn, gives arrays to fill
+                that no push reads any more. All variables: there can be no names.
 
         Returns:
             An iterator over what `pull` would return. Once it has raised an error, it raises it again.
 
         Raises:
+            ValueError: Names were given for values in place.
             ConfigError: The run is in sync mode, where a step needs the values of the step before, or in local mode.
 
         Example:
@@ -331,7 +335,9 @@ class Session:
         """
         self._waiter.check_open()
         self._connection.agreed.mode.check_prefetch()
-        return self._turns.each("prefetch", self._training.prefetched(names))
+        if in_place and names is not None:
+            raise ValueError(f"prefetch: got names {names!r:.80} with in_place=True, which reads all variables")
+        return self._turns.each("prefetch", self._training.prefetched(names, in_place))
 
     def view(self) -> AbstractContextManager[Any]:
         """The values to read, without a copy where the ps are on this machine; elsewhere they are pulled.
@@ -664,7 +670,8 @@ class Session:
 
         Returns:
             Arrays in the nesting of params, of the variables' shapes and dtypes, with undefined contents. They are the
-            caller's until they are pushed, and again when that push has its result.
+            caller's until they are pushed, and again when that push has its result. Once the program refers to none of
+            them and no push reads them, a later call gives the same memory again.
 
         Example:
             ```pycon

@@ -7,8 +7,9 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from dps.client.ahead import Ahead, PostedValues
 from dps.client.assembly import Whole
-from dps.client.at_once import AtOnce, PostedPull
+from dps.client.at_once import AtOnce
 from dps.client.connection import Connection
 from dps.client.lanes import LentVersion
 from dps.client.loading import checked, is_empty
@@ -49,6 +50,9 @@ class Held:
     _held: Sequence[LentVersion | PullOp] = ()
     _is_silent = False
 
+    def __init__(self, training: PsTraining) -> None:
+        self._training = training
+
     def keep(self, held: Sequence[LentVersion | PullOp], is_silent: bool = False) -> None:
         """Release these together with the values. `is_silent`: no message is sent then, so that it needs no turn of the
         session."""
@@ -58,16 +62,40 @@ class Held:
         """The values are not read any more. Does nothing if there are none."""
         for each in self._held:
             each.release()
-        self._held = ()  # only now: after Ctrl-C `__del__` of a block releases the others
+        self._held = ()  # only now: after Ctrl-C `__del__` releases the others
+
+    def leave(self) -> None:
+        """As `release`, for any thread: what needs a message is released by the session's next call."""
+        if self._held and not self._is_silent:
+            self._training.leave(self._held)
+            self._held = ()
+        self.release()
+
+    def __del__(self) -> None:
+        if self._held:
+            self.leave()
+
+
+class LoopValues(Held):
+    """The values, read in place, of a turn of a loop that reads ahead; and that there is such a loop, until `end`."""
+
+    def begin(self, in_place: bool) -> None:
+        """The loop reads all values, `in_place` or as a copy."""
+        self._training.ahead.loops[id(self)] = in_place
+
+    def end(self) -> None:
+        """The loop is over. A second call does nothing."""
+        self._training.ahead.end_loop(id(self))
+        self.leave()
+
+    def __del__(self) -> None:
+        self.end()
 
 
 class ViewBlock(Held, AbstractContextManager[Any]):
     """The block of a view: the values are taken when it begins, and released when it ends. It is entered once."""
 
     _began = False
-
-    def __init__(self, training: PsTraining) -> None:
-        self._training = training
 
     def __enter__(self) -> Any:
         if self._began:
@@ -93,20 +121,7 @@ class ViewBlock(Held, AbstractContextManager[Any]):
             try:
                 self._training.turns.run("view", self.release)
             finally:
-                self._leave()
-
-    def _leave(self) -> None:
-        """Leave what is held to the session's next call."""
-        if self._held:
-            self._training.leave(self._held)
-            self._held = ()
-
-    def __del__(self) -> None:
-        if self._held:
-            if self._is_silent:
-                self.release()
-            else:
-                self._leave()
+                self.leave()
 
 
 class StepBlock(ViewBlock):
@@ -115,7 +130,8 @@ class StepBlock(ViewBlock):
     _given: Any = None
 
     def __init__(self, training: PsTraining, grads: Any, loss: Any, timeout: float | None) -> None:
-        self._training, self._given = training, (grads, loss, timeout)
+        super().__init__(training)
+        self._given = grads, loss, timeout
 
     def _take(self) -> Any:
         """Make the step, and take the values after it."""
@@ -166,7 +182,7 @@ class PsTraining:
     def step(self, grads: Any, loss: Any, timeout: float | None, out: Any) -> Any:
         """As Session.step."""
         if out is not None:
-            write, held = self._writer(out, None), Held()
+            write, held = self._writer(out, None), Held(self)
             try:
                 return self.reports.saw(write(self.step_held(held, grads, loss, timeout)))
             finally:
@@ -201,6 +217,11 @@ class PsTraining:
     def leave(self, held: Sequence[LentVersion | PullOp]) -> None:
         """The session's next call releases this. Any thread may call it."""
         self._pulls.left.append(held)
+
+    @property
+    def ahead(self) -> Ahead:
+        """What the loops that read ahead have in common."""
+        return self._at_once.ahead
 
     @property
     def task(self) -> str:
@@ -281,7 +302,7 @@ class PsTraining:
         if names is None and if_newer_than is None:
             if write is None:
                 return self.reports.saw(self._pull_all(timeout))
-            held = Held()
+            held = Held(self)
             try:
                 return self.reports.saw(write(self.take(held, timeout)))
             finally:
@@ -317,36 +338,48 @@ class PsTraining:
         self._connection.caller.flush()
         return self._reply(operation, lambda t: self.reports.saw(self._pulls.finish(operation, t)), lambda: None)
 
-    def prefetched(self, names: Sequence[str] | None) -> Generator[Any, None, None]:
+    def prefetched(self, names: Sequence[str] | None, in_place: bool) -> Generator[Any, None, None]:
         """As Session.prefetch: values, each time sent for before those of the time before are handed out. Each turn
         blocks until its values are there."""
-        ahead = self._pull_ahead(names)
+        held, ahead = LoopValues(self), self._post_ahead(names, in_place)
         try:
+            if names is None:
+                held.begin(in_place)
             while not self._session.should_stop():
-                values = self._finish(ahead)
-                ahead = self._pull_ahead(names)
+                if self._waiter.closed:
+                    self._waiter.check_open()
+                held.release()
+                values = self._finish(ahead, held if in_place else None)
+                ahead = self._post_ahead(names, in_place)
                 yield self.reports.saw(values)
         finally:
+            held.end()
             ahead.drop()
 
-    def _pull_ahead(self, names: Sequence[str] | None) -> PostedPull | PullOp:
-        """A pull that is on its way. Does not block."""
+    def _post_ahead(self, names: Sequence[str] | None, in_place: bool) -> PostedValues | PullOp:
+        """Values that are on their way. Does not block."""
         self._waiter.check_open()
-        posted = self._at_once.pull_ahead() if names is None else None
+        posted = self._at_once.post_ahead(in_place) if names is None else None
         if posted is not None:
             return posted
-        operation = self._pulls.start(names, None, after=False)
+        operation = self._pulls.start(names, None, after=False, hold=in_place)
         operation.start()
         self._connection.caller.flush()
         return operation
 
-    def _finish(self, ahead: PostedPull | PullOp) -> Any:
-        """The values of a pull that is on its way. Blocks."""
+    def _finish(self, ahead: PostedValues | PullOp, held: Held | None) -> Any:
+        """The values that are on their way. None: a copy; else they stay where they are until `held` is released.
+        Blocks."""
         if isinstance(ahead, PullOp):
-            return self._pulls.finish(ahead, None)
+            values = self._pulls.finish(ahead, None)
+            if held is not None:
+                held.keep((ahead,), ahead.is_silent)
+            return values
         self._waiter.check_open()
-        values = self._at_once.finish(ahead)
-        return self._pulls.pull(None, None, None) if values is None else values
+        values = self._at_once.finish(ahead, None if held is None else held.keep)
+        if values is None:
+            return self._pulls.pull(None, None, None) if held is None else self.take(held, None)
+        return values
 
     def lookup(self, name: Any, rows: Any, timeout: float | None, out: Any) -> Any:
         """As Session.lookup."""

@@ -24,9 +24,9 @@ RATE = np.float32(0.01)
 STEPS, LEAST_STEPS = 128, 8
 """Steps in one call if a step computes one batch, and the fewest steps in a call if it computes more."""
 LOCAL = "local training"
-FORMS = ("step", "pull and push", "in place", "overlapped")
+FORMS = ("step", "pull and push", "in place", "overlapped", "overlapped in place")
 """Ways to write a loop: `step`; `pull`, then `push`; `step_in_place` with what `gradients()` gave; `prefetch` with
-`push_async`."""
+`push_async`; the same with values in place and what `gradients()` gave."""
 
 Params = Mapping[str, Array]
 
@@ -100,7 +100,17 @@ def loops_through(session: Session, computing: Computes) -> dict[str, Callable[[
         if push is not None:
             push.result()
 
-    return dict(zip(FORMS, (step, pull_and_push, in_place, overlapped), strict=True))
+    def overlapped_in_place(steps: int) -> None:
+        values, push = session.prefetch(in_place=True), None
+        for _ in range(steps):
+            params, filled = next(values), session.gradients()
+            computing.gradients(params, out=filled)
+            push = session.push_async(filled)
+        values.close()  # type: ignore[attr-defined]
+        if push is not None:
+            push.result()
+
+    return dict(zip(FORMS, (step, pull_and_push, in_place, overlapped, overlapped_in_place), strict=True))
 
 
 class Computing:

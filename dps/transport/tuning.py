@@ -36,7 +36,7 @@ class ClientTuning:
     """How long after a push the values that came with it serve a pull, s."""
     surplus_nbytes: int = 32 << 20
     """First values from this size on are returned to the system when the program has released them."""
-    kept_gradients: int = 4
+    kept_gradients: int = 10
     """How many results of `gradients` are recognised when they are pushed."""
     slice_s: float = 0.5
     """How long a wait continues before it checks the chief and its own node, s."""

@@ -21,6 +21,7 @@ ROUNDS = [
         "pull and push": 2e-3,
         "in place": 1.2e-3,
         "overlapped": overlapped,
+        "overlapped in place": 1.05e-3,
         BARE[0]: 1.1e-3,
         BARE[1]: 1e-3,
     }
@@ -31,10 +32,11 @@ ROUNDS = [
 def test_a_row_has_the_median_of_what_each_form_adds() -> None:
     row = summary(100_000, 0.5, ROUNDS)
     assert row["added"] == pytest.approx(
-        {"step": 0.5, "pull and push": 1.0, "in place": 0.2, "overlapped": 0.0} | {BARE[0]: 0.1, BARE[1]: 0.0}
+        {"step": 0.5, "pull and push": 1.0, "in place": 0.2, "overlapped": 0.0, "overlapped in place": 0.05}
+        | {BARE[0]: 0.1, BARE[1]: 0.0}
     )
     head, line = table([row])
-    assert " ".join(line.split()) == "400 KB 1.00 ms +50% +100% +20% +0% +10% +0%"
+    assert " ".join(line.split()) == "400 KB 1.00 ms +50% +100% +20% +0% +5% +10% +0%"
     assert head.split()[:3] == ["model", "alone", "step"]
 
 

@@ -110,7 +110,7 @@ def prefetching(server: Any, error: type[BaseException]) -> list[str]:
     with dps.Session(server, {"w": np.zeros(2)}, optimizer=dps.optim.SGD(1.0)) as session:
         ahead, found = session.prefetch(), session._training._finish
 
-        def fail(pull: Any) -> Any:
+        def fail(*_: Any) -> Any:
             raise error("broken")
 
         next(ahead)

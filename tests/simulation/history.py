@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -142,13 +143,13 @@ def train(
         key_marks = keyed.KeyMarks(session, history, server.task) if history.keyed else None
         aging_marks = aging.AgingMarks(session, history, server.runtime) if history.keyed else None
         values_set = assigned.Values(session, history, server.task) if history.assigns else None
-        own = session.gradients() if view else {}
         while (k := history.next_cell.get(server.task, 0)) < history.pushes:
             if view:
                 with session.view() as values:
                     look(history, connection.agreed.plan, values)
-            ahead = k % 3 == 2 and not connection.agreed.mode.is_atomic
-            values = next(session.prefetch()) if ahead else session.pull()
+            ahead = k % 4 == 2 and not connection.agreed.mode.is_atomic
+            loop = session.prefetch(in_place=view) if ahead else iter((session.pull(),))
+            values = next(loop)
             seen.take(session, values)
             if marks is not None:
                 marks.read(k, values if session.version.epoch == connection.membership.epoch else None)
@@ -175,6 +176,7 @@ def train(
             server.runtime.record("sending", incarnation=connection.caller.incarnation, cell=cell)
             notes.cell = cell
             given = spread(gradient, dense, variety.width)
+            own = session.gradients() if view else {}
             for name in dense if own else ():
                 own[name][...] = given[name]
                 given[name] = own[name]
@@ -194,8 +196,13 @@ def train(
                 ):
                     # with quotas of their own a token may come before the push's step is made
                     seen.take(session, values, dense if session._connection.agreed.mode.pull_follows_push else (), cell)
-            elif k % 4 == 2:
-                session.push_async(gradients).result()
+            elif ahead:
+                reply = session.push_async(gradients)
+                look(history, connection.agreed.plan, values)  # in place they are the loop's until its next turn
+                # in bounded mode a read ahead is judged by the clock of when it was asked for, which no event has
+                for later in itertools.islice(loop, 0 if connection.agreed.mode.asks_step_ps_first else 2):
+                    seen.take(session, later)
+                reply.result()
             else:
                 session.push(gradients)
             if values_set is not None:
@@ -204,6 +211,7 @@ def train(
                 session.stats()
             for array in given.values():
                 array[...] = 1000.0  # ours again: whatever of it is still on its way counts no more
+            del own, given, gradients, array  # memory to which nobody refers is given again
     return server.task
 
 
