@@ -5,8 +5,9 @@
 Without --elements the model is the MNIST network of `dps bench` (407 KB); with it, one array of float32 and a step that
 multiplies small matrices for so many milliseconds. In each round, by turns: one process trains alone while the other
 waits; both train alone at the same time, which no ps can make faster; both train through one ps on the same machine,
-asynchronous and synchronous, each in the forms `step`, in place and (asynchronous only) overlapped. A figure is the
-median over the rounds of the steps a second of both, over those of the one alone in the same round.
+asynchronous and synchronous, each in the forms `step`, in place and (asynchronous only) overlapped with and without
+copies. A figure is the median over the rounds of the steps a second of both, over those of the one alone in the same
+round.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from dps.monitor.loops import Computing, MeasuredLoop, loops_through
 from dps.monitor.rounds import rotated
 
 ALONE, APART = "one local process", "two local processes"
-FORMS = {"async": ("step", "in place", "overlapped"), "sync": ("step", "in place")}
+FORMS = {"async": ("step", "in place", "overlapped", "overlapped in place"), "sync": ("step", "in place")}
 BURST_S = 0.25
 UNCOUNTED = 1
 START_S, LATE_S = 60.0, 120.0
