@@ -27,7 +27,8 @@ class PushOp(Operation):
     assigns = False
     """Whether it has values and no gradients: nothing was learned, so the worker's clock and hooks do not count it."""
 
-    _started = rolled_back = False
+    is_awaited = _started = rolled_back = False
+    """`is_awaited`: whether somebody waits for the result."""
     outcome: Push | None = None
     """The result, once it is accounted for."""
     refusal = ""

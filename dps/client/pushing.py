@@ -17,7 +17,7 @@ from dps.client.waiting import Waiter
 from dps.errors import PermissionDenied, advised
 from dps.messages.replies import Push
 from dps.messages.sessions import STEP_PS, WINDOW
-from dps.process.telemetry import LoopTimes
+from dps.process.telemetry import LoopTimes, log
 from dps.transport.wire import Array
 from dps.variables.layout import Gradient
 from dps.variables.tree import Nesting
@@ -45,6 +45,7 @@ class Pushes:
         self.under_way: list[PushOp] = []
         """Those in flight. Only this class changes it."""
         self.loader = Loader(connection)
+        self._told_of_refusal = False
         self.assigned: Assigned | None = None
         """The assigned values of a synchronous session, if it has any."""
         self._begin_epoch()
@@ -308,13 +309,22 @@ class Pushes:
                 return
 
     def _tell(self, operation: PushOp) -> None:
-        """Call `report`, after all else: it runs hooks, which may push, wait and roll back."""
+        """Call `report`, after all else: it runs hooks, which may push, wait and roll back. A push that was refused is
+        told in a line, once, if nobody waits for its result: maybe nobody will ask for it."""
+        if operation.refusal and not (operation.is_awaited or self._told_of_refusal):
+            self._told_of_refusal = True
+            log.warning(
+                "%s: a push was refused, and the loop goes on without it: %s; result() of its reply raises this, too; "
+                "this is said once",
+                self._connection.home.name, advised(operation.refusal),
+            )  # fmt: skip
         told = not (operation.assigns or operation.refusal) and (not operation.transfers or operation.error is None)
         if told and operation.outcome is not None:
             self._report(operation.outcome, operation.loss)
 
     def finish(self, operation: PushOp, timeout: float | None) -> Push:
         """Wait for a push and return its result. Raises ValueError with the reason if it was refused."""
+        operation.is_awaited = True
         if operation.outcome is None:
             try:
                 self._wait(operation, timeout, "a push")

@@ -398,3 +398,22 @@ def test_an_iterator_of_a_closed_session_says_so_and_is_dropped_without_a_word()
         with pytest.raises(ValueError, match="the session is closed"):
             next(ahead)
         other.close()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("small", [True, False], ids=["posted", "ordinary"])
+def test_a_refused_push_that_nobody_asks_about_is_told_once(small: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """A loop that asks only for its last result trained on without a word."""
+    with trained(shared_memory=small) as s:
+        for scale in (1.0, np.nan, np.inf, 1.0):
+            reply = s.push_async(ones(scale))
+        assert reply.result().step == 2 and values(s) == (-2.0, -2.0)
+        told = [record.getMessage() for record in caplog.records if "was refused" in record.getMessage()]
+        assert len(told) == 1 and "the gradient of w has NaN" in told[0]
+
+
+def test_a_refused_push_whose_result_is_asked_for_is_told_by_it_alone(caplog: pytest.LogCaptureFixture) -> None:
+    with trained() as s:
+        for call in (s.push, s.step, lambda grads: s.push_async(grads).result()):
+            with pytest.raises(ValueError, match="NaN"):
+                call(ones(np.nan))  # type: ignore[operator]
+        assert not [record for record in caplog.records if "was refused" in record.getMessage()]

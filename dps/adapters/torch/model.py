@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
 
 from dps.adapters.torch.changes import LocalChanges, ReplacedBuffers
 from dps.adapters.torch.embedding import TableParameter
+from dps.adapters.torch.overlap import OverlappedSteps
 from dps.adapters.torch.staging import Staging
 from dps.client.session import Session
 from dps.errors import ConfigError
@@ -56,6 +57,7 @@ class TorchModel:
         """The parameters whose values are in the model."""
         self._changes = LocalChanges(self._own)
         self._forms = {name: _form(tensor) for name, tensor in self.parameters.items()}
+        self._overlapped: OverlappedSteps | None = None
         self._known: dict[str, torch.Tensor] = {}
         """Copies of the buffers as the ps have them, as far as this worker knows."""
 
@@ -96,17 +98,21 @@ class TorchModel:
             found[name] = gradient
         return self._staging.to_host(found)
 
-    def assign_buffers(self, session: Session) -> None:
-        """Assign the buffers that the program has changed since the last step. Blocks in async mode."""
+    def _assign_buffers(self, session: Session) -> Collection[str]:
+        """Assign the buffers that the program has changed since the last step, and return their names. Blocks in async
+        mode."""
         known = self._known
         changed = {name: b for name, b in self.buffers.items() if name not in known or not _is_same(b, known[name])}
         if changed:
             session.assign(self._staging.to_host(changed))
+        return changed
 
     def assign_parameters(self, session: Session) -> None:
         """Set the parameters on the ps to those of the model. Blocks in async mode."""
         session.assign(self._staging.to_host({name: tensor.detach() for name, tensor in self._own.items()}))
         self._changes.note_values()
+        if self._overlapped is not None:
+            self._overlapped.read_anew()
 
     def _warn_of_changes(self, session: Session) -> None:
         if name := self._replaced.find():
@@ -143,14 +149,17 @@ class TorchModel:
             self._known[name] = buffer.detach().clone()
 
     def step(self, session: Session, loss: Any) -> None:
-        """Push the gradients, and write the newest values into the tensors, in place. Blocks.
+        """Assign changed buffers, push the gradients, and write the newest values into the tensors, in place. Blocks.
 
         In one round trip, unless a table should not come with the values, or gradients and values have the same
-        memory of the host."""
+        memory of the host. With overlap the push is left on its way, and the values are those of the push before."""
+        assigned = self._assign_buffers(session)
         gradients = self.gradients()
         self._warn_of_changes(session)
         try:
-            if self.tables or not self._staging.are_direct():
+            if self._overlapped is not None:
+                self._step_overlapped(self._overlapped, session, gradients, loss, assigned)
+            elif self.tables or not self._staging.are_direct():
                 session.push(gradients, loss)
                 self.pull(session)
             else:
@@ -162,6 +171,31 @@ class TorchModel:
             if isinstance(error, ValueError):
                 self._check_forms()
             raise
+
+    def _step_overlapped(
+        self, steps: OverlappedSteps, session: Session, gradients: dict[str, torch.Tensor], loss: Any,
+        assigned: Collection[str],
+    ) -> None:  # fmt: skip
+        steps.finish_push()
+        steps.push(gradients, loss)
+        if self._dense:
+            places = {name: place for name, place in self._staging.places().items() if name not in assigned}
+            if not steps.write_values(places):  # of the assigned ones it would write those of the step before
+                self.pull(session)
+                return
+            self._staging.to_device()
+            self._note_values()
+
+    def overlap(self, session: Session) -> None:
+        """From now on the push of each step is on its way while the program computes. Raises as OverlappedSteps."""
+        self._overlapped = OverlappedSteps(session, list(self._dense) if self.tables else None)
+
+    def finish(self, session: Session) -> None:
+        """No step is made any more: the tensors get the values after the last one. Blocks. Raises as `step`."""
+        if self._overlapped is not None:
+            steps, self._overlapped = self._overlapped, None
+            steps.close()
+            self.pull(session)
 
     def pull(self, session: Session) -> None:
         """Write the newest values into the tensors, in place. Blocks."""

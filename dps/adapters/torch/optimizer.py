@@ -45,6 +45,10 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         buffers: Of `model.named_buffers()`. Those of floats are variables that get no gradient; each step assigns
             those that have changed before its push. They are changed in place; one that is replaced, as by
             `self.mean = ...`, is not the run's any more, and a warning says so. Counters stay local.
+        overlap: `step` leaves its push on its way while the program computes the next gradients, and writes the values
+            of about the push of the step before: they lack the step's own gradient, and updates of other workers that
+            came since. Not in sync and local mode. An error of a push is raised by the next step, or by `close`,
+            which also writes the newest values.
         session: Other arguments of `dps.Session`, such as `update`, `hooks` and `checkpoint_dir`.
 
     Raises:
@@ -74,7 +78,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
 
     def __init__(
         self, named_parameters: Iterable[tuple[str, torch.Tensor]], server: Server | str, optimizer: Rule,
-        buffers: Iterable[tuple[str, torch.Tensor]] = (), **session: Any,
+        buffers: Iterable[tuple[str, torch.Tensor]] = (), overlap: bool = False, **session: Any,
     ) -> None:  # fmt: skip
         self._model = TorchModel(named_parameters, buffers)
         self._rule = optimizer
@@ -88,6 +92,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         self._mode, self._round = self.session.update, self.session.global_step
         try:
             self._model.connect(self.session)
+            if overlap:
+                self._model.overlap(self.session)
         except BaseException as error:
             self._cancel_end()
             _leave(self.session, error)
@@ -106,8 +112,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
     def step(self, closure: Callable[[], Any] | None = None, *, loss: Any = None) -> Any:
         """Push the gradients, and write the newest values into the parameters.
 
-        Blocks; in sync mode until the step of all workers is done. Parameters whose `grad` is None are left out. A step
-        without any gradient counts as one.
+        Blocks; in sync mode until the step of all workers is done, and with `overlap` until the step before is.
+        Parameters whose `grad` is None are left out. A step without any gradient counts as one.
 
         Args:
             closure: Computes the gradients, and returns the loss. None: they are there.
@@ -127,7 +133,6 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
             computed = _with_gradients(closure)
         self._check_rates()
         model, session = self._model, self.session
-        model.assign_buffers(session)
         model.step(session, computed if loss is None else loss)
         self._count(session.global_step)
         self._show_rate()
@@ -165,7 +170,10 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
     def close(self) -> None:
         """Leave the run now, as the end of the program does. Blocks. A second call does nothing."""
         self._cancel_end()
-        self.session.close()
+        try:
+            self._model.finish(self.session)
+        finally:
+            self.session.close()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Part of the constructor.
