@@ -101,12 +101,18 @@ class Dataset:
     def map(self, function: Callable[..., Any]) -> Dataset:
         """Each element through a function; after `batch`, each batch.
 
+        An iterator goes on after an error of the function: the next call leaves out this one element and no other, also
+        where a batch or a shuffle's buffer was being filled.
+
         Args:
             function: Gets an element, and returns what takes its place. An element that is a tuple comes as several
                 arguments where the function must be given as many.
 
         Returns:
             The dataset of the results.
+
+        Raises:
+            DataError: While it is read: the function has raised an error.
         """
         return Dataset(Map(self.stage, _callable("map", function)))
 

@@ -52,20 +52,20 @@ class PrefetchCursor:
     def __init__(self, stage: Prefetch, of: Cursor, at: State | None) -> None:
         self._queue, self._of, self._state = PrefetchQueue(stage.count), of, of.state()
         self._begun = self._ended = False
-        self._error: Exception | None = None
-        """What has ended the reading: it is raised again, because the elements are not over."""
 
     def read_block(self, count: int) -> Block:
         if not self._begun:
             self._begun = True
             queue, of = self._queue, self._of  # the task refers to nothing of this cursor, which ends it when it goes
             runtime().spawn("prefetch", lambda: _read_ahead(of, queue))
-        block: Block = []
-        if not self._ended:
-            block, self._state, self._error = self._queue.get() or ([], self._state, None)  # closed by another thread
-            self._ended = not len(block)
-        if self._error is not None:
-            raise self._error
+        if self._ended:
+            return []
+        block: Block
+        error: Exception | None
+        block, self._state, error = self._queue.get() or ([], self._state, None)  # closed by another thread
+        if error is not None:
+            raise error
+        self._ended = not len(block)
         return block
 
     def state(self) -> State:
@@ -93,14 +93,14 @@ class Prefetch(DerivedStage):
 
 
 def _read_ahead(of: Cursor, queue: PrefetchQueue) -> None:
-    """Read until the end, an error, or the other end is closed."""
+    """Read until the end, or the other end is closed. An error takes the place of an element, as without a task."""
     goes_on = True
     while goes_on:
-        state = of.state()
+        block: Block = []
+        error: Exception | None = None
         try:
-            block: Block = of.read_block(1)
-            goes_on = queue.put((block, of.state(), None)) and len(block) > 0
-        except Exception as error:
-            queue.put(([], state, error))
-            goes_on = False
+            block = of.read_block(1)
+        except Exception as raised:
+            error = raised
+        goes_on = queue.put((block, of.state(), error)) and (error is not None or len(block) > 0)
     of.close()

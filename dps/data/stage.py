@@ -131,19 +131,41 @@ class DerivedStage:
         return made
 
 
-def read_full_block(cursor: Cursor, count: int) -> Block:
-    """The next `count` elements; fewer only at the end."""
-    block = cursor.read_block(count)
-    while 0 < len(block) < count:
-        more = cursor.read_block(count - len(block))
-        if not len(more):
-            break
-        block = join_blocks(block, more)
-    return block
+class FullBlocks:
+    """A cursor whose blocks have the wanted size. Elements that were read before an error begin the next block, and its
+    state is the one before them: who goes on from there meets the error again."""
+
+    def __init__(self, of: Cursor) -> None:
+        self._of = of
+        self._held: Block = []
+        """The elements that were read before an error."""
+        self._before: State = {}
+        """The state of `of` before the elements held."""
+
+    def read_block(self, count: int) -> Block:
+        """The next `count` elements; fewer only at the end. After an error the next call has the same `count`."""
+        if not len(self._held):
+            if count == 1:
+                return self._of.read_block(1)
+            self._before = self._of.state()
+        while len(self._held) < count:
+            more = self._of.read_block(count - len(self._held))
+            if not len(more):
+                break
+            self._held = join_blocks(self._held, more) if len(self._held) else more
+        found, self._held = self._held, []
+        return found
+
+    def state(self) -> State:
+        return self._before if len(self._held) else self._of.state()
+
+    def close(self) -> None:
+        self._of.close()
 
 
 def join_blocks(first: Block, second: Block) -> Block:
-    """Two blocks as one."""
+    """Two blocks as one. A list is made longer: one element at a time, copies would take the square of the size."""
     if isinstance(first, np.ndarray):
         return np.concatenate([first, second])
-    return [*first, *second]
+    first.extend(second)
+    return first

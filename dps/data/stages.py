@@ -16,10 +16,10 @@ from dps.data.stage import (
     Cursor,
     DerivedCursor,
     DerivedStage,
+    FullBlocks,
     Stage,
     State,
     check_stage,
-    read_full_block,
     state_before,
 )
 from dps.errors import ConfigError
@@ -72,9 +72,12 @@ def takes_parts(function: Callable[..., Any]) -> int:
 class BatchCursor(DerivedCursor):
     _stage: BatchStage
 
+    def __init__(self, stage: BatchStage, of: Cursor, at: State | None) -> None:
+        super().__init__(stage, FullBlocks(of), at)
+
     def read_block(self, count: int) -> Block:
         size, arrays = self._stage.size, self._stage.of.arrays
-        block = read_full_block(self._of, size)
+        block = self._of.read_block(size)
         if not len(block) or (len(block) < size and self._stage.drop_remainder):
             return []
         return [stack_examples(block) if arrays is None else arrays.gather_rows(block)]
@@ -132,14 +135,14 @@ class ShardCursor(DerivedCursor):
     _stage: ShardStage
 
     def __init__(self, stage: ShardStage, of: Cursor, at: State | None) -> None:
-        super().__init__(stage, of, at)
+        super().__init__(stage, FullBlocks(of), at)
         self._next = 0 if at is None else at["next"]
         """The place of the next element that is read, within a group of `shards` elements."""
 
     def read_block(self, count: int) -> Block:
         shards = self._stage.shards
         skipped = (self._stage.shard - self._next) % shards
-        block = read_full_block(self._of, skipped + 1 + (count - 1) * shards)
+        block = self._of.read_block(skipped + 1 + (count - 1) * shards)
         self._next = (self._next + len(block)) % shards
         return block[skipped::shards]
 
@@ -235,7 +238,7 @@ class Shuffle:
                 f"position: shuffle: got one of seed {at['seed']} and a buffer of {at['filled']}, this dataset has "
                 f"{self.seed} and {self.size}; is it of another dataset?"
             )
-        of = self.of.open_cursor(epoch, state_before(at))
+        of = FullBlocks(self.of.open_cursor(epoch, state_before(at)))
         buffer = ShuffleBuffer(self.seed, epoch) if at is None else restore_buffer(of, at, epoch)
         return ShuffleCursor(self, of, at, buffer)
 
@@ -258,7 +261,7 @@ def has_drawn_order(stage: Any) -> bool:
     return stage is not None and (getattr(stage, "drawn", False) or has_drawn_order(getattr(stage, "of", None)))
 
 
-def restore_buffer(of: Cursor, at: State, epoch: int) -> ShuffleBuffer:
+def restore_buffer(of: FullBlocks, at: State, epoch: int) -> ShuffleBuffer:
     """Fill the buffer of a cursor's state by reading its elements again. `of` is at the element of the number
     `first`."""
     buffer = ShuffleBuffer(at["seed"], epoch)
@@ -267,7 +270,7 @@ def restore_buffer(of: Cursor, at: State, epoch: int) -> ShuffleBuffer:
     if at["drained"]:
         buffer.drain_elements(at["drained"])
     first = at["first"]
-    again = read_full_block(of, buffer.read - first) if buffer.read > first else ()
+    again = of.read_block(buffer.read - first) if buffer.read > first else ()
     if len(again) != buffer.read - first or any(number < first for number, _ in buffer.held):
         raise ConfigError(
             f"position: shuffle: got first={first} after {buffer.read} elements; is it of another dataset?"
@@ -283,7 +286,7 @@ class ShuffleCursor(DerivedCursor):
     before that was noted ahead of all of them.
     """
 
-    def __init__(self, stage: Shuffle, of: Cursor, at: State | None, buffer: ShuffleBuffer) -> None:
+    def __init__(self, stage: Shuffle, of: FullBlocks, at: State | None, buffer: ShuffleBuffer) -> None:
         super().__init__(stage, of, at)
         self._size, self._seed = stage.size, stage.seed
         self._buffer = buffer
@@ -300,7 +303,7 @@ class ShuffleCursor(DerivedCursor):
         return buffer.exchange_elements(self._read_elements(count)) or buffer.drain_elements(count)
 
     def _read_elements(self, count: int) -> list[Any]:
-        block = read_full_block(self._of, count)
+        block = self._of.read_block(count)
         found: list[Any] = block.tolist() if isinstance(block, np.ndarray) else block
         return found
 

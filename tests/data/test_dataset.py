@@ -447,6 +447,58 @@ def test_an_error_is_no_end_of_the_elements(after: Step) -> None:
             next(iterator)
 
 
+def despite_errors(iterator: Iterator[Any]) -> Iterator[tuple[Any, Any]]:
+    """What a loop gets that goes on after errors (None stands for one), and the position after each."""
+    while True:
+        try:
+            found = plain(next(iterator))
+        except StopIteration:
+            return
+        except dps.DataError:
+            found = None
+        yield found, json.loads(json.dumps(iterator.position))  # type: ignore[attr-defined]
+
+
+def but_for(*refused: int) -> Callable[[Any], Any]:
+    def function(n: Any) -> Any:
+        if n in refused:
+            raise ValueError(f"no {n}")
+        return n
+
+    return function
+
+
+@pytest.mark.parametrize("ahead", [lambda d: d, lambda d: d.prefetch(1), lambda d: d.prefetch(5)])
+def test_a_loop_that_goes_on_after_an_error_of_a_function_misses_its_element_alone(ahead: Step) -> None:
+    """The elements that were read for the same batch, shuffle buffer or shard were lost."""
+    good = ahead(numbers(10).map(but_for(2, 3, 8)))
+    assert [e for e, _ in despite_errors(iter(good))] == [0, 1, None, None, 4, 5, 6, 7, None, 9]
+    batches = ahead(good.batch(3))
+    assert [e for e, _ in despite_errors(iter(batches))] == [None, None, [0, 1, 4], [5, 6, 7], None, [9]]
+    for size in (2, 4, 20):
+        shuffled = [e for e, _ in despite_errors(iter(ahead(good.shuffle(size, seed=1))))]
+        assert shuffled.count(None) == 3
+        alone = dps.data.from_arrays(np.array([0, 1, 4, 5, 6, 7, 9])).shuffle(size, seed=1)
+        assert [e for e in shuffled if e is not None] == all_of(alone)
+    shards = [[e for e, _ in despite_errors(iter(ahead(good.batch(1).shard(2, i))))] for i in (0, 1)]
+    assert [[e for e in shard if e] for shard in shards] == [[[0], [4], [6], [9]], [[1], [5], [7]]]
+    twice = good.batch(4).repeat(2)
+    assert [e for e, _ in despite_errors(iter(twice)) if e] == [[0, 1, 4, 5], [6, 7, 9]] * 2
+
+
+@pytest.mark.parametrize("ahead", [lambda d: d, lambda d: d.prefetch(2)])
+def test_a_position_after_an_error_gives_all_that_the_loop_has_not_got(ahead: Step) -> None:
+    """Within a batch it is that before the batch, so that the error comes again."""
+    refused = but_for(2, 8)
+    batches = ahead(numbers(10).map(refused).batch(3).repeat(2))
+    wanted = [[0, 1, 3], [4, 5, 6], [7, 9]] * 2
+    found: list[Any] = []
+    for element, position in despite_errors(iter(batches)):
+        found += [element] if element is not None else []
+        rest = [e for e, _ in despite_errors(batches.iterator(position)) if e is not None]
+        assert found + rest == wanted
+
+
 @pytest.mark.parametrize("prefetched", [False, True])
 def test_a_second_thread_that_uses_an_iterator_is_told_and_neither_gets_elements_of_the_other(prefetched: bool) -> None:
     begun, go_on = threading.Event(), threading.Event()
