@@ -112,6 +112,12 @@ class Finishing(Hook):
             confirm()
 
 
+def has_batch_in_use() -> bool:
+    """Whether the running thread has a batch of a remote dataset in use, which it finishes when it asks for the next
+    one."""
+    return any(hook.is_in_use() for hook in _taken_from.get())
+
+
 HAS_OTHER = "; this thread has a batch of another loop in use, which the next one of that loop finishes, or its done()"
 
 LEAVE_S = 2.0

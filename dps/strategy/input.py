@@ -154,14 +154,20 @@ def empty_batch(batch: Any, what: str) -> Any:
 
 
 def _placed_inputs(strategy: Strategy, batches: Iterator[list[Any]], to_device: bool) -> Iterator[Any]:
-    """The inputs as `run` takes them. `to_device`: arrays are copied to the replicas' GPUs, one step ahead."""
+    """The inputs as `run` takes them. `to_device`: arrays are copied to the replicas' GPUs, one step ahead; not ahead
+    from a remote dataset, where asking for a batch says that the one before it is finished."""
     if not to_device:
         yield from map(regroup_results, batches)
         return
+    from dps.data.remote_dataset import has_batch_in_use
+
     ahead: Any = None
     for parts in batches:
         now, ahead = ahead, regroup_results([strategy.on_device(i, part) for i, part in enumerate(parts)])
         if now is not None:
+            yield now
+        if has_batch_in_use():
+            now, ahead = ahead, None
             yield now
     if ahead is not None:
         yield ahead

@@ -395,7 +395,8 @@ class Strategy:
         Args:
             dataset: An iterable of global batches, such as a dataset of `dps.data`: arrays, or nestings of arrays,
                 whose first axis counts examples.
-            to_device: Whether batches are copied to the replicas' GPUs, one step ahead.
+            to_device: Whether batches are copied to the replicas' GPUs, one step ahead. Those of a dataset of
+                `dps.data.remote` are copied when the loop asks for them, since asking finishes the batch before.
 
         Returns:
             An iterable, which gives for each batch the argument for `run`: a nesting with a PerReplica at each leaf, or

@@ -120,6 +120,24 @@ def test_the_batch_of_an_accepted_push_is_finished_when_push_returns() -> None:
         assert server.home().hooks == []
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_batches_that_are_placed_on_a_device_are_finished_by_their_own_push(wrapped: bool) -> None:
+    """The next batch was asked for one step ahead, which finished the one that the loop was about to push."""
+    strategy = dps.strategy.Mirrored(["/cpu:0"])
+    with dps.Server.create_local_server() as server:
+        serving = dps.data.serve(dps.data.from_arrays(np.arange(6.0)).batch(2), server)
+        with dps.Session(server, {"w": np.zeros(2)}, optimizer=dps.optim.SGD(1.0)) as session:
+            remote = dps.data.remote(server)
+            dataset = (batch + 1 for batch in remote) if wrapped else remote
+            found = []
+            for number, batch in enumerate(strategy.distribute_dataset(dataset, to_device=True)):
+                assert serving.stats()["finished"] == number
+                assert session.push({"w": batch}).accepted
+                assert serving.stats()["finished"] == number + 1
+                found.append(batch.tolist())
+            assert np.sum(found) == 15 + 6 * wrapped and len(found) == 3
+
+
 def test_a_push_from_before_the_pass_finishes_no_batch_of_it_while_another_one_is_in_flight() -> None:
     with dps.Server.create_local_server() as server:
         serving = dps.data.serve(dps.data.from_arrays(np.arange(8.0)).batch(2), server)
