@@ -55,7 +55,8 @@ class Follower:
     Args:
         target: The address of any task of the run, or a `dps.Server`. A follower with an address goes on with the next
             run that is started there.
-        dtype: "bfloat16" or "float16": variables of float32 and float64 are fetched in this form. None: as they are.
+        dtype: "bfloat16" or "float16": variables of float32 and float64 are fetched in this form, finite numbers beyond
+            its range as its largest. None: as they are.
         names: Only these variables, such as `["hidden/w"]`. None: all.
         keys: As of `dps.Session`.
         timeout: The longest wait for one version's values, in seconds.

@@ -47,7 +47,7 @@ def to_float16(bits: Array, a: Array) -> None:
         small = word[0] - np.uint32(0x3F000000)
         half = small if size < np.uint32(0x38800000) else normal
         half = np.uint32(0x7BFF) if size >= np.uint32(0x477FF000) else half
-        half = np.uint32(0x7C00) if size >= np.uint32(0x7F800000) else half
+        half = np.uint32(0x7C00) if abs(a[i]) == np.inf else half
         half = np.uint32(0x7E00) if size > np.uint32(0x7F800000) else half
         bits[i] = sign | half
 
@@ -72,7 +72,8 @@ def from_float16(out: Array, bits: Array) -> None:
 
 @compiled
 def to_bfloat16(bits: Array, a: Array) -> None:
-    """The upper half of each float32 as uint16, rounded to nearest, ties to even. Finite numbers stay finite."""
+    """The upper half of each float32 as uint16, rounded to nearest, ties to even. Finite numbers that are too large
+    become the largest, 3.39e38. Float64 is rounded to float32 first."""
     one = np.empty(1, np.float32)
     word = one.view(np.uint32)
     for i in range(a.size):
@@ -81,7 +82,8 @@ def to_bfloat16(bits: Array, a: Array) -> None:
         size = whole & np.uint32(0x7FFFFFFF)
         half = (whole + np.uint32(0x7FFF) + ((whole >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
         largest = ((whole >> np.uint32(16)) & np.uint32(0x8000)) | np.uint32(0x7F7F)
-        half = largest if (size >= np.uint32(0x7F7F8000)) & (size < np.uint32(0x7F800000)) else half
+        too_large = (size >= np.uint32(0x7F7F8000)) & (size <= np.uint32(0x7F800000)) & (abs(a[i]) != np.inf)
+        half = largest if too_large else half
         half = (whole >> np.uint32(16)) | np.uint32(0x40) if size > np.uint32(0x7F800000) else half
         bits[i] = half
 

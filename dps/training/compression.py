@@ -51,7 +51,7 @@ class Float16(Compressor):
 class Bfloat16(Compressor):
     """The upper half of a float32, rounded to nearest: 2 bytes an element.
 
-    It has the range of float32 and 8 bits of precision.
+    It has the range of float32 and 8 bits of precision. Finite numbers of float64 beyond that range become the largest.
 
     Example:
         ```pycon

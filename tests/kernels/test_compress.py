@@ -60,6 +60,20 @@ def test_what_is_no_number_stays_so_and_every_half_comes_back_as_it_went(form: s
     np.testing.assert_array_equal(halved(numbers, form)[finite], every[finite])
 
 
+@pytest.mark.parametrize(("form", "most"), [("float16", 65504.0), ("bfloat16", float(2**127 * (2 - 2**-7)))])
+def test_float64_beyond_float32_becomes_the_largest_half_and_what_is_infinite_stays_so(form: str, most: float) -> None:
+    """It became infinite."""
+    large = np.array([3.5e38, -1e39, 1.7e308, np.inf, -np.inf, np.nan, 1.0])
+    assert str(restored(halved(large, form), form).tolist()) == str([most, -most, most, np.inf, -np.inf, np.nan, 1.0])
+
+
+@settings(max_examples=200)
+@given(st.one_of(flats(), arrays.arrays(np.float64, st.integers(1, 40), elements=st.floats())))
+def test_casts_of_finite_numbers_are_finite_and_no_others(a: Any) -> None:
+    for form in ("float16", "bfloat16"):
+        assert np.isfinite(restored(halved(a, form), form)).tolist() == np.isfinite(a).tolist()
+
+
 @settings(max_examples=200)
 @given(flats())
 def test_casts_round_to_nearest_as_others_do_and_finite_stays_finite(a: Any) -> None:
