@@ -12,7 +12,15 @@ from dps.messages.replies import Push
 from dps.strategy.context import ReplicaBarrier, ReplicaContext, StepOver, enter_scope, replica_now, scope_now
 from dps.strategy.input import Distributed, InputContext, batches_of_function, split_batches
 from dps.strategy.reduction import gather_values, op_of, reduce_values
-from dps.strategy.values import MirroredValue, PerReplica, each_leaf, of_replica, regroup_results, values_of
+from dps.strategy.values import (
+    MirroredValue,
+    PerReplica,
+    check_no_mask,
+    each_leaf,
+    of_replica,
+    regroup_results,
+    values_of,
+)
 from dps.training.optimizers import Optimizer
 from dps.transport.current import runtime
 
@@ -294,8 +302,9 @@ class Strategy:
             float64, and their sum in int64 or uint64. Halves are added up in float32.
 
         Raises:
-            ConfigError: Values of different shapes or of another number of replicas, an axis that they do not have, the
-                sum of a plain value over several replicas, or workers that make different calls.
+            ConfigError: Values of different shapes or of another number of replicas, an axis that they do not have,
+                masked arrays of numpy, the sum of a plain value over several replicas, or workers that make different
+                calls.
             DeadlineExceeded: A worker did not come in time; the message names it.
         """
         op = op_of(op)
@@ -323,8 +332,8 @@ class Strategy:
             The longer arrays, in the nesting of `value`.
 
         Raises:
-            ConfigError: Shapes that do not fit together, an axis that they do not have, or values of another number of
-                replicas.
+            ConfigError: Shapes that do not fit together, an axis that they do not have, masked arrays of numpy, or
+                values of another number of replicas.
         """
 
         def leaf(path: str, found: Any) -> Any:
@@ -435,12 +444,16 @@ class Strategy:
 
         Returns:
             The arrays there.
+
+        Raises:
+            ConfigError: A masked array of numpy for a GPU.
         """
         where = Device(self.devices[replica] or "")
         if where.device_type != "GPU":
             return batch
         from dps.kernels import device as gpu
 
+        each_leaf(lambda path, array: check_no_mask(array), batch)
         with gpu.device(where.device_index or 0):
             return each_leaf(lambda path, array: gpu.to_device(array), batch)
 

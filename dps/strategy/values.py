@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dps.errors import ConfigError
+from dps.variables.tree import described, is_masked
 
 
 class PerReplica:
@@ -135,9 +136,20 @@ def regroup_results(results: Sequence[Any]) -> Any:
 
 
 def array_of(value: Any) -> np.ndarray[Any, np.dtype[Any]]:
-    """A replica's value as an array on the host: of numpy, of a framework, of a GPU, or a number."""
+    """A replica's value as an array on the host: of numpy, of a framework, of a GPU, or a number. ConfigError for a
+    masked array."""
     if hasattr(value, "copy_to_host"):
         return np.asarray(value.copy_to_host())
     if hasattr(value, "detach"):
         value = value.detach().cpu()
+    check_no_mask(value)
     return np.asarray(value)
+
+
+def check_no_mask(value: Any) -> None:
+    """Raise ConfigError for a masked array of numpy, whose masked elements would count as numbers."""
+    if is_masked(value):
+        raise ConfigError(
+            f"a replica has a masked array, {described(value)}, whose mask would be lost; wanted an array of numbers: "
+            "call .compressed(), which leaves masked elements out, or .filled(value)"
+        )

@@ -32,6 +32,23 @@ def test_a_reduction_over_an_axis_counts_elements_not_replicas() -> None:
         strategy.gather(PerReplica([1, 2]), axis=0)
 
 
+@pytest.mark.parametrize("mask", [[False, True], [False, False]])
+def test_masked_arrays_are_refused_where_their_mask_would_be_lost(mask: list[bool]) -> None:
+    """Masked elements counted as numbers."""
+    masked, strategy = np.ma.masked_array([1.0, 100.0], mask), Mirrored(["/gpu:0", "/cpu:0"])
+    values = PerReplica([np.ones(2), masked])
+    for call in (
+        lambda: strategy.reduce("mean", values, axis=0), lambda: strategy.reduce("sum", values),
+        lambda: strategy.reduce("max", masked, axis=0), lambda: strategy.gather(values, axis=0),
+        lambda: next(iter(strategy.distribute_dataset([{"x": np.ma.arange(4)}], to_device=True))),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=r"a replica has a masked array, \w+64 \(2,\), .* wanted .* \.compressed"):
+            call()
+    assert (
+        strategy.reduce("mean", PerReplica([masked.filled(0), np.ones(2)]), axis=0) == masked.filled(0).sum() / 4 + 0.5
+    )
+
+
 def test_reductions_keep_dtypes_and_means_of_whole_numbers_are_numbers() -> None:
     strategy = mirrored()
     assert strategy.reduce("mean", PerReplica([1, 2])) == 1.5
