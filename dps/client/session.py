@@ -456,7 +456,8 @@ class Session:
     def lookup_async(self, name: Any, rows: Any = None, out: Any = None) -> Any:
         """Start a lookup and return at once.
 
-        In bounded mode the rows are asked for in `result()` or `done()`, once the session may read.
+        In bounded mode the ps of the global step is asked at once whether the session may read, and the rows in
+        `result()` or `done()`, after its answer: a session sends nothing while the program computes.
 
         Args:
             name: As of `lookup`.
