@@ -57,13 +57,15 @@ def rows(*numbers: int) -> dict[str, Any]:
     return {"table": dps.Rows(np.array(numbers), np.full((len(numbers), 2), -1.0, np.float32))}
 
 
-def simulated(train: Callable[[Any, Any], None], update: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def simulated(
+    train: Callable[[Any, Any], None], update: Any, monkeypatch: pytest.MonkeyPatch, optimizer: Any = None
+) -> None:  # fmt: skip
     """Run a program with a session and what the ps hear, on one worker and three ps."""
     heard = Heard(monkeypatch)
 
     def program(server: Any) -> None:
         with dps.Session(
-            server, params(), optimizer=dps.optim.SGD(1.0), timeout=60,
+            server, params(), optimizer=optimizer or dps.optim.SGD(1.0), timeout=60,
             partitioner=lambda shape, dtype: PS if len(shape) > 1 else 1,
         ) as session:  # fmt: skip
             train(session, heard)
@@ -126,6 +128,28 @@ def test_counts_are_told_in_batches_and_the_step_is_that_of_all_pushes(monkeypat
         assert session.push({"v0": ONES}).step == 42 == session.stats()["ps:0"]["step"]
 
     simulated(train, dps.Async(), monkeypatch)
+
+
+def test_a_rate_on_the_ps_of_the_global_step_is_that_of_the_step_that_the_pushing_session_knows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was that of the pushes of which the step ps had been told, so a result depended on timing."""
+
+    def train(session: dps.Session, heard: Heard) -> None:
+        assert owner(session, "v0") == "ps:0" != owner(session, "v1") and owner(session, "table", 0) == "ps:0"
+        for _ in range(3):
+            assert session.push({"v1": ONES}).accepted
+        before = session.pull()
+        session.push({"v0": ONES})
+        session.push({"v1": ONES})
+        session.push(rows(0))
+        after = session.pull()
+        assert (before["v0"] - after["v0"]).tolist() == [0.125] * len(ONES)
+        assert (before["v1"] - after["v1"]).tolist() == [0.125] * len(ONES)
+        assert (after["table"] - before["table"])[0].tolist() == [0.125, 0.125]
+        assert session.global_step == 6
+
+    simulated(train, dps.Async(), monkeypatch, dps.optim.SGD(dps.optim.Piecewise([2], [1.0, 0.125])))
 
 
 @pytest.mark.parametrize("update", [dps.Bounded(1), dps.SyncReplicas()])

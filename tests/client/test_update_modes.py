@@ -222,6 +222,19 @@ def test_a_schedule_knows_the_step_on_a_ps_that_saw_no_push_before(mode: Any) ->
         assert one.pull()["b"].tolist() == [-0.125] * 3
 
 
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_a_schedule_knows_the_steps_that_the_pushing_session_knows_on_every_ps(first: str) -> None:
+    """On the ps of the global step it was up to 20 ms behind: there the rate was that of an earlier step."""
+    late = dps.optim.SGD(dps.optim.Piecewise([3], [1.0, 0.125]))
+    shapes = {"a": 2, "b": 3}
+    with sessions(1, dps.Async(), ps=2, optimizer=late) as (one,):
+        for _ in range(5):
+            one.push({first: np.ones(shapes[first])})
+        (second,) = shapes.keys() - {first}
+        one.push({second: np.ones(shapes[second])})
+        assert one.pull()[second].tolist() == [-0.125] * shapes[second]
+
+
 # -- synchronous --------------------------------------------------------------------------------------------------
 
 

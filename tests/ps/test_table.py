@@ -226,6 +226,17 @@ def test_a_push_with_codes_of_another_ps_is_refused_and_not_taken_for_a_malforme
     assert "got codes of others" in found.problem and not found.gradients
 
 
+@pytest.mark.parametrize(("rated_at", "wanted"), [(None, -1.0), (2, -1.0), (3, -0.125)])
+def test_a_rate_is_that_of_the_step_before_or_of_the_one_that_is_named(rated_at: int | None, wanted: float) -> None:
+    table = KeyedTable(part_of(4, 2, dps.optim.SGD(dps.optim.Piecewise([2], [1.0, 0.125]))))
+    codes = codes_of(np.arange(1))
+    before, after = np.empty((1, 2), np.float64), np.empty((1, 2), np.float64)
+    table.gather(codes, before, 0)
+    table.apply(RowGradient(codes, np.ones((1, 2), np.float64)), 1, 1.0, 0, rated_at)
+    table.gather(codes, after, 1)
+    np.testing.assert_allclose(after - before, wanted)
+
+
 def test_a_table_that_no_memory_is_reserved_for_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"t: the system reserves no memory for 4,294,967,294 rows of 1048576 float64"

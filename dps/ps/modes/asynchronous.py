@@ -292,9 +292,12 @@ class AsyncMode(Mode):
         )
 
     def _step(self, computed_at: int, counted_by: int) -> int:
-        """The step that a push makes if it is applied now. On another ps than the step ps it is one that has been
-        reached: the highest that is known here, with this push where it is known that no other ps has counted it."""
+        """The step that a push makes if it is applied now; rates are of the step that it was computed at or later. On
+        another ps than the step ps it is one that has been reached: the highest that is known here, with this push
+        where it is known that no other ps has counted it. The step ps adds up what it was told, so that each step is
+        one push: there the header, which may be ahead, is for rates alone."""
         shard, step = self.shard, self.shard.store.step
+        shard.store.seen_step = max(shard.store.seen_step, computed_at)
         if shard.is_step_ps:
             return step + (counted_by in (STEP_PS, shard.ps))
         if counted_by == STEP_PS:

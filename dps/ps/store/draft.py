@@ -38,6 +38,7 @@ class Drafting(Protocol):
     runtime: Runtime
     counter: int
     step: int
+    seen_step: int
 
     def end_draft(self, draft: Draft, published: bool) -> None: ...
 
@@ -59,11 +60,13 @@ class Draft:
     ) -> None:  # fmt: skip
         """Made by `Store.open_draft`. `targets`: the number of the buffer that is written, for each arena that is
         written. `parts`: those that are updated, by index; None: all that are trained. `values`: those that are set."""
-        self._store, self.targets, self.parts, self.step, self._scale = store, targets, parts, step, scale
+        self._store, self.targets, self.parts, self.step = store, targets, parts, step
         self.reversible, self.values = reversible, values
         self.counter = store.counter + 1
         """The version that it will be."""
         self._step_before = store.step
+        self._rate = max(step - 1, store.seen_step), scale
+        """The step that a schedule is a function of (0 for the first update), and the factor of the rate."""
 
     @property
     def is_valid(self) -> bool:
@@ -88,14 +91,16 @@ class Draft:
                 if table is None:
                     self._write_part(index, of_part)
                 elif isinstance(of_part, RowGradient):
-                    table.apply(of_part, self.step, self._scale, max(self._store.step, self.step - 1))
+                    now = max(self._store.step, self.step - 1)
+                    rated_at, scale = self._rate
+                    table.apply(of_part, self.step, scale, now, rated_at)
         else:
             runtime, arenas, run = self._store.runtime, self._store.arenas, update.run
             in_blocks = runtime.tuning.block_nbytes > 0
             for number, index in self.targets.items():
                 memory, gradient = arenas[number], run[number]
                 if memory.is_plain and not in_blocks and not isinstance(gradient, GradientPieces):
-                    good &= memory.update(index, 0, gradient, memory.applied.together + 1, self.step - 1, self._scale)
+                    good &= memory.update(index, 0, gradient, memory.applied.together + 1, *self._rate)
                     runtime.charge_pass("update", memory.arena.nbytes, len(memory.slots))
                 elif memory.optimizer is None:  # only values are set there
                     continue
@@ -156,8 +161,8 @@ class Draft:
         place, _ = memory.places[number]
         part, t = memory.arena.parts[place], memory.applied.count_of(place) + 1
         if isinstance(gradient, RowGradient):
-            index, step = self.targets[a], self.step - 1
-            memory.update_rows(index, part, start, gradient.rows, gradient.values, t, step, self._scale)
+            index = self.targets[a]
+            memory.update_rows(index, part, start, gradient.rows, gradient.values, t, *self._rate)
             self._store.runtime.charge_pass("update", gradient.values.nbytes, len(memory.slots))
             if memory.averages is not None:
                 memory.follow_rows(index, part, start, gradient.rows, self.step)
@@ -176,15 +181,14 @@ class Draft:
     def _run_pass(self, memory: ArenaMemory, number: int, start: int, gradient: Array | GradientSum, t: int) -> bool:
         """Run the kernel over a range; in the simulator in blocks, so that readers can run in between."""
         index, runtime = self.targets[number], self._store.runtime
-        before = self.step - 1  # what a schedule is a function of: the first update takes its rate at 0
         block = runtime.tuning.block_nbytes // 4
         if not block or memory.by_rows:
-            good = memory.update(index, start, gradient, t, before, self._scale)
+            good = memory.update(index, start, gradient, t, *self._rate)
             runtime.charge_pass("update", size_of(gradient) * memory.arena.itemsize, len(memory.slots))
         else:
             good = True
             for at in range(0, size_of(gradient), block):
-                good &= memory.update(index, start + at, cut(gradient, at, at + block), t, before, self._scale)
+                good &= memory.update(index, start + at, cut(gradient, at, at + block), t, *self._rate)
                 nbytes = min(block, size_of(gradient) - at) * memory.arena.itemsize
                 runtime.charge_pass("update", nbytes, len(memory.slots))
                 runtime.preempt()

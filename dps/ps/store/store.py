@@ -42,6 +42,9 @@ class Store:
         self.on_device = any(memory.on_device for memory in self.arenas)
         self.counter = 0
         self.step = 0
+        self.seen_step = 0
+        """The largest step in the headers of pushes, where others count steps, too: rates follow it. It is no more than
+        the pushes that were made."""
 
     # -- reading ----------------------------------------------------------------------------------------------
 

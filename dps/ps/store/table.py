@@ -210,10 +210,12 @@ class KeyedTable:
             f"capacity={spec.capacity:,}{share}. Give it a larger capacity, and continue from a checkpoint"
         )
 
-    def apply(self, gradient: RowGradient, step: int, scale: float, now: int) -> None:
+    def apply(
+        self, gradient: RowGradient, step: int, scale: float, now: int, rated_at: int | None = None
+    ) -> None:  # fmt: skip
         """Update the rows of distinct codes, for which there is room, by a gradient (n, dim). Keys that have no row get
         one, with first values and initial slots, if they are admitted; else their gradients are dropped. `step`: the
-        step that this makes; the rate is multiplied by `scale`."""
+        step that this makes; the rate is that of step `rated_at` (None: the one before it), multiplied by `scale`."""
         codes, values = gradient.rows, gradient.values.reshape(-1, self.dim)
         rows = self._found.rows_of(codes)
         if self._expiry is not None and (expired := np.flatnonzero(self._expiry.has_expired(rows, now))).size:
@@ -231,7 +233,8 @@ class KeyedTable:
         if self.key_counts is not None and not (kept := rows >= 0).all():
             rows, values = rows[kept], values[kept]
         self.updates += 1
-        self._bound.apply_rows(self._given, self._ordered, rows, self._as_given(values), self.updates, step - 1, scale)
+        rated_at = step - 1 if rated_at is None else rated_at
+        self._bound.apply_rows(self._given, self._ordered, rows, self._as_given(values), self.updates, rated_at, scale)
         if self._expiry is not None:
             self._expiry.stamp_rows(rows, step)
             if (expired := self._expiry.sweep(now, codes.size)).size:
