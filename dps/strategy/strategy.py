@@ -421,6 +421,9 @@ class Strategy:
     ) -> Distributed:
         """Have each process make its own dataset, of batches for one replica.
 
+        With several replicas in a process, a step takes several batches. Of a dataset of `dps.data.remote` all but the
+        last of these are finished before the step's push, since asking finishes the batch before.
+
         Args:
             function: Gets an `InputContext`, which says which part of the input this process reads.
             to_device: As of `distribute_dataset`.
