@@ -77,7 +77,7 @@ class PostedValues:
     values: Any = None
     """The nested arrays of the copy, once all ps have lent their values."""
     asked: dict[int, PsPeer] = {}  # noqa: RUF012
-    """The ps by request number, until the values are there and copied, or are dropped."""
+    """The ps by request number, until the values are there and copied, or are released."""
 
     def __init__(
         self, connection: Connection, pulls: Pulls, assembly: Assembly, asked: dict[int, PsPeer], in_place: bool,
@@ -111,16 +111,21 @@ class PostedValues:
                 self.values = self._pulls.copied(self.lent, *self._pulls.prepared(self._assembly))
         finally:
             if not (self.lent and self.in_place):
-                self.drop()
+                self.release()
 
     def hand_over(self, keep: Callable[[Sequence[LentVersion], bool], None]) -> Any:
         """The nested arrays of values that are there, in place, until those release them whom `keep` tells."""
-        keep(list(map(LentVersion, self.lent)), not self.lent[0][0].lane.tells_at_once)
+        keep(list(map(LentVersion, self.lent)), self.is_silent)
         self.asked = {}
         return self._assembly.views([part for *_, (_, parts) in self.lent for part in parts])
 
-    def drop(self) -> None:
-        """Forget it; values that are lent, or that a late answer lends, are released."""
+    @property
+    def is_silent(self) -> bool:
+        """Whether `release` sends no message, so that any thread may call it."""
+        return not any(peer.lane.tells_at_once for peer in self.asked.values())
+
+    def release(self) -> None:
+        """Forget it; values that are lent, or that a late answer lends, are released. A further call does nothing."""
         if self.asked:
             if self._push is None:
                 self._connection.caller.ignore(self.asked)
@@ -137,7 +142,7 @@ class PostedValues:
             raise
 
     def _end_reading(self) -> None:
-        """After Ctrl-C, before anybody had it, or amid `drop`: no message is sent."""
+        """After Ctrl-C, before anybody had it, or amid `release`: no message is sent."""
         for number, peer in self.asked.items():
             peer.lane.reading.discard(number)
 
@@ -157,15 +162,16 @@ class Ahead:
     def end_loop(self, loop: int) -> None:
         """A loop is over. A second call does nothing."""
         self.loops.pop(loop, None)
-        if not self.loops and self._coming is not None:
-            self._coming.drop()
-            self._coming = None
+        if not self.loops:
+            coming, self._coming = self._coming, None
+            if coming is not None:
+                coming.release()
 
     def expect(self, coming: PostedValues) -> None:
         """These values come with a push that is about to be sent."""
         before, self._coming = self._coming, coming
         if before is not None:
-            before.drop()
+            before.release()
         self._numbers, self._at = self._pushes.numbers.copy(), self._pushes.times.at
 
     def take(self, in_place: bool) -> PostedValues | None:
@@ -178,5 +184,5 @@ class Ahead:
         is_fresh = pushes.numbers == self._numbers and pushes.times.at - self._at <= FRESH_S
         if is_fresh and coming.in_place is in_place and not coming.is_over:
             return coming
-        coming.drop()
+        coming.release()
         return None

@@ -96,14 +96,15 @@ class AtOnce:
         pushes.account_for_arrived()  # first, for hooks may push, and roll back
         if not self._open() or connection.membership.settles or (pushes.under_way and pushes.is_full):
             return None
-        asked = self._requests(gradients, len(ahead.loops) > 0)
+        loops = [*ahead.loops.values()]  # another thread may end them
+        asked = self._requests(gradients, len(loops) > 0)
         if not asked:
             return None
         operation, came = PostedPush(connection, asked, loss), None
         pushes.begin_posted(operation)
-        if ahead.loops:
-            peers, in_place = {number: peer for number, (peer, _, _) in asked.items()}, [*ahead.loops.values()][-1]
-            coming = PostedValues(connection, self._pulls, self._assembly, peers, in_place, operation)
+        if loops:
+            peers = {number: peer for number, (peer, _, _) in asked.items()}
+            coming = PostedValues(connection, self._pulls, self._assembly, peers, loops[-1], operation)
             ahead.expect(coming)
             came = coming.take_in
         self._caller.listen(asked, PUSHED, operation.heard, came)
@@ -324,7 +325,7 @@ class AtOnce:
             self.note(posted.lent)
             return posted.values if keep is None else posted.hand_over(keep)
         finally:
-            posted.drop()
+            posted.release()
 
     def _post_pull(self) -> dict[int, PsPeer]:
         """Ask each ps for its values; the ps by request number, none if the request has to be an ordinary one."""

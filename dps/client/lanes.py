@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any
+from typing import Any, Protocol
 
 from dps.actors.answers import Failed, is_last
 from dps.actors.caller import Caller
@@ -119,7 +119,7 @@ class Lane:
         self.reading.discard(number)
         if nbytes > self._silent_nbytes:
             self._caller.start(self._ref, Release(self._epoch, [number]), is_last)
-        elif nbytes and self.reading and number > min(self.reading):
+        elif nbytes and self.reading and number > min(self.reading, default=number):  # another thread may empty it
             self.untold.append(number)
 
     def tell_untold(self) -> None:
@@ -189,6 +189,13 @@ class PsPeer:
 Lent = tuple[PsPeer, int, int, int, LentArrays]
 """What a ps has lent with its answer to a request: the ps, the number of the request, the counter of the version, its
 step, and where it is. It may be read until the session's next message, or longer with the request in `Lane.reading`."""
+
+
+class Releasable(Protocol):
+    """What may lie in the memory of ps, and is read until it is released."""
+
+    def release(self) -> None:
+        """Nobody reads it any more. A further call does nothing."""
 
 
 class LentVersion:

@@ -13,7 +13,7 @@ import numpy as np
 
 from dps.client.assembly import Assembly
 from dps.client.connection import Connection
-from dps.client.lanes import Lent, LentVersion
+from dps.client.lanes import Lent, Releasable
 from dps.client.push_operations import PushOp
 from dps.client.pushing import Pushes
 from dps.client.transfers import PullTransfer, copy_steadily
@@ -239,7 +239,7 @@ class Pulls:
         self._connection, self._waiter, self._pushes = connection, waiter, pushes
         self.read: tuple[int, dict[int, int]] = connection.membership.epoch, {}
         """The run epoch and each shard's counter of the last whole pull."""
-        self.left: list[Sequence[LentVersion | PullOp]] = []
+        self.left: list[Sequence[Releasable]] = []
         """What blocks held that ended in another thread's call, by Ctrl-C, or without an end. The next call releases
         it."""
         self._cache: Kept = {}
@@ -331,9 +331,9 @@ class Pulls:
     def release_left(self) -> None:
         """Release what blocks have left."""
         while self.left:
-            for each in self.left[-1]:
+            for each in self.left[0]:  # another thread may add one at the end
                 each.release()
-            self.left.pop()  # only now: after Ctrl-C the next call releases the others
+            del self.left[0]  # only now: after Ctrl-C the next call releases the others
 
     def prepared(self, assembly: Assembly) -> tuple[PullMemory, Any]:
         """Memory for the values of all shards, and the user's nested arrays in it; None if they can be made only of

@@ -11,7 +11,7 @@ from dps.client.ahead import Ahead, PostedValues
 from dps.client.assembly import Whole
 from dps.client.at_once import AtOnce
 from dps.client.connection import Connection
-from dps.client.lanes import LentVersion
+from dps.client.lanes import Releasable
 from dps.client.loading import checked, is_empty
 from dps.client.lookup import Lookups
 from dps.client.pulling import PullOp, Pulls
@@ -47,13 +47,13 @@ class SessionParts(NamedTuple):
 class Held:
     """Values, read-only, which stay where they are until `release`. Belongs to one call or block of a session."""
 
-    _held: Sequence[LentVersion | PullOp] = ()
+    _held: Sequence[Releasable] = ()
     _is_silent = False
 
     def __init__(self, training: PsTraining) -> None:
         self._training = training
 
-    def keep(self, held: Sequence[LentVersion | PullOp], is_silent: bool = False) -> None:
+    def keep(self, held: Sequence[Releasable], is_silent: bool = False) -> None:
         """Release these together with the values. `is_silent`: no message is sent then, so that it needs no turn of the
         session."""
         self._held, self._is_silent = held, is_silent
@@ -214,7 +214,7 @@ class PsTraining:
         """As Session.view."""
         return ViewBlock(self)
 
-    def leave(self, held: Sequence[LentVersion | PullOp]) -> None:
+    def leave(self, held: Sequence[Releasable]) -> None:
         """The session's next call releases this. Any thread may call it."""
         self._pulls.left.append(held)
 
@@ -348,13 +348,16 @@ class PsTraining:
             while not self._session.should_stop():
                 if self._waiter.closed:
                     self._waiter.check_open()
+                if self._pulls.left:
+                    self._pulls.release_left()
                 held.release()
                 values = self._finish(ahead, held if in_place else None)
                 ahead = self._post_ahead(names, in_place)
                 yield self.reports.saw(values)
         finally:
             held.end()
-            ahead.drop()
+            held.keep((ahead,), ahead.is_silent)
+            held.leave()
 
     def _post_ahead(self, names: Sequence[str] | None, in_place: bool) -> PostedValues | PullOp:
         """Values that are on their way. Does not block."""

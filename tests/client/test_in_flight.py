@@ -51,7 +51,11 @@ def unheard(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("ps", [1, 2])
 @pytest.mark.parametrize("in_place", [False, True], ids=["own arrays", "in place"])
-def test_the_bits_of_an_overlapped_loop_are_those_of_the_ordinary_way(ps: int, in_place: bool, asked: Asked) -> None:
+def test_the_bits_of_an_overlapped_loop_are_those_of_the_ordinary_way(
+    ps: int, in_place: bool, asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dps.client.ahead.FRESH_S", 60.0)
+
     def run(shared: bool) -> Iterator[Any]:
         rng = np.random.default_rng(7)
         with cluster(ps, 1) as (server,), session(server, optimizer=dps.optim.Adam(0.1), shared_memory=shared) as s:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import dps
+from dps.actors.bundles import Outbox
 from dps.client import ahead
 from tests.client.test_at_once import Asked, asked, ones, session, trained, values
 from tests.in_process import cluster
@@ -214,3 +215,63 @@ def test_gradients_are_not_given_again_while_a_push_reads_them(monkeypatch: pyte
         assert s.gradients()["w"].ctypes.data != at
         reply.result()
         assert s.gradients()["w"].ctypes.data == at and values(s) == (-1.0, -1.0)
+
+
+@pytest.mark.parametrize("params", [{"w": np.zeros(1000, np.float32)}, LARGE], ids=["small", "large"])
+def test_loops_of_a_session_that_only_reads_keep_no_versions_of_loops_before(params: Any) -> None:
+    with cluster(1, 2) as (server, other), dps.Session(
+        server, params, optimizer=dps.optim.SGD(1.0), update="async"
+    ) as s, dps.Session(other) as reader:  # fmt: skip
+        for turn in range(5):
+            s.push({"w": np.ones_like(params["w"])})
+            for read in reader.prefetch(in_place=True):
+                assert first(read) == -1.0 - turn
+                break
+        assert len(reader._pulls.left) == 2, "the values of the last turn, and those on their way"
+        reader.pull()
+        assert not reader._pulls.left
+        assert not any(peer.lane.reading for peer in reader._connection.peers.values())
+
+
+@pytest.mark.parametrize("params", [{"w": np.zeros(1000, np.float32)}, LARGE], ids=["small", "large"])
+@pytest.mark.parametrize("in_place", [False, True], ids=["copied", "in place"])
+def test_a_loop_that_ends_in_another_thread_sends_nothing_there(
+    params: Any, in_place: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    senders, queue = set[str](), Outbox.queue_message
+
+    def queued(self: Outbox, *about: Any) -> None:
+        senders.add(threading.current_thread().name)
+        queue(self, *about)
+
+    with cluster(1, 2) as (server, other), dps.Session(
+        server, params, optimizer=dps.optim.SGD(1.0), update="async"
+    ) as s, dps.Session(other) as reader:  # fmt: skip
+        loops = [each.prefetch(in_place=in_place) for each in (s, reader)]
+        for loop in loops:
+            next(loop)
+        monkeypatch.setattr(Outbox, "queue_message", queued)
+        for loop in loops:
+            thread = threading.Thread(target=loop.close, name="another")  # type: ignore[attr-defined]
+            thread.start()
+            thread.join()
+        assert "another" not in senders
+        reader.pull()
+        assert leases(s) == 0
+
+
+def test_what_another_thread_leaves_while_the_session_releases_is_kept_for_the_next_call() -> None:
+    class Left:
+        is_released = False
+
+        def release(self) -> None:
+            if not self.is_released:
+                self.is_released = True
+                if self is one:
+                    s._pulls.left.append((other,))
+
+    one, other = Left(), Left()
+    with trained() as s:
+        s._pulls.left.append((one,))
+        s.pull()
+        assert one.is_released and other.is_released and not s._pulls.left
