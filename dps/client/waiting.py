@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial, wraps
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from dps.client.connection import Connection
@@ -259,30 +259,29 @@ class EachTurn(Iterator[Any]):
 
     def __init__(self, guard: ThreadGuard, call: str, values: Generator[Any, None, None]) -> None:
         self._guard, self._call, self._values = guard, call, values
-        self._error: BaseException | None = None
+        self._error: Exception | None = None
 
     def __next__(self) -> Any:
         if self._error is not None:
-            self._raise_again(self._error)
+            raise self._error
         try:
             return self._guard.run(self._call, self._values.__next__)
         except StopIteration:
             raise
         except BaseException as error:
             if self._values.gi_frame is None:  # type: ignore[attr-defined]  # it has ended; else another thread is in a call
-                self._error = error
+                self._error = error if isinstance(error, Exception) else self._ended_by(error)
             raise
+
+    def _ended_by(self, interrupt: BaseException) -> RuntimeError:
+        """What Ctrl-C is told as later: it is not kept, for its trace would keep what it has interrupted."""
+        return RuntimeError(
+            f"{self._call}: {type(interrupt).__name__} has ended these values; begin others with session.{self._call}()"
+        )
 
     def close(self) -> None:
         """End the values. A second call does nothing."""
         self._values.close()
-
-    def _raise_again(self, error: BaseException) -> NoReturn:
-        if isinstance(error, Exception):
-            raise error
-        raise RuntimeError(
-            f"{self._call}: {type(error).__name__} has ended these values; begin others with session.{self._call}()"
-        )
 
 
 def one_at_a_time(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:

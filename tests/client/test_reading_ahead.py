@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import time
@@ -14,6 +15,7 @@ import pytest
 
 import dps
 from dps.actors.bundles import Outbox
+from dps.actors.caller import Caller
 from dps.client import ahead
 from tests.client.test_at_once import Asked, asked, ones, session, trained, values
 from tests.in_process import cluster
@@ -275,3 +277,20 @@ def test_what_another_thread_leaves_while_the_session_releases_is_kept_for_the_n
         s._pulls.left.append((one,))
         s.pull()
         assert one.is_released and other.is_released and not s._pulls.left
+
+
+def test_a_loop_that_ctrl_c_has_ended_keeps_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with trained() as s:
+        loop = s.prefetch()
+        with monkeypatch.context() as patch:
+            patch.setattr(Caller, "listen", interrupt)
+            with contextlib.suppress(KeyboardInterrupt):
+                next(loop)
+        assert not any(peer.lane.reading for peer in s._connection.peers.values())
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="prefetch: KeyboardInterrupt has ended these values; begin others"):
+                next(loop)
+        assert leases(s) == 0
