@@ -314,7 +314,7 @@ class Session:
             names: As of `pull`.
             in_place: The values are those of a `view`: read-only, valid until the next turn or the end of the loop, and
                 without a copy where the ps are on this machine. `gradients`, called in each turn, gives arrays to fill
-                that no push reads any more. All variables: there can be no names.
+                that no push reads. All variables: there can be no names.
 
         Returns:
             An iterator over what `pull` would return. Once it has raised an error, it raises it again.
@@ -672,7 +672,8 @@ class Session:
         Returns:
             Arrays in the nesting of params, of the variables' shapes and dtypes, with undefined contents. They are the
             caller's until they are pushed, and again when that push has its result. Once the program refers to none of
-            them and no push reads them, a later call gives the same memory again.
+            them, nor to slices, tensors or buffers in their memory, and no push reads them, a later call may give the
+            same memory again. An address alone is no reference: keep the array with it.
 
         Example:
             ```pycon
