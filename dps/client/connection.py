@@ -158,23 +158,30 @@ class Connection:
         self, requests: Sequence[Request], deadline: float, late: Callable[[], str],
         meanwhile: Callable[[], None] | None = None, stop: Callable[[], bool] | None = None,
     ) -> None:  # fmt: skip
-        """Pump until the requests are complete or `stop()` is true. Raises DeadlineExceeded with the text of `late()`,
-        and what `check_node` raises. `meanwhile` is called twice a second."""
-        slice_s = self.home.runtime.tuning.client.slice_s
+        """As `wait_open`; requests whose wait has failed are dropped."""
         try:
-            while not self.caller.wait(requests, min(slice_s, max(0.0, deadline - self.caller.now())), stop):
-                self.check_node()
-                self.joining.unreached.log_unreached()
-                if stop is not None and stop():
-                    return
-                if meanwhile is not None:
-                    meanwhile()
-                if self.caller.now() >= deadline:
-                    raise DeadlineExceeded(f"{self.home.name}: {late()}")
+            self.wait_open(requests, deadline, late, meanwhile, stop)
         except BaseException:
             for request in requests:
                 self.caller.drop(request)
             raise
+
+    def wait_open(
+        self, requests: Sequence[Request], deadline: float, late: Callable[[], str],
+        meanwhile: Callable[[], None] | None = None, stop: Callable[[], bool] | None = None,
+    ) -> None:  # fmt: skip
+        """Pump until the requests are complete or `stop()` is true. Raises DeadlineExceeded with the text of `late()`,
+        and what `check_node` raises; the requests stay open. `meanwhile` is called twice a second."""
+        slice_s = self.home.runtime.tuning.client.slice_s
+        while not self.caller.wait(requests, min(slice_s, max(0.0, deadline - self.caller.now())), stop):
+            self.check_node()
+            self.joining.unreached.log_unreached()
+            if stop is not None and stop():
+                return
+            if meanwhile is not None:
+                meanwhile()
+            if self.caller.now() >= deadline:
+                raise DeadlineExceeded(f"{self.home.name}: {late()}")
 
     def check_node(self) -> None:
         """Raise what `error_of` says when this node was told to end while the session still works."""

@@ -21,12 +21,13 @@ from dps.client.connection import Connection
 from dps.client.pulling import Pulls
 from dps.client.pushing import Pushes
 from dps.client.reports import Reports
+from dps.client.saving import Saves
 from dps.client.waiting import Loss, ThreadGuard, Waiter, one_at_a_time
 from dps.errors import ConfigError, DeadlineExceeded, DpsError, HookError, checked_seconds, told
 from dps.hooks.hook import Chain, Hook, Loop
 from dps.hooks.scalars import Scalars
 from dps.messages.replies import Published, Push, Reply, Version
-from dps.messages.runs import Restore, Save, Saved
+from dps.messages.runs import Restore
 from dps.process import config
 from dps.process.telemetry import LoopTimes, timed_read
 from dps.task.server import Server
@@ -863,7 +864,8 @@ class Session:
         Raises:
             ValueError: The run has no checkpoint_dir.
             CheckpointError: The disk refuses.
-            DeadlineExceeded: The checkpoint was not written in time.
+            DeadlineExceeded: The checkpoint was not written in time. The chief goes on with it. The next call of `save`
+                before a push waits for the same one, and makes no second one.
 
         Example:
             ```python
@@ -877,12 +879,7 @@ class Session:
             ```
         """
         self._waiter.check_open()
-        connection = self._connection
-        answer = self._waiter.retrying(
-            lambda deadline: connection.ask(Save(connection.number, position), deadline, "the checkpoint"), timeout
-        )
-        assert isinstance(answer, Saved)
-        return answer.name
+        return str(self._waiter.retrying(lambda deadline: self._saves.save(deadline, position), timeout))
 
     @one_at_a_time
     def publish(self, label: str = "", timeout: float | None = None) -> Published:
@@ -1086,6 +1083,7 @@ class Session:
         nesting = Nesting(nested([*known.by_name, *known.tables_by_name]) if params is None else params)
         self._pushes = Pushes(connection, self._waiter, nesting, self._reports.report_push, self._turns.times)
         self._pulls = Pulls(connection, self._waiter, self._pushes)
+        self._saves = Saves(connection, self._pushes)
         from dps.client.training import PsTraining, SessionParts  # here: `import dps` stays quick
 
         self._parts = SessionParts(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -533,6 +534,66 @@ def test_a_full_disk_fails_the_save_and_nothing_else(server: dps.Server, monkeyp
         assert s.push(ones()).accepted
         full.clear()
         assert s.save().startswith("step-000000000002")
+
+
+def test_a_save_that_takes_too_long_goes_on_and_the_next_one_waits_for_it(
+    server: dps.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error said "the checkpoint has not answered", and each further save made one more checkpoint."""
+    free, shards = threading.Event(), list[str]()
+
+    def before_write(path: str, nbytes: int) -> None:
+        if "manifest" not in path and ".safetensors" in path:
+            shards.append(path.split("/")[1])
+            free.wait(30)
+
+    storage = MemoryStorage(before_write)
+    monkeypatch.setattr(runtime(), "storage", storage)
+    free.set()
+    with session(server, checkpoint_dir="run") as s, dps.Session(server.target, timeout=30) as other:
+        s.push(ones())
+        free.clear()
+        shards.clear()
+        for _ in range(2):
+            with pytest.raises(
+                DeadlineExceeded, match=r"save: .* not finished within 0\.2 s; the chief goes on .* call save\(\) again"
+            ) as raised:
+                s.save(timeout=0.2)
+        assert "larger timeout" in str(raised.value) and 'session.stats()["chief"]["saved"]' in str(raised.value)
+        threading.Timer(0.3, free.set).start()
+        name = s.save(timeout=30)
+        assert name.startswith("step-000000000001") and set(shards) == {name}
+        assert other.stats()["chief"]["saved"] == name
+        free.clear()
+        s.push(ones())
+        with pytest.raises(DeadlineExceeded):
+            s.save(timeout=0.2)
+        s.push(ones())  # what the caller wants saved now is newer
+        free.set()
+        assert s.save().startswith("step-000000000003")
+
+
+def test_a_save_that_has_failed_is_made_anew_by_the_next_call(
+    server: dps.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full, told = threading.Event(), threading.Event()
+
+    def before_write(path: str, nbytes: int) -> None:
+        if full.is_set() and ".safetensors" in path:
+            told.wait(30)
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(runtime(), "storage", MemoryStorage(before_write))
+    with session(server, checkpoint_dir="run") as s:
+        s.push(ones())
+        full.set()
+        with pytest.raises(DeadlineExceeded):
+            s.save(timeout=0.1)
+        threading.Timer(0.3, told.set).start()
+        with pytest.raises(CheckpointError, match="No space left"):
+            s.save()
+        full.clear()
+        assert s.save().startswith("step-000000000001")
 
 
 def test_restore_rolls_everybody_back(tmp_path: Path, server: dps.Server) -> None:
