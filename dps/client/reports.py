@@ -72,6 +72,13 @@ class Reports:
             self.replaced.end_pulls()
             self.replaced = None
 
+    def continues(self, step: int) -> None:
+        """The session trains in a run that has made these steps before."""
+        log.info(
+            "%s: continues from step %d of this run, with the values on its ps; those in params are not used",
+            self._session.name, step,
+        )  # fmt: skip
+
     def opened(self, values: Collection[Array], made_elsewhere: bool, agreed: Agreed) -> None:
         """The session is open. `values`: the first values that it brought. `made_elsewhere`: an `init_fn` makes others
         where they are needed."""

@@ -631,6 +631,24 @@ def test_a_checkpoint_that_is_not_there_is_told_with_those_that_are(tmp_path: Pa
         assert s.restore(kept[0]) == 2
 
 
+def test_a_session_whose_run_has_steps_says_from_where_it_continues(
+    server: dps.Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It continued without a word, and the values in its params were not used."""
+    caplog.set_level(logging.INFO, "dps")
+    with session(server) as s:
+        for _ in range(3):
+            s.push(ones())
+        with dps.Session(server.target, timeout=30):
+            pass  # a reader expects the run's values
+    assert not [text for text in caplog.messages if "continues" in text]
+    with session(server) as s:
+        np.testing.assert_array_equal(s.pull()["w"], params()["w"] - np.float32(1.5))
+    assert [text for text in caplog.messages if "continues" in text] == [
+        "worker:0: continues from step 3 of this run, with the values on its ps; those in params are not used"
+    ]
+
+
 def test_an_uneven_plan_is_told_with_what_would_mend_it(caplog: pytest.LogCaptureFixture) -> None:
     tree = {"big": np.zeros(400_000, np.float32), "small": np.zeros(4, np.float32)}
     with cluster(2, 1, "inproc") as (server,):
