@@ -80,7 +80,7 @@ def saved_table(spec: TableSpec, checkpoint_dir: str, manifest: Manifest) -> Sav
             f"table of {own} with dim={spec.dim} in this program; use the model that was saved, or another "
             "checkpoint_dir"
         )
-    _check_optimizer(spec.name, found.optimizer, spec.optimizer, f"{checkpoint_dir}/{manifest.name}")
+    _check_optimizer(spec.name, found.optimizer, spec.optimizer, f"{checkpoint_dir}/{manifest.name}", keyed=True)
     return found
 
 
@@ -131,15 +131,18 @@ def saved(spec: VariableSpec, checkpoint_dir: str, manifest: Manifest) -> SavedV
     return found
 
 
-def _check_optimizer(name: str, found: Wire, own: Wire, where: str) -> None:
+def _check_optimizer(name: str, found: Wire, own: Wire, where: str, keyed: bool = False) -> None:
     """Raise CheckpointError for two optimizers of the program with different rules, whose slots mean other things.
-    Their numbers may differ, and a variable may be trained that was not, or not be trained any more."""
+    Their numbers may differ, and a variable may be trained that was not, or not be trained any more. `keyed`: of
+    a keyed table, which begins from no file."""
     if found is not None and own is not None:
         rule, own_rule = (wire.get("inner", wire).get("name") for wire in (found, own))
         if rule != own_rule:
+            begun = f"dps.Variable(shape=..., dtype=..., init=dps.init.FromFile({where!r}))"
+            more = "" if keyed else f"; {begun} begins there with these values, new slots and step 0"
             raise CheckpointError(
                 f"{name} is trained with {rule} in {where} and with {own_rule} in this program; use the optimizer that "
-                "was saved, or another checkpoint_dir"
+                f"was saved, or another checkpoint_dir{more}"
             )
 
 

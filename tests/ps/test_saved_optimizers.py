@@ -42,6 +42,19 @@ def test_another_rule_is_refused_and_other_numbers_are_taken(tmp_path: Path, key
     assert trained(tmp_path, dps.optim.SGD(0.5), 1, variable, ps=2) == pytest.approx(-1.0)
 
 
+def test_the_refusal_of_another_rule_says_how_to_go_on_from_the_values(tmp_path: Path) -> None:
+    """Adam and AdamW have slots of the same names, and are two rules: AdamW is given the values alone."""
+    first, second, adamw = tmp_path / "first", tmp_path / "second", dps.optim.AdamW(0.1, weight_decay=0.0)
+    for optimizer, other in ((ADAM, adamw), (adamw, ADAM)):
+        folder, anew = first / other.name, second / other.name
+        assert trained(folder, optimizer, 5) == pytest.approx(-0.5)
+        with pytest.raises(CheckpointError, match=r"another checkpoint_dir.*dps\.init\.FromFile\('.*'\)") as refused:
+            trained(folder, other, 1)
+        path = str(refused.value).split("FromFile('")[1].split("'")[0]
+        begun = dps.Variable(shape=(3,), dtype=np.float64, init=dps.init.FromFile(path))
+        assert trained(anew, other, 1, begun) == pytest.approx(-0.6)
+
+
 def test_a_variable_that_was_not_trained_for_a_while_begins_as_new(tmp_path: Path) -> None:
     """Its slots were new, and its count of updates was not: a step of Adam was half as long."""
     trained(tmp_path, ADAM, 5)
