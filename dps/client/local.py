@@ -33,7 +33,9 @@ class LocalTraining(PsTraining):
             if self._own.membership is not connection.membership:
                 self._tell_lost()
                 self._own = LocalCopy(connection.agreed.plan, connection.membership)
-            self._own.begin_round(common)
+            begun, rounds = self._own.begin_round(common), connection.steps.step
+            if begun and rounds:
+                self.reports.slots_begin(begun, rounds)
         return self._own
 
     def _tell_lost(self) -> None:

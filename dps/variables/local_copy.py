@@ -35,8 +35,10 @@ class LocalCopy:
         self.ended = True
         """Whether the round has ended, so that `begin_round` comes next."""
 
-    def begin_round(self, common: Any) -> None:
-        """Begin a round from these nested values, which nobody changes any more."""
+    def begin_round(self, common: Any) -> list[str]:
+        """Begin a round from these nested values, which nobody changes any more. Returns the names of the slots that
+        begin as new: all in the first round, none later."""
+        begun: list[str] = []
         self._nesting, self._common = Nesting(common), dict(leaves(common))
         values = [self._common[spec.name] for spec in self._plan.variables]
         if not self._copies:
@@ -44,9 +46,11 @@ class LocalCopy:
                 None if spec.optimizer is None else from_wire(spec.optimizer) for spec in self._plan.variables
             ]
             self._copies = [HostCopy(*pair) for pair in zip(values, optimizers, strict=True)]
+            begun = sorted({name for copy in self._copies for name in copy.slots()})
         for copy, value in zip(self._copies, values, strict=True):
             copy.assign(value)
         self.steps, self.is_common, self.ended = 0, True, False
+        return begun
 
     def apply(self, gradients: Mapping[int, Gradient], step: int) -> None:
         """Update the values once. `gradients`: checked, by variable index. `step`: how many steps were made before this

@@ -3,7 +3,9 @@ through losses and rollbacks, and with real processes."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import dps
 from dps.checkpoint import MemoryStorage, newest_whole
 from dps.errors import ConfigError
 from dps.transport.sim import Compute, Kill, Network, Pause
+from tests.in_process import cluster
 
 TRUTH = np.array([1.0, -2.0, 0.5])
 
@@ -411,3 +414,19 @@ def test_real_processes_give_the_same() -> None:
     wanted = plain(8, 4, 2, lambda: Momentum(0.1, 0.0), Momentum(1.0, 0.0))
     for values, _ in found:
         np.testing.assert_allclose(values, wanted, rtol=1e-12)
+
+
+@pytest.mark.parametrize("inner", [dps.optim.AdamW(0.1), dps.optim.SGD(0.1)])
+def test_slots_that_a_restart_loses_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture, inner: Any) -> None:
+    """A checkpoint has no slots of workers' own copies: AdamW began anew without a word."""
+    caplog.set_level(logging.INFO, "dps")
+    for start in range(2):
+        with cluster(ps=1) as (worker,):
+            train(worker, 4, dps.Local(2), inner, checkpoint_dir=str(tmp_path), timeout=60)
+        told = [text for text in caplog.messages if "begin as new" in text]
+        assert len(told) == (start if isinstance(inner, dps.optim.AdamW) else 0)
+    for text in told:
+        assert text == (
+            "worker:0: the slots of its own copy (first_moment, second_moment) begin as new at round 2: in local mode "
+            "neither checkpoints nor the ps hold those of a worker"
+        )
