@@ -132,7 +132,7 @@ def _some(known: Iterable[str]) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Run the benchmark; returns the exit code."""
-    args = _checked(parser().parse_args(argv))
+    args = _checked(parser().parse_args(argv), parser().parse_args([]))
     config.keep_large_blocks()  # like a worker that the launcher or dps.role started
     if args.calibrate:
         return calibrated(args)
@@ -167,7 +167,23 @@ def calibrated(args: argparse.Namespace) -> int:
     return 0
 
 
-def _checked(args: argparse.Namespace) -> argparse.Namespace:
+_USED = {"calibrate": {"card", "latency", "rounds", "seconds"}, "goals": {"rounds", "seconds", "json", "compare"}}
+"""What two arguments use of the others; they choose for themselves what is measured."""
+
+
+def _check_used(args: argparse.Namespace, usual: argparse.Namespace) -> None:
+    """ConfigError for arguments beside `--calibrate` or `--goals` which that would ignore. `usual`: without any."""
+    for name, used in _USED.items():
+        if getattr(args, name):
+            found = [other for other in vars(args) if getattr(args, other) != getattr(usual, other)]
+            known = {name, "card", "latency", *used}  # where these two are wrong, `_checked` says so
+            if unused := [f"--{other.replace('_', '-')}" for other in found if other not in known]:
+                also = ", ".join(f"--{other}" for other in sorted(used))
+                raise ConfigError(f"--{name}: got {', '.join(unused)} beside it, wanted none but {also}; leave one out")
+
+
+def _checked(args: argparse.Namespace, usual: argparse.Namespace) -> argparse.Namespace:
+    _check_used(args, usual)
     args.computing = _milliseconds(args.computing)
     known = {"works": works.WORKS, "forms": FORMS, "transports": TRANSPORTS,
              "optimizers": works.OPTIMIZERS}  # fmt: skip
