@@ -391,7 +391,8 @@ class Coordinator:
     def _waiting_text(self) -> str:
         """For whom the program waits."""
         dispatcher, queued = self._dispatcher, self._schedule.queued_count
-        text = [*dispatcher.running_texts(), *([f"{queued} calls wait for a worker"] if queued else [])]
+        wait = "call waits" if queued == 1 else "calls wait"
+        text = [*dispatcher.running_texts(), *([f"{queued} {wait} for a worker"] if queued else [])]
         if not dispatcher.names:
             there = ", ".join(dispatcher.known_workers) or "no workers"
             text.append(

@@ -266,7 +266,7 @@ def test_without_a_worker_that_serves_the_error_says_how_one_is_started(caplog: 
             return str(caught.value)
 
     assert simulated(program, workers=0) == (
-        "fetch of tests.coordinator.functions:add: 1 calls wait for a worker; no worker serves (the chief at "
+        "fetch of tests.coordinator.functions:add: 1 call waits for a worker; no worker serves (the chief at "
         "chief:2220 knows of no workers); start one with --job worker --serve MODULE; waited 5.0 s"
     )
     assert any("has waited 2 s" in record.getMessage() for record in caplog.records)
