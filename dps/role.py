@@ -397,7 +397,12 @@ def unblock() -> None:
 
 def die_with_the_launcher() -> None:
     """End a launched task when its launcher ends in any way (on Linux; elsewhere the launcher ends its tasks)."""
-    config.launcher = int(os.environ.get("DPS_LAUNCHER") or 0)
+    launcher = os.environ.get("DPS_LAUNCHER") or "0"
+    if not launcher.isdecimal():
+        raise ConfigError(
+            f"got DPS_LAUNCHER={launcher!r:.100}, wanted the number of a process, which dps launch sets; leave it out"
+        )
+    config.launcher = int(launcher)
     if "DPS_LAUNCHED" in os.environ and sys.platform == "linux":
         import ctypes
 

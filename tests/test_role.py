@@ -185,6 +185,24 @@ def test_a_number_in_the_environment_that_is_none_is_one_clear_error(
         environment()
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("DPS_LAUNCHER", "abc", "the number of a process, which dps launch sets; leave it out"),
+        ("DPS_LAUNCHER", "-1", "the number of a process"),
+        ("NUMBA_NUM_THREADS", "0", "a whole number of threads from 1; numba reads it: set 1, or leave it out"),
+        ("NUMBA_NUM_THREADS", "-1", "a whole number of threads from 1"),
+        ("NUMBA_NUM_THREADS", "abc", "a whole number of threads from 1"),
+    ],
+)
+def test_a_variable_that_is_no_number_is_named_in_one_line(name: str, value: str, wanted: str) -> None:
+    """The lines were "invalid literal for int()" and "Number of threads specified must be > 0."."""
+    task = start("--job", "ps", "--task", "0", "--chief", "127.0.0.1:1", **{name: value})
+    out, err = task.communicate(timeout=60)
+    assert (task.returncode, out) == (2, "")
+    assert err.startswith(f"dps: got {name}={value!r}, wanted {wanted}") and err.count("\n") == 1
+
+
 def test_where_a_task_listens_comes_from_its_flags_and_then_from_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dps.cluster.resolvers.ranks import read_text
 from dps.cluster.spec import ClusterSpec, Task, job_name
 from dps.errors import ConfigError, MissingExtra
 from dps.process.lazy_imports import at_first_use
@@ -169,7 +170,7 @@ def load_cluster(text_or_path: str | os.PathLike[str]) -> ClusterSpec:
     if parse is None:
         raise ConfigError(f"cluster: got {given!r}, wanted JSON text or a file that ends in .json, .toml or .yaml")
     try:
-        text = Path(given).read_text(encoding="utf-8")
+        text = read_text(given)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{source}: got {error}, wanted a file that can be read") from error
     return _cluster(parse(source, text), source)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from dps.cluster.spec import ClusterSpec, Task, job_name
 from dps.errors import ConfigError
@@ -16,6 +16,8 @@ MOST = 1_000_000
 """More ranks than this are taken for an error, and no lists are made."""
 Jobs = Mapping[str, int] | str
 """The number of tasks of each job, or the one job of all tasks."""
+MOST_NBYTES = 64 << 20
+"""A file about hosts with more bytes than this is taken for an error, and not read to its end: /dev/zero has none."""
 _DIGITS = re.compile(r"[0-9]{1,12}")
 
 
@@ -115,6 +117,16 @@ class ResolverVariables:
         )
 
 
+def read_text(path: str | os.PathLike[str]) -> str:
+    """The text of a file about hosts. Raises OSError, also for one of more than `MOST_NBYTES`, and
+    UnicodeDecodeError."""
+    with open(path, "rb") as file:
+        found = file.read(MOST_NBYTES + 1)
+    if len(found) > MOST_NBYTES:
+        raise OSError(errno.EFBIG, f"more than {MOST_NBYTES:,} bytes", os.fspath(path))
+    return found.decode("utf-8")
+
+
 Hosts = str | os.PathLike[str] | Sequence[str]
 """The path of a machine file, or its lines."""
 _LINE = re.compile(
@@ -134,7 +146,7 @@ def read_hosts(engine: str, hosts: Hosts) -> list[tuple[str, int]]:
     if isinstance(hosts, str | os.PathLike):
         source = f"{engine}: machine file {os.fspath(hosts)!r}"
         try:
-            lines: Sequence[str] = Path(hosts).read_text(encoding="utf-8").splitlines()
+            lines: Sequence[str] = read_text(hosts).splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{source}: got {error}, wanted a file with {_FORMS}") from error
     else:

@@ -233,6 +233,7 @@ def test_a_union_of_two_that_disagree_says_which_said_what() -> None:
         ("sge", {}, "SGE: got no PE_HOSTFILE, wanted .*; submit the job to a parallel environment: qsub -pe"),
         ("sge", {"PE_HOSTFILE": " "}, "SGE: got an empty PE_HOSTFILE"),
         ("sge", {"PE_HOSTFILE": "/nowhere/pe"}, "SGE: machine file '/nowhere/pe': got .*, wanted a file with lines"),
+        ("sge", {"PE_HOSTFILE": "/dev/zero"}, "SGE: machine file '/dev/zero': got .* more than 67,108,864 bytes"),
         ("torchrun", {}, "torchrun: got no WORLD_SIZE, .*; start the program with torchrun"),
         ("torchrun", TORCHRUN, r"got 1 hosts \(node0\), wanted 2 \(WORLD_SIZE=4, LOCAL_WORLD_SIZE=2\); give hosts="),
         ("torchrun", TORCHRUN | {"RANK": "2"}, "RANK='2', wanted 3 from GROUP_RANK.*--nproc-per-node"),
