@@ -8,6 +8,7 @@ from typing import Any
 from dps.client.loading import check_all_finite
 from dps.client.training import Held, PsTraining, SessionParts
 from dps.messages.replies import Push, Reply, Version
+from dps.process.telemetry import log
 from dps.variables.local_copy import LocalCopy
 
 
@@ -33,9 +34,8 @@ class LocalTraining(PsTraining):
             if self._own.membership is not connection.membership:
                 self._tell_lost()
                 self._own = LocalCopy(connection.agreed.plan, connection.membership)
-            begun, rounds = self._own.begin_round(common), connection.steps.step
-            if begun and rounds:
-                self.reports.slots_begin(begun, rounds)
+            if text := self._own.begin_round(common, connection.steps.step):
+                log.info("%s: %s", self._session.name, text)
         return self._own
 
     def _tell_lost(self) -> None:

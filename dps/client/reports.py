@@ -147,13 +147,6 @@ class Reports:
                 self._session.name,
             )
 
-    def slots_begin(self, names: list[str], rounds: int) -> None:
-        """In local mode: the slots of the session's own copy begin as new, in a run that has made these rounds."""
-        log.info(
-            "%s: the slots of its own copy (%s) begin as new at round %d: in local mode neither checkpoints nor the ps "
-            "hold those of a worker", self._session.name, ", ".join(names), rounds,
-        )  # fmt: skip
-
     def round_lost(self, step: int, lost: int) -> None:
         """In local mode: a round ended without this session, after so many steps of its own."""
         log.warning(

@@ -11,6 +11,7 @@ from dps.actors.standing import Home
 from dps.collectives.group import Group
 from dps.errors import ConfigError
 from dps.messages.replies import Push
+from dps.process.telemetry import log
 from dps.strategy.parameter_server import ParameterServer
 from dps.strategy.reduction import not_finite_text
 from dps.strategy.strategy import Variables
@@ -57,8 +58,8 @@ class AveragedVariables(WorkerVariables):
 
     def _begin_round(self) -> LocalCopy:
         """The own copy. At the beginning of a round it takes the common values."""
-        if self._local.ended:
-            self._local.begin_round(super().read())
+        if self._local.ended and (text := self._local.begin_round(super().read(), self._step)):
+            log.info("%s: %s", self._server.name, text)
         return self._local
 
     def read(self, on_device: bool = False) -> Any:

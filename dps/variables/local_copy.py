@@ -35,9 +35,9 @@ class LocalCopy:
         self.ended = True
         """Whether the round has ended, so that `begin_round` comes next."""
 
-    def begin_round(self, common: Any) -> list[str]:
-        """Begin a round from these nested values, which nobody changes any more. Returns the names of the slots that
-        begin as new: all in the first round, none later."""
+    def begin_round(self, common: Any, rounds: int) -> str:
+        """Begin a round, after `rounds` others, from these nested values, which nobody changes any more. Returns what
+        people are to know of slots that begin as new though the run has made rounds; "" for nothing."""
         begun: list[str] = []
         self._nesting, self._common = Nesting(common), dict(leaves(common))
         values = [self._common[spec.name] for spec in self._plan.variables]
@@ -50,7 +50,12 @@ class LocalCopy:
         for copy, value in zip(self._copies, values, strict=True):
             copy.assign(value)
         self.steps, self.is_common, self.ended = 0, True, False
-        return begun
+        if not (begun and rounds):
+            return ""
+        return (
+            f"the slots of its own copy ({', '.join(begun)}) begin as new at round {rounds}: in local mode each worker "
+            "has its own, and no checkpoint holds them"
+        )
 
     def apply(self, gradients: Mapping[int, Gradient], step: int) -> None:
         """Update the values once. `gradients`: checked, by variable index. `step`: how many steps were made before this

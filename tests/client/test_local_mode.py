@@ -428,5 +428,5 @@ def test_slots_that_a_restart_loses_are_told(tmp_path: Path, caplog: pytest.LogC
     for text in told:
         assert text == (
             "worker:0: the slots of its own copy (first_moment, second_moment) begin as new at round 2: in local mode "
-            "neither checkpoints nor the ps hold those of a worker"
+            "each worker has its own, and no checkpoint holds them"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import socket
 import subprocess
@@ -107,6 +108,22 @@ def test_the_steps_after_the_last_round_are_averaged_at_the_end_and_saved(tmp_pa
         run = alone(2, work, steps, storage=storage)
         assert not run.errors, run.errors
         assert run.results == [found] * 2
+
+
+def test_slots_that_a_restart_loses_are_told_by_each_worker(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def work(server: Any) -> None:
+        with Local(server, 2, checkpoint_dir=str(tmp_path / "run")) as strategy:
+            with strategy.scope():
+                variables: Any = strategy.variables({"w": np.zeros(1)}, optimizer=dps.optim.AdamW(0.1))
+            for _ in range(4):
+                variables.apply_gradients({"w": np.ones(1)})
+
+    caplog.set_level(logging.INFO, "dps")
+    storage = LocalStorage()
+    for told in (0, 2):
+        run = alone(2, work, storage=storage)
+        assert not run.errors, run.errors
+        assert sum("first_moment, second_moment) begin as new at round 2" in text for text in caplog.messages) == told
 
 
 def test_a_worker_that_makes_fewer_steps_leaves_and_the_others_go_on() -> None:
