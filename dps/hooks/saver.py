@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dps.checkpoint.files import parse_folder_name
-from dps.errors import CheckpointError, ConfigError
+from dps.errors import CheckpointError, ConfigError, DeadlineExceeded
 from dps.hooks.hook import Hook
 from dps.hooks.timer import Timer
 from dps.messages.replies import Push
@@ -80,6 +80,9 @@ class CheckpointSaver(Hook):
             listener.before_save(session, session.global_step)
         try:
             name = self._write(session)
+        except DeadlineExceeded as error:
+            log.warning("%s: step %d is not saved yet: %s", session.name, session.global_step, error)
+            return
         except (CheckpointError, OSError) as error:
             log.error("%s: step %d could not be saved: %s", session.name, session.global_step, error)
             return

@@ -79,6 +79,23 @@ def test_a_checkpoint_that_the_disk_refuses_is_not_told_as_saved(tmp_path: Path,
     assert [note[1] for note in notes] == ["begin", "before", "before", "end"]
 
 
+def test_a_save_that_takes_too_long_is_not_told_as_failed(
+    tmp_path: Path, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The chief goes on with it, and the log said that the step could not be saved."""
+
+    def slow(self: Any, timeout: float | None = None) -> str:
+        raise dps.DeadlineExceeded("the chief goes on with it")
+
+    with cluster() as (server,):
+        monkeypatch.setattr(dps.Session, "save", slow)
+        with session(server, [dps.CheckpointSaver()], checkpoint_dir=str(tmp_path)) as s:
+            s.push(ones())
+        monkeypatch.undo()
+    told = [text for text in caplog.messages if "saved" in text and "goes on" in text]
+    assert told == [f"worker:0: step {step} is not saved yet: the chief goes on with it" for step in (0, 1)]
+
+
 def test_final_ops_keep_what_the_function_returns_and_only_of_a_good_end() -> None:
     good, bad = dps.FinalOps(lambda s: s.pull()["a"].tolist()), dps.FinalOps(lambda s: s.global_step)
     with cluster() as (server,):
