@@ -150,7 +150,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def draw(found: Mapping[str, Any], path: Path) -> None:
     """Write the picture (svg or png by its name). ImportError names matplotlib where it is missing."""
     pyplot = pyplot_for_files()
-    rows, shown = found["results"], ("step", "in place", "overlapped")
+    rows, shown = found["results"], ("step", "in place", "overlapped", "overlapped in place")
     figure, axes = pyplot.subplots(1, len(shown), figsize=(3.6 * len(shown), 3.4), sharey=True)
     for axis, form in zip(axes, shown, strict=True):
         for milliseconds in dict.fromkeys(row["computing_ms"] for row in rows):
