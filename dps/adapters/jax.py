@@ -6,7 +6,6 @@ the callback: it handles numpy arrays alone.
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import threading
@@ -19,6 +18,8 @@ import numpy as np
 import optax
 from jax.experimental import io_callback
 
+from dps.adapters.jax_changes import Seen
+from dps.adapters.overlap import OverlappedSteps
 from dps.adapters.twins import note_opened
 from dps.client.session import Session
 from dps.errors import ConfigError
@@ -36,7 +37,9 @@ _open: list[Transformation] = []
 """Those of this process that are not closed."""
 
 
-def optimizer(server: Server | str, params: Any, optimizer: Optimizer, **session: Any) -> Transformation:
+def optimizer(
+    server: Server | str, params: Any, optimizer: Optimizer, overlap: bool = False, **session: Any
+) -> Transformation:  # fmt: skip
     """Make an optax transformation that runs on the ps: the last of a chain, inside `jit` or outside.
 
     Its `update` pushes the gradients and pulls. After `optax.apply_updates` the parameters are the values of the ps.
@@ -49,6 +52,10 @@ def optimizer(server: Server | str, params: Any, optimizer: Optimizer, **session
         params: The parameters: a pytree of floating-point arrays. The variables have the names of JAX's key paths, such
             as "layers/0/w". A "/" in a key, as Haiku has it, counts as two keys.
         optimizer: How the ps turn gradients into updates: one of `dps.optim`, with a rate or a schedule.
+        overlap: `update` leaves its push on its way while the program computes the next gradients, and returns the
+            values of about the push of the step before: they lack the step's own gradient, and updates of other workers
+            that came since. Not in sync and local mode. An error of a push is raised by the next step, `pull` or
+            `close`.
         session: Other arguments of `dps.Session`, such as `update`, `hooks` and `checkpoint_dir`.
 
     Returns:
@@ -89,7 +96,13 @@ def optimizer(server: Server | str, params: Any, optimizer: Optimizer, **session
             "loop of session.pull and session.push"
         )
     model = JaxModel(params)
-    return Transformation(model, Session(server, model.variables(params), optimizer=optimizer, **session))
+    opened = Session(server, model.variables(params), optimizer=optimizer, **session)
+    try:
+        steps = OverlappedSteps(opened, None, in_place=False) if overlap else None
+    except BaseException as error:
+        opened.__exit__(type(error), error, error.__traceback__)
+        raise
+    return Transformation(model, opened, steps)
 
 
 class Transformation(optax.GradientTransformationExtraArgs):  # type: ignore[misc]
@@ -127,7 +140,9 @@ class Transformation(optax.GradientTransformationExtraArgs):  # type: ignore[mis
     _sample: Callable[[list[Any]], Any]
     _cancel_end: Callable[[], None]
 
-    def __new__(cls, model: JaxModel, session: Session) -> Self:
+    _steps: OverlappedSteps | None
+
+    def __new__(cls, model: JaxModel, session: Session, steps: OverlappedSteps | None = None) -> Self:
         def init(params: Any) -> optax.EmptyState:
             _refuse_multi_steps()
             model.check(params, "init")
@@ -145,7 +160,7 @@ class Transformation(optax.GradientTransformationExtraArgs):  # type: ignore[mis
 
         self: Self = super().__new__(cls, init, update)
         self._model, self.session, self._lock, self._error = model, session, threading.Lock(), None
-        self._seen = Seen(model)
+        self._steps, self._seen = steps, Seen(model)
         self._sample = jax.jit(self._seen.sample)
         self._cancel_end = at_end(self._end_program)
         _open.append(self)
@@ -180,13 +195,25 @@ class Transformation(optax.GradientTransformationExtraArgs):  # type: ignore[mis
                 raise self._error
             self._tell_mistakes(arrays, np.asarray(held))
             try:
-                values = self.session.step(self._model.nest(arrays), loss=None if loss is None else np.asarray(loss))
+                found = self._values_after(arrays, None if loss is None else np.asarray(loss))
             except BaseException as error:
                 self._error, self._is_told = error, False
                 raise
-            found = self._model.flat(values)
             self._seen.returned, self._error = (np.asarray(held), self._seen.sample_arrays(found)), None
         return found
+
+    def _values_after(self, grads: Sequence[Array], loss: Array | None) -> list[Array]:
+        """Push gradients, which are valid during this call alone. Returns the values after it or the push before."""
+        steps, session, model = self._steps, self.session, self._model
+        if steps is None:
+            return model.flat(session.step(model.nest(grads), loss=loss))
+        steps.finish_push()
+        own = session.gradients()
+        for target, grad in zip(model.flat(own), grads, strict=True):
+            target[...] = grad
+        steps.push(own, loss)
+        values = steps.take_values()
+        return self._newest() if values is None else model.flat(values)
 
     def _tell_mistakes(self, grads: Sequence[Array], held: Array) -> None:
         """Warn, each once, of parameters that are not the run's and of gradients that something has held back."""
@@ -225,6 +252,9 @@ class Transformation(optax.GradientTransformationExtraArgs):  # type: ignore[mis
             DpsError: The error of a step, or as of `dps.Session.pull`.
         """
         self._wait()
+        if self._steps is not None:
+            self._steps.finish_push()
+            self._steps.read_anew()  # the program may have assigned values
         found = self._newest()
         self._seen.pulled = (self._seen.sample_arrays(found),) * 2
         return self._model.build([jax.numpy.array(value) for value in found])
@@ -249,6 +279,9 @@ class Transformation(optax.GradientTransformationExtraArgs):  # type: ignore[mis
         """
         try:
             self._wait()
+            steps, self._steps = self._steps, None
+            if steps is not None:
+                steps.close()
         except BaseException as error:
             self._leave(error)
             raise
@@ -298,75 +331,6 @@ class Transformation(optax.GradientTransformationExtraArgs):  # type: ignore[mis
             _open.remove(self)
         with self._lock:  # a step that another thread has started is done
             self.session.__exit__(None if error is None else type(error), error, None)
-
-
-SAMPLED_LEAVES, SAMPLED = 32, 4
-"""How many leaves are looked at, and how many elements of each."""
-LOOKS = 5
-"""How often parameters that the program has from elsewhere are compared with those of the ps, which takes a pull."""
-
-
-class Seen:
-    """Some elements of the parameters, by which a change by the program is noticed: the next step would undo it."""
-
-    def __init__(self, model: JaxModel) -> None:
-        self._sizes = [math.prod(leaf.shape) for leaf in model.known[:SAMPLED_LEAVES]]
-        counts = [len(range(0, size, self._stride(size))) for size in self._sizes]
-        self._names = [name for name, count in zip(model.names, counts, strict=False) for _ in range(count)]
-        digits = [float(jax.numpy.finfo(leaf.dtype).eps) for leaf in model.known[:SAMPLED_LEAVES]]
-        self._digits = np.repeat(np.asarray(digits), counts)
-        self.returned: tuple[Array, Array] | None = None
-        """Of the last step the parameters before, and the values of the ps."""
-        self.pulled: tuple[Array, Array] | None = None
-        """The values that were pulled last, twice."""
-        self._looks, self._is_zero_told = LOOKS, False
-
-    @staticmethod
-    def _stride(size: int) -> int:
-        return max(1, -(-size // SAMPLED))
-
-    def sample(self, leaves: Sequence[Any]) -> Any:
-        """Some elements of the leaves, one after the other."""
-        wide = jax.numpy.promote_types(jax.numpy.float32, jax.numpy.result_type(*leaves)) if leaves else "float32"
-        taken = zip(leaves, self._sizes, strict=False)
-        parts = [leaf.reshape(-1)[:: self._stride(size)].astype(wide) for leaf, size in taken]
-        return jax.numpy.concatenate(parts) if parts else jax.numpy.zeros(0)
-
-    def sample_arrays(self, arrays: Sequence[Array]) -> Array:
-        """The same of numpy arrays, as float64."""
-        taken = zip(arrays, self._sizes, strict=False)
-        parts = [array.reshape(-1)[:: self._stride(size)].astype(np.float64) for array, size in taken]
-        return np.concatenate(parts) if parts else np.zeros(0)
-
-    def find_change(self, held: Array, newest: Callable[[], Sequence[Array]]) -> tuple[str, bool]:
-        """The name of a parameter that is neither as of the last step nor as of the last pull, nor as the ps have it
-        now, which `newest` pulls: the program may have assigned it, or pulled it by the session. "" if there is none,
-        or one was found before. Parameters that are of no step and no pull are compared with the ps `LOOKS` times. Also
-        whether there was no step and no pull before."""
-        known = [values for values in (self.returned, self.pulled) if values is not None]
-        if not self._looks:
-            return "", False
-        wide = held.astype(np.float64)
-        if not all(self._is_apart(wide, *values).any() for values in known):
-            return "", False
-        now = self.sample_arrays(newest())
-        apart = np.flatnonzero(self._is_apart(wide, now, now))
-        if known:
-            self._looks = 0 if len(apart) else self._looks - 1
-        return self._names[apart[0]] if len(apart) else "", not known
-
-    def find_zeros(self, grads: Sequence[Array]) -> bool:
-        """Whether all gradients are 0, and were not before. Most often some elements tell that they are not."""
-        if self._is_zero_told or self.sample_arrays(grads).any() or any(grad.any() for grad in grads):
-            return False
-        self._is_zero_told = True
-        return True
-
-    def _is_apart(self, held: Array, before: Array, values: Array) -> Array:
-        """Where parameters are not `before + (values - before)`, up to their last digits."""
-        with np.errstate(all="ignore"):
-            most = 4 * self._digits * np.maximum(np.abs(before), np.abs(values))
-            return np.asarray(np.abs(held - values) > most)
 
 
 class JaxModel:

@@ -26,7 +26,7 @@ RULES: dict[str, tuple[Any, Any]] = {
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A late answer would have the loop pull newer values."""
-    tune(monkeypatch, client__step_patience_s=20.0)
+    tune(monkeypatch, client__step_patience_s=20.0, nodes__first_resend_s=20.0)
 
 
 @pytest.fixture(params=[1, 2], ids=["1 ps", "2 ps"])

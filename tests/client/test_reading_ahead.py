@@ -28,7 +28,7 @@ LARGE = {"w": np.zeros(2_000_000, np.float32)}
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    tune(monkeypatch, client__step_patience_s=5.0)
+    tune(monkeypatch, client__step_patience_s=20.0, nodes__first_resend_s=20.0)
     monkeypatch.setattr(ahead, "FRESH_S", 60.0)
 
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
+from dps.adapters.overlap import OverlappedSteps
 from dps.adapters.torch.changes import LocalChanges, ReplacedBuffers
 from dps.adapters.torch.embedding import TableParameter
-from dps.adapters.torch.overlap import OverlappedSteps
 from dps.adapters.torch.staging import Staging
 from dps.client.session import Session
 from dps.errors import ConfigError
 from dps.process.telemetry import log
-from dps.variables.tree import Variable
+from dps.variables.tree import Variable, memory_of_tensor
 
 TRAINED = torch.float16, torch.bfloat16, torch.float32, torch.float64
 """What a ps trains."""
@@ -177,18 +177,35 @@ class TorchModel:
         assigned: Collection[str],
     ) -> None:  # fmt: skip
         steps.finish_push()
-        steps.push(gradients, loss)
+        steps.push(self._copied(session, gradients), loss)
         if self._dense:
-            places = {name: place for name, place in self._staging.places().items() if name not in assigned}
-            if not steps.write_values(places):  # of the assigned ones it would write those of the step before
+            values = steps.take_values()
+            if values is None:
                 self.pull(session)
                 return
+            for name, place in self._staging.places().items():
+                if name not in assigned:  # of those the values of the step before
+                    memory_of_tensor(place, name)[...] = values[name]
             self._staging.to_device()
             self._note_values()
 
+    def _copied(self, session: Session, gradients: dict[str, torch.Tensor]) -> dict[str, Any]:
+        """Gradients in memory that the program does not have: the session's, where there is no table."""
+        whole = {} if self.tables else session.gradients()
+        copies: dict[str, Any] = {}
+        for name, tensor in gradients.items():
+            if tensor.layout != torch.strided:
+                copies[name] = tensor.clone()
+            elif name in whole:
+                copies[name] = whole[name]
+                copies[name][...] = memory_of_tensor(tensor, name)
+            else:
+                copies[name] = memory_of_tensor(tensor, name).copy()
+        return copies
+
     def overlap(self, session: Session) -> None:
         """From now on the push of each step is on its way while the program computes. Raises as OverlappedSteps."""
-        self._overlapped = OverlappedSteps(session, list(self._dense) if self.tables else None)
+        self._overlapped = OverlappedSteps(session, list(self._dense) if self.tables else None, not self.tables)
 
     def finish(self, session: Session) -> None:
         """No step is made any more: the tensors get the values after the last one. Blocks. Raises as `step`."""
