@@ -32,6 +32,10 @@ LARGE_NBYTES = 1 << 30
 """Of more first values a worker is told what they cost."""
 
 
+_have_trained: weakref.WeakSet[object] = weakref.WeakSet()
+"""The tasks of this process that have had a session which trains."""
+
+
 class Reports:
     """The reports of one session."""
 
@@ -72,12 +76,15 @@ class Reports:
             self.replaced.end_pulls()
             self.replaced = None
 
-    def continues(self, step: int) -> None:
-        """The session trains in a run that has made these steps before."""
-        log.info(
-            "%s: continues from step %d of this run, with the values on its ps; those in params are not used",
-            self._session.name, step,
-        )  # fmt: skip
+    def trains(self, task: object, step: int) -> None:
+        """The session trains, as one of this task, in a run that is at this step. If the task had one before, a line
+        says where this one goes on."""
+        if step and task in _have_trained:
+            log.info(
+                "%s: continues from step %d of this run, with the values on its ps; those in params are not used",
+                self._session.name, step,
+            )  # fmt: skip
+        _have_trained.add(task)
 
     def opened(self, values: Collection[Array], made_elsewhere: bool, agreed: Agreed) -> None:
         """The session is open. `values`: the first values that it brought. `made_elsewhere`: an `init_fn` makes others

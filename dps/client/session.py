@@ -1094,8 +1094,8 @@ class Session:
             self._training = PsTraining(self._parts)
         else:
             self._reports.watch_mistakes(params)
-            if self.global_step and self._server.is_first:
-                self._reports.continues(self.global_step)
+            if self._server.is_first:
+                self._reports.trains(self._server, self.global_step)
             self._train()
         elsewhere = connection.joining.first_values is not None
         self._reports.opened(values.values(), elsewhere, connection.agreed)
