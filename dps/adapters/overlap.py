@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dps.client.session import Session
+from dps.hooks.scalars import as_number
 from dps.messages.replies import Push, Reply
 
 
@@ -30,8 +31,10 @@ class OverlappedSteps:
 
     def read_anew(self) -> None:
         """Values were set: those that are on their way lack them. Blocks."""
+        self._failed = True  # if this is interrupted, the next turn does it
         self._values.close()  # type: ignore[attr-defined]
         self._values = self._read_ahead()
+        self._failed = False
 
     def finish_push(self) -> None:
         """Wait for the push of the step before. Raises as its `result`."""
@@ -41,15 +44,15 @@ class OverlappedSteps:
 
     def push(self, gradients: Any, loss: Any) -> None:
         """Send gradients, in arrays that nobody changes before the next `finish_push`. Blocks while too many pushes are
-        on their way."""
-        self._push = self._session.push_async(gradients, loss)
+        on their way. `loss` is read now: hooks get it with the result, and the program may reuse its memory."""
+        number = None if loss is None else as_number(loss, "loss")
+        self._push = self._session.push_async(gradients, number)
 
     def take_values(self) -> Any:
         """The values that were sent for ahead, nested; others are sent for. In place they are valid until the next
         call. None at the end of the loop, once the run is to stop. Blocks."""
         if self._failed:  # an iterator raises its error again
             self.read_anew()
-            self._failed = False
         try:
             return next(self._values, None)
         except BaseException:

@@ -191,3 +191,27 @@ def test_buffers_that_the_worker_changes_in_each_step_keep_their_changes() -> No
             assert torch.equal(mean, before), step
         opt.close()
         assert torch.equal(mean, before)
+
+
+def test_a_loss_is_that_of_its_step_although_the_program_reuses_its_memory() -> None:
+    """A NanGuard missed a NaN without a word."""
+    with cluster(1, 1) as (server,):
+        model, loss = linear(), torch.tensor(float("nan"))
+        opt = overlapped(model, server, hooks=[dps.NanGuard()])
+        gradients(model, 0)
+        opt.step(loss=loss)
+        loss.fill_(1.0)
+        gradients(model, 1)
+        with pytest.raises(dps.NotFinite):
+            opt.step(loss=loss)
+
+
+def test_the_end_of_a_program_raises_the_error_of_the_last_push() -> None:
+    with cluster(1, 1) as (server,):
+        model = linear()
+        opt = overlapped(model, server)
+        gradients(model, 0)
+        model.weight.grad[0, 0] = torch.nan
+        opt.step()
+        with pytest.raises(ValueError, match="the gradient of weight has NaN"):
+            opt._end_program(None)

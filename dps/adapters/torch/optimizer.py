@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 import torch
@@ -88,15 +87,14 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         self._chief = server.target if isinstance(server, Server) else "" if is_token(server) else server
         super().__init__(list(self._model.parameters.items()), {"lr": 0.0})
         self.session = Session(server, self._model.variables(), optimizer=optimizer, **session)
-        self._cancel_end = at_end(partial(_leave, self.session))
+        self._cancel_end = at_end(self._end_program)
         self._mode, self._round = self.session.update, self.session.global_step
         try:
             self._model.connect(self.session)
             if overlap:
                 self._model.overlap(self.session)
         except BaseException as error:
-            self._cancel_end()
-            _leave(self.session, error)
+            self._leave(error)
             raise
         note_opened(self.session, '[*a.named_parameters(prefix="a"), *b.named_parameters(prefix="b")]')
         self._show_rate()
@@ -169,11 +167,26 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
 
     def close(self) -> None:
         """Leave the run now, as the end of the program does. Blocks. A second call does nothing."""
-        self._cancel_end()
         try:
             self._model.finish(self.session)
-        finally:
-            self.session.close()
+        except BaseException as error:
+            self._leave(error)
+            raise
+        self._leave(None)
+
+    def _end_program(self, error: BaseException | None) -> None:
+        """The program has ended: with this error, or well."""
+        if error is None:
+            self.close()
+        else:
+            self._leave(error)
+
+    def _leave(self, error: BaseException | None) -> None:
+        """Close the session; `error`: what ended the program, None for a good end."""
+        self._cancel_end()
+        self.session.__exit__(
+            None if error is None else type(error), error, None if error is None else error.__traceback__
+        )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Part of the constructor.
@@ -287,7 +300,3 @@ def _with_gradients(closure: Callable[[], Any]) -> Any:
         return closure()
     with torch.enable_grad():
         return closure()
-
-
-def _leave(session: Session, error: BaseException | None) -> None:
-    session.__exit__(None if error is None else type(error), error, None if error is None else error.__traceback__)
