@@ -163,9 +163,13 @@ class Ahead:
         """A loop is over. A second call does nothing."""
         self.loops.pop(loop, None)
         if not self.loops:
-            coming, self._coming = self._coming, None
-            if coming is not None:
-                coming.release()
+            self.forget()
+
+    def forget(self) -> None:
+        """Do not use the values that come with the last push: newer ones were read."""
+        coming, self._coming = self._coming, None
+        if coming is not None:
+            coming.release()
 
     def expect(self, coming: PostedValues) -> None:
         """These values come with a push that is about to be sent."""

@@ -381,6 +381,7 @@ class PsTraining:
         self._waiter.check_open()
         values = self._at_once.finish(ahead, None if held is None else held.keep)
         if values is None:
+            self.ahead.forget()
             return self._pulls.pull(None, None, None) if held is None else self.take(held, None)
         return values
 

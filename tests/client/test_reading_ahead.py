@@ -16,7 +16,7 @@ import pytest
 import dps
 from dps.actors.bundles import Outbox
 from dps.actors.caller import Caller
-from dps.client import ahead
+from dps.client import ahead, at_once
 from tests.client.test_at_once import Asked, asked, ones, session, trained, values
 from tests.in_process import cluster
 from tests.tuned import tune
@@ -294,3 +294,23 @@ def test_a_loop_that_ctrl_c_has_ended_keeps_no_version(monkeypatch: pytest.Monke
             with pytest.raises(RuntimeError, match="prefetch: KeyboardInterrupt has ended these values; begin others"):
                 next(loop)
         assert leases(s) == 0
+
+
+@pytest.mark.parametrize("in_place", [False, True], ids=["copied", "in place"])
+def test_values_do_not_go_back_after_a_turn_whose_values_did_not_come(
+    in_place: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What came with the push before was read after newer values, which were pulled in the place of late ones."""
+    with cluster(1, 2) as servers, session(servers[0]) as s, session(servers[1]) as other:
+        loop = s.prefetch(in_place=in_place)
+        next(loop)
+        s.push_async(ones()).result()
+        other.push(ones())
+        finish = at_once.AtOnce.finish
+
+        def late(self: at_once.AtOnce, posted: Any, keep: Any) -> None:
+            monkeypatch.setattr(at_once.AtOnce, "finish", finish)
+            posted.release()
+
+        monkeypatch.setattr(at_once.AtOnce, "finish", late)
+        assert [first(next(loop)) for _ in range(2)] == [-2.0, -2.0]
