@@ -166,16 +166,15 @@ class Ahead:
             self.forget()
 
     def forget(self) -> None:
-        """Do not use the values that come with the last push: newer ones were read."""
+        """Release the values that come with the last push, which nobody is to read."""
         coming, self._coming = self._coming, None
         if coming is not None:
             coming.release()
 
     def expect(self, coming: PostedValues) -> None:
         """These values come with a push that is about to be sent."""
-        before, self._coming = self._coming, coming
-        if before is not None:
-            before.release()
+        self.forget()
+        self._coming = coming
         self._numbers, self._at = self._pushes.numbers.copy(), self._pushes.times.at
 
     def take(self, in_place: bool) -> PostedValues | None:

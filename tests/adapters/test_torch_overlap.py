@@ -47,6 +47,13 @@ def gradients(model: Any, step: int) -> None:
     (model(x) - x[:, :2]).square().mean().backward()
 
 
+def step_of_nan(model: Any, opt: Any) -> None:
+    """A step that the ps refuses."""
+    gradients(model, 0)
+    model.weight.grad[0, 0] = torch.nan
+    opt.step()
+
+
 def copied(model: Any) -> list[Any]:
     return [tensor.detach().clone() for tensor in model.parameters()]
 
@@ -79,9 +86,7 @@ def test_an_error_of_a_push_is_raised_by_the_next_step_and_the_loop_goes_on() ->
     with cluster(1, 1) as (server,):
         model = linear()
         opt = overlapped(model, server)
-        gradients(model, 0)
-        model.weight.grad[0, 0] = torch.nan
-        opt.step()
+        step_of_nan(model, opt)
         gradients(model, 1)
         with pytest.raises(ValueError, match="the gradient of weight has NaN"):
             opt.step()
@@ -210,8 +215,6 @@ def test_the_end_of_a_program_raises_the_error_of_the_last_push() -> None:
     with cluster(1, 1) as (server,):
         model = linear()
         opt = overlapped(model, server)
-        gradients(model, 0)
-        model.weight.grad[0, 0] = torch.nan
-        opt.step()
+        step_of_nan(model, opt)
         with pytest.raises(ValueError, match="the gradient of weight has NaN"):
             opt._end_program(None)
